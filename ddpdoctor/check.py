@@ -1,0 +1,90 @@
+"""What a check is. The registry that finds checks is ``ddpdoctor.registry``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.finding import Basis, Fact, Finding, Location, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.source.script import Script
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of one check; its module holds them as ``CHECK`` beside ``in_source`` and ``in_run``."""
+
+    code: str
+    """Unique, as in ``DDP101``."""
+    name: str
+    """The pattern found, in kebab case; never the remedy."""
+    severity: Mapping[Basis, Severity]
+    """How bad a finding is by the basis it rests on."""
+    needs: frozenset[str] = frozenset()
+    """Streams of the ``RunRecord`` that ``in_run`` cannot do without."""
+
+    def finding(
+        self,
+        basis: Basis,
+        title: str,
+        *,
+        remedy: str,
+        locations: tuple[Location, ...] = (),
+        ranks: tuple[int, ...] = (),
+        evidence: tuple[Fact, ...] = (),
+        severity: Severity | None = None,
+    ) -> Finding:
+        """Build a finding of this check; ``severity`` overrides the one of the basis."""
+        return Finding(
+            code=self.code,
+            name=self.name,
+            severity=severity or self.severity[basis],
+            title=title,
+            ranks=ranks,
+            locations=locations,
+            basis=frozenset({basis}),
+            evidence=evidence,
+            remedy=remedy,
+        )
+
+
+class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A check with its functions and its documentation, ready to be run."""
+
+    check: Check
+    documentation: str
+    """The module's docstring."""
+    in_source: Callable[[Script], Iterator[Finding]] | None = None
+    in_run: Callable[[RunRecord], Iterator[Finding | Refuted]] | None = None
+
+
+class OutcomeState(str, Enum):
+    """What became of a check."""
+
+    FINDINGS = "findings"
+    PASSED = "passed"
+    NOT_EVALUATED = "not-evaluated"
+    """Evidence that it needs is missing; the reason says which."""
+    BOUND_HIT = "bound-hit"
+    """The analysis reached its bound before it knew."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one check in one examination."""
+
+    code: str
+    name: str
+    state: OutcomeState
+    reason: str = ""
+    """Why it was not evaluated or where the bound was hit; empty otherwise."""
+
+
+class BoundHit(Exception):
+    """Raised by a check whose analysis reached its bound before it knew; what it yielded until then stands.
+
+    The argument is a sentence that names the function or the place where the bound was hit.
+    """

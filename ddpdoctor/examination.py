@@ -1,0 +1,61 @@
+"""What one examination of a script yields: the data that every report renders."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.check import Outcome
+from ddpdoctor.errors import ExitCode
+from ddpdoctor.finding import Finding, Severity
+
+Verdict = Literal["clean", "findings", "inconclusive"]
+
+
+class SourceSection(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of reading the source."""
+
+    status: Literal["read", "failed"]
+    files: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    """What could not be read, in sentences."""
+
+
+class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the rehearsal."""
+
+    status: Literal["completed", "stopped", "failed", "skipped"]
+    reason: str = ""
+    """A sentence when it was not completed."""
+    hint: str = ""
+    """What the user can do about it."""
+    output: str = ""
+    """The script's own last words, when it failed."""
+    ranks: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    device: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """The merged diagnosis of one script."""
+
+    target: str
+    """As the user named it."""
+    root: str
+    """Absolute directory that paths are shown relative to."""
+    verdict: Verdict
+    exit_code: ExitCode
+    complete: bool
+    """Everything that was asked for was examined."""
+    fail_on: Severity
+    source: SourceSection
+    rehearsal: RehearsalSection
+    findings: tuple[Finding, ...]
+    """Worst first."""
+    outcomes: tuple[Outcome, ...]
+    notes: tuple[str, ...] = ()
+    """Broken third-party checks and the like."""

@@ -1,0 +1,104 @@
+"""What the doctor says: a finding, its place, its evidence and its severity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+Basis = Literal["source", "rehearsal", "run", "log"]
+"""How a fact is known: read in the source, seen in a rehearsal, in a live run, or in what a dead job left."""
+
+
+class Severity(str, Enum):
+    """How bad a finding is; the order of the members is from worst to mildest."""
+
+    ERROR = "error"
+    """The job hangs, dies, or computes something other than what was asked."""
+    WARNING = "warning"
+    """Probably wrong or wasteful, or right by luck."""
+    ADVICE = "advice"
+    """Works; could be better. Never fails a run by default."""
+
+    def at_least(self, threshold: Severity) -> bool:
+        """Tell whether this severity is as bad as ``threshold`` or worse."""
+        members = list(Severity)
+        return members.index(self) <= members.index(threshold)
+
+
+class Frame(msgspec.Struct, frozen=True, order=True):
+    """One line of a call chain in the user's code."""
+
+    file: str
+    """Absolute path."""
+    line: int
+    """1-based."""
+    function: str = ""
+    """Name of the enclosing function; ``<module>`` at top level."""
+
+
+class Location(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A region of a source file; all numbers are 1-based, ``end_column`` is exclusive."""
+
+    file: str
+    """Absolute path inside the program; reports print it relative to the working directory."""
+    line: int
+    column: int = 1
+    end_line: int = 0
+    """0 when only the line is known."""
+    end_column: int = 0
+    """0 when only the line is known."""
+    function: str = ""
+    """Qualified name of the enclosing function, empty at module level."""
+
+    def holds(self, other: Location) -> bool:
+        """Tell whether ``other`` starts inside the lines of this location."""
+        return self.file == other.file and self.line <= other.line <= max(self.line, self.end_line)
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of evidence: a sentence, the numbers in it, and where and how it was seen."""
+
+    text: str
+    """A whole sentence without a full stop, with numbers and units."""
+    basis: Basis
+    numbers: Mapping[str, int | float] = {}
+    """The numbers of the sentence for machines; the unit is in the key (``bytes_per_step``)."""
+    rank: int | None = None
+    location: Location | None = None
+    stack: tuple[Frame, ...] = ()
+    """Innermost frame first."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause, stated once."""
+
+    code: str
+    name: str
+    severity: Severity
+    title: str
+    """One sentence, no full stop, with the numbers that matter."""
+    ranks: tuple[int, ...] = ()
+    """The ranks concerned, ascending; empty when it concerns all of them or none in particular."""
+    locations: tuple[Location, ...] = ()
+    """The first is the primary one."""
+    basis: frozenset[Basis]
+    evidence: tuple[Fact, ...] = ()
+    remedy: str
+    """What to do, in one or two sentences."""
+    fingerprint: str = ""
+    """Survives line moves; filled in when findings are merged."""
+
+    @property
+    def location(self) -> Location | None:
+        """The primary location, if the finding has a place."""
+        return self.locations[0] if self.locations else None
+
+
+class Refuted(msgspec.Struct, frozen=True, kw_only=True):
+    """A run proved that what the same check suspected at this place of the source is not so."""
+
+    location: Location
+    reason: str

@@ -1,0 +1,356 @@
+"""Makes a ``RunRecord`` of the events and rings of a run directory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.record.model import (
+    STREAMS,
+    Backward,
+    BufferState,
+    CollectiveTrack,
+    FileEvent,
+    Forward,
+    Group,
+    Job,
+    Loader,
+    MissingGradient,
+    OptimizerStep,
+    Pass,
+    RankException,
+    RunRecord,
+    SampleProbe,
+    Signature,
+    Site,
+    StackDump,
+    StreamState,
+    TensorInfo,
+    Wait,
+    Wrap,
+)
+from ddpdoctor.record.ranks import RankBook
+from ddpdoctor.record.reader import RunFiles
+
+_NOT_RECORDED = ("parameter_digests", "lines")
+
+
+class Assembly:
+    """Takes in events as they come; hands out a record of what is known so far."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.files = RunFiles(directory)
+        self.book = RankBook()
+        self.faults: list[str] = []
+        """What the probe said of its own faults."""
+        self.refusal: str = ""
+        """Sentence of the first thing that the no-touch rule refused."""
+        self._sites: dict[Site, int] = {}
+        self._signatures: dict[Signature, int] = {}
+        self._groups: dict[Group, int] = {}
+        self._local: dict[tuple[int, str, int], int] = {}
+        """(process, kind, number there) -> number here."""
+        self._group_counts: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._rows: dict[str, list[Any]] = {name: [] for name in STREAMS}
+        self._samples: list[tuple[int, str, int, SampleProbe]] = []
+        self._passes: dict[tuple[int, int], Pass] = {}
+        self._waits: dict[tuple[int, int], Wait] = {}
+        self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
+            "site": self._on_site,
+            "signature": self._on_signature,
+            "group": self._on_group,
+            "wait_begun": self._on_wait_begun,
+            "wait_ended": self._on_wait_ended,
+            "wrap": self._on_wrap,
+            "loader": self._on_loader,
+            "sample": self._on_sample,
+            "pass_begun": self._on_pass_begun,
+            "pass_ended": self._on_pass_ended,
+            "forward": self._on_forward,
+            "backward": self._on_backward,
+            "optimizer_step": self._on_optimizer_step,
+            "missing_gradients": self._on_missing,
+            "buffers": self._on_buffers,
+            "file": self._on_file,
+            "child": self._on_child,
+            "refused": self._on_refused,
+            "stack": self._on_stack,
+            "probe_fault": self._on_fault,
+        }
+
+    def poll(self) -> None:
+        """Take in what was written since the last call."""
+        for pid, event in self.files.poll():
+            try:
+                self.book.take(pid, event)
+                handler = self._handlers.get(event["event"])
+                if handler is not None:
+                    handler(pid, event)
+            except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+                self.faults.append(f"event {event.get('event')} of process {pid} could not be read: {error!r}")
+
+    def record(self, job: Job) -> RunRecord:
+        """The record of what is known so far."""
+        rows = self._rows
+        return RunRecord(
+            job=job,
+            sites=tuple(self._sites),
+            signatures=tuple(self._signatures),
+            streams=self._states(),
+            ranks=self.book.ranks(self._exception, self._waiting_rows()),
+            groups=tuple(self._groups),
+            waits=tuple(self._waits.values()),
+            wraps=tuple(rows["wraps"]),
+            loaders=self._loaders(),
+            passes=tuple(self._passes.values()),
+            collectives=self._tracks(),
+            forwards=tuple(rows["forwards"]),
+            backwards=tuple(rows["backwards"]),
+            optimizer_steps=tuple(rows["optimizer_steps"]),
+            missing_gradients=tuple(rows["missing_gradients"]),
+            buffers=tuple(rows["buffers"]),
+            files=tuple(rows["files"]),
+            stacks=tuple(rows["stacks"]),
+        )
+
+    def _states(self) -> dict[str, StreamState]:
+        states = {name: StreamState("complete") for name in STREAMS if name not in _NOT_RECORDED}
+        states |= {name: StreamState("absent", "not recorded in a rehearsal") for name in _NOT_RECORDED}
+        if self.files.refused:
+            states["collectives"] = StreamState("truncated", next(iter(self.files.refused.values())))
+        if any(ring.truncated for ring in self.files.rings.values()):
+            states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
+        if not self.book.worlds:
+            for name in ("collectives", "wraps", "forwards", "backwards"):
+                states[name] = StreamState("absent", "no rank initialised a process group")
+        return states
+
+    def _tracks(self) -> tuple[CollectiveTrack, ...]:
+        tracks = []
+        for pid, ring in self.files.rings.items():
+            rank = self.book.rank_of(pid)
+            if rank is None:
+                continue
+            started, completed, group, sequence, signature, site, step, forward_site = ring.columns
+            tracks.append(
+                CollectiveTrack(
+                    rank=rank,
+                    group=self._translated(pid, "group", group),
+                    sequence=sequence,
+                    signature=self._translated(pid, "signature", signature),
+                    site=self._translated(pid, "site", site),
+                    step=step,
+                    forward_site=self._translated(pid, "site", forward_site),
+                    started_ns=started,
+                    completed_ns=completed,
+                )
+            )
+        return tuple(sorted(tracks, key=lambda track: track.rank))
+
+    def _waiting_rows(self) -> dict[int, int]:
+        return {pid: ring.heartbeat().waiting_row for pid, ring in self.files.rings.items()}
+
+    def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
+        known = {number: self._local.get((pid, kind, number), -1) for number in set(column)}
+        return array("q", [known[number] for number in column])
+
+    def _site(self, pid: int, number: object) -> int:
+        return self._local.get((pid, "site", number), -1) if isinstance(number, int) else -1
+
+    def _rank(self, pid: int) -> int:
+        rank = self.book.rank_of(pid)
+        return -1 if rank is None else rank
+
+    def _on_site(self, pid: int, event: dict[str, Any]) -> None:
+        site = Site(tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]))
+        self._local[pid, "site", event["number"]] = self._sites.setdefault(site, len(self._sites))
+
+    def _on_signature(self, pid: int, event: dict[str, Any]) -> None:
+        fields = {name: event.get(name) for name in Signature.__struct_fields__}
+        signature = msgspec.convert(fields, Signature)
+        self._local[pid, "signature", event["number"]] = self._signatures.setdefault(signature, len(self._signatures))
+
+    def _on_group(self, pid: int, event: dict[str, Any]) -> None:
+        ranks = tuple(int(rank) for rank in event["ranks"])
+        ordinal = self._group_counts.get((pid, ranks), 0)
+        self._group_counts[pid, ranks] = ordinal + 1
+        group = Group(ranks=ranks, ordinal=ordinal, backend=str(event.get("backend", "")))
+        self._local[pid, "group", event["number"]] = self._groups.setdefault(group, len(self._groups))
+
+    def _on_wait_begun(self, pid: int, event: dict[str, Any]) -> None:
+        self._waits[pid, event["number"]] = Wait(
+            rank=self._rank(pid),
+            kind=event["kind"],
+            ranks=tuple(event["ranks"]),
+            site=self._site(pid, event["site"]),
+            started_ns=event["time_ns"],
+        )
+
+    def _on_wait_ended(self, pid: int, event: dict[str, Any]) -> None:
+        wait = self._waits[pid, event["number"]]
+        self._waits[pid, event["number"]] = msgspec.structs.replace(wait, ended_ns=event["time_ns"])
+
+    def _on_wrap(self, pid: int, event: dict[str, Any]) -> None:
+        self._rows["wraps"].append(
+            Wrap(
+                rank=self._rank(pid),
+                wrap=event["wrap"],
+                site=self._site(pid, event["site"]),
+                module_class=str(event["module_class"]),
+                options=dict(event["options"]),
+                parameters=msgspec.convert(event["parameters"], tuple[TensorInfo, ...]),
+                buffers=msgspec.convert(event["buffers"], tuple[TensorInfo, ...]),
+            )
+        )
+
+    def _on_loader(self, pid: int, event: dict[str, Any]) -> None:
+        fields = {name: event[name] for name in Loader.__struct_fields__ if name in event}
+        fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
+        self._rows["loaders"].append(msgspec.convert(fields, Loader))
+
+    def _on_sample(self, pid: int, event: dict[str, Any]) -> None:
+        probe = SampleProbe(
+            index=event["index"],
+            leaves_first_seed=tuple(event["first"]),
+            leaves_second_seed=tuple(event["second"]),
+        )
+        rank = self.book.rank_or_parent(pid)
+        if rank is not None:
+            self._samples.append((rank, event["dataset_type"], event["dataset_length"], probe))
+
+    def _loaders(self) -> tuple[Loader, ...]:
+        """Loaders with the samples of their data set, which is known by type and length."""
+        found = []
+        for loader in self._rows["loaders"]:
+            samples: dict[int, SampleProbe] = {}
+            for rank, kind, length, probe in self._samples:
+                if (rank, kind, length) == (loader.rank, loader.dataset_type, loader.dataset_length):
+                    samples.setdefault(probe.index, probe)
+            found.append(msgspec.structs.replace(loader, samples=tuple(samples.values())))
+        return tuple(found)
+
+    def _on_pass_begun(self, pid: int, event: dict[str, Any]) -> None:
+        self._passes[pid, event["number"]] = Pass(
+            rank=self._rank(pid),
+            loader=event["loader"],
+            ordinal=event["ordinal"],
+            site=self._site(pid, event["site"]),
+            set_epoch=event["set_epoch"],
+            true_length=event["true_length"],
+        )
+
+    def _on_pass_ended(self, pid: int, event: dict[str, Any]) -> None:
+        indices = self._indices(str(event.get("indices", "")))
+        self._passes[pid, event["number"]] = msgspec.structs.replace(
+            self._passes[pid, event["number"]],
+            yielded=event["yielded"],
+            end=event["end"],
+            backwards=event["backwards"],
+            index_count=event.get("index_count"),
+            index_digest=event.get("index_digest", ""),
+            indices=indices,
+        )
+
+    def _indices(self, name: str) -> tuple[int, ...]:
+        if not name.startswith("indices-") or "/" in name:
+            return ()
+        column = array("q")
+        try:
+            column.frombytes((self._directory / name).read_bytes())
+        except (OSError, ValueError):
+            return ()
+        return tuple(column)
+
+    def _on_forward(self, pid: int, event: dict[str, Any]) -> None:
+        fields = {name: event[name] for name in Forward.__struct_fields__ if name in event}
+        fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
+        self._rows["forwards"].append(msgspec.convert(fields, Forward))
+
+    def _on_backward(self, pid: int, event: dict[str, Any]) -> None:
+        fields = {name: event[name] for name in Backward.__struct_fields__ if name in event}
+        fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
+        self._rows["backwards"].append(msgspec.convert(fields, Backward))
+
+    def _on_optimizer_step(self, pid: int, event: dict[str, Any]) -> None:
+        step = OptimizerStep(
+            rank=self._rank(pid),
+            optimizer=event["optimizer"],
+            site=self._site(pid, event["site"]),
+            time_ns=event["time_ns"],
+        )
+        self._rows["optimizer_steps"].append(step)
+
+    def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["wrap"])
+        if event["parameters"] is not None:
+            self._missing[key] = tuple(event["parameters"])
+        missing = MissingGradient(
+            rank=self._rank(pid),
+            wrap=event["wrap"],
+            backward=event["backward"],
+            site=self._site(pid, event["site"]),
+            parameters=self._missing.get(key, ()),
+        )
+        self._rows["missing_gradients"].append(missing)
+
+    def _on_buffers(self, pid: int, event: dict[str, Any]) -> None:
+        state = BufferState(
+            rank=self._rank(pid), wrap=event["wrap"], forward=event["forward"], digests=dict(event["digests"])
+        )
+        self._rows["buffers"].append(state)
+
+    def _file(self, pid: int, event: dict[str, Any], action: Any, path: str, detail: str = "") -> None:
+        rank = self.book.rank_or_parent(pid)
+        self._rows["files"].append(
+            FileEvent(
+                rank=-1 if rank is None else rank,
+                action=action,
+                path=path,
+                site=self._site(pid, event["site"]),
+                time_ns=event["time_ns"],
+                existed=bool(event.get("existed", False)),
+                detail=detail,
+            )
+        )
+
+    def _on_file(self, pid: int, event: dict[str, Any]) -> None:
+        self._file(pid, event, event["action"], str(event["path"]))
+
+    def _on_child(self, pid: int, event: dict[str, Any]) -> None:
+        self._file(pid, event, "child-process", "", str(event["command"]))
+
+    def _on_refused(self, pid: int, event: dict[str, Any]) -> None:
+        self.refusal = self.refusal or str(event["text"])
+        self._file(pid, event, "refused", str(event["path"]), str(event["text"]))
+
+    def _on_stack(self, pid: int, event: dict[str, Any]) -> None:
+        frames = tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"])
+        self._rows["stacks"].append(
+            StackDump(
+                rank=self._rank(pid),
+                thread=str(event["thread"]),
+                main=bool(event["main"]),
+                frames=frames,
+                time_ns=event["time_ns"],
+            )
+        )
+
+    def _on_fault(self, pid: int, event: dict[str, Any]) -> None:
+        self.faults.append(f"process {pid}: {event['where']}: {event['text']}")
+
+    def _exception(self, event: dict[str, Any]) -> RankException:
+        return RankException(
+            time_ns=event["time_ns"],
+            type=str(event["type"]),
+            message=str(event["message"]),
+            frames=tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]),
+            traceback=str(event["traceback"]),
+            communication=bool(event["communication"]),
+        )

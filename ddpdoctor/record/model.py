@@ -1,0 +1,457 @@
+"""The RunRecord: what is known of one run, whether rehearsed, watched live, or read from what a dead job left.
+
+Times are nanoseconds since the epoch (``*_ns``), sizes are bytes, ranks are global ranks. Collectives are kept in columns
+of integers, because there can be millions; everything that repeats (call chains, signatures) is stored once and referred
+to by its index.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.finding import Frame
+
+Completeness = Literal["complete", "truncated", "absent"]
+RunKind = Literal["rehearsal", "run", "log"]
+PassEnd = Literal["exhausted", "cut", "abandoned", "open"]
+RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
+FileAction = Literal["create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process"]
+StopReason = Literal["", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed"]
+
+STREAMS = (
+    "ranks",
+    "groups",
+    "waits",
+    "wraps",
+    "loaders",
+    "passes",
+    "collectives",
+    "forwards",
+    "backwards",
+    "optimizer_steps",
+    "missing_gradients",
+    "buffers",
+    "parameter_digests",
+    "files",
+    "stacks",
+    "lines",
+)
+"""The names of the streams of a record, which are what a check's ``needs`` is compared with."""
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """Whether a stream can be trusted to hold everything that happened."""
+
+    state: Completeness
+    reason: str = ""
+    """Why it is truncated or absent."""
+
+
+class Site(msgspec.Struct, frozen=True):
+    """A call chain through the user's code, innermost frame first; empty when no user code was on the stack."""
+
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def innermost(self) -> Frame | None:
+        """The user's line that made the call."""
+        return self.frames[0] if self.frames else None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What was started, how, and why it ended."""
+
+    kind: RunKind
+    command: tuple[str, ...] = ()
+    script: str = ""
+    """Absolute path of the entry script."""
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = {}
+    """Variables that bear on the job (torch, NCCL, gloo, launcher, CUDA); nothing else of the user's environment."""
+    python: str = ""
+    """The interpreter that ran the ranks."""
+    torch_version: str = ""
+    tool_version: str = ""
+    world_size: int = 0
+    """As the process group says; 0 when none was made."""
+    layout: str = ""
+    """``NODESxRANKS``."""
+    device: str = ""
+    """``cpu``, ``cuda`` or ``stand-in``."""
+    backend: str = ""
+    batches: int = 0
+    """How many batches a pass was cut to; 0 when nothing was cut."""
+    batch_size: str = ""
+    stress: str = ""
+    ranks_expected: int = 0
+    ranks_reported: tuple[int, ...] = ()
+    """Ranks whose probe answered."""
+    stop_reason: StopReason = ""
+    """Why the doctor ended the run before it ended by itself; empty when it did not."""
+    stop_text: str = ""
+    """The same as a sentence for the user."""
+    notes: tuple[str, ...] = ()
+    """What could not be held back or recorded, in sentences."""
+    started_ns: int = 0
+    training_started_ns: int = 0
+    """First collective or training forward of any rank; 0 when there was none."""
+    ended_ns: int = 0
+
+
+class RankException(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that ended a rank, or reached a handler of the user after a collective failed."""
+
+    time_ns: int
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    """The user's frames of the traceback, innermost first."""
+    traceback: str = ""
+    communication: bool = False
+    """True when it only echoes that a peer left ("Connection closed by peer")."""
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's process."""
+
+    rank: int
+    local_rank: int = 0
+    node: int = 0
+    host: str = ""
+    pid: int = 0
+    end: RankEnd = "unknown"
+    exit_code: int | None = None
+    signal: int | None = None
+    main_finished: bool = False
+    """The script had run to its end before the process ended, however it ended."""
+    ended_ns: int = 0
+    exceptions: tuple[RankException, ...] = ()
+    waiting_in: int | None = None
+    """Index in the rank's collective track of what its main thread is blocked in at the end of the record."""
+    stuck: bool = False
+    """Outside any collective it used no CPU, did no I/O and its stack did not change for the stall time."""
+    output_tail: str = ""
+    """The last lines that the rank wrote."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A process group, known by its sorted ranks and its ordinal among groups of the same ranks."""
+
+    ranks: tuple[int, ...]
+    ordinal: int = 0
+    backend: str = ""
+    timeout_ns: int = 0
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A wait in the store that is not a collective: making a group, initialising the job."""
+
+    rank: int
+    kind: Literal["init_process_group", "new_group", "destroy_process_group"]
+    ranks: tuple[int, ...] = ()
+    site: int = -1
+    started_ns: int = 0
+    ended_ns: int = 0
+    """0 while it still waits."""
+
+
+class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter or a buffer of a wrapped module."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    size_bytes: int = 0
+    requires_grad: bool = False
+
+
+class Wrap(msgspec.Struct, frozen=True, kw_only=True):
+    """A module wrapped in DistributedDataParallel."""
+
+    rank: int
+    wrap: int
+    """Ordinal of the wrap in its process."""
+    site: int = -1
+    module_class: str = ""
+    options: Mapping[str, str | int | float | bool | None] = {}
+    """Effective constructor options: ``find_unused_parameters``, ``static_graph``, ``broadcast_buffers``,
+    ``forward_sync_buffers`` (where torch has it), ``gradient_as_bucket_view``, ``bucket_cap_mb``."""
+    parameters: tuple[TensorInfo, ...] = ()
+    buffers: tuple[TensorInfo, ...] = ()
+
+
+class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample fetched twice by its index under two fixed seeds, so that ranks can be compared.
+
+    Leaves are the tensors, numbers and strings of the sample in a fixed order, as digests.
+    """
+
+    index: int
+    leaves_first_seed: tuple[str, ...]
+    leaves_second_seed: tuple[str, ...]
+
+
+class Loader(msgspec.Struct, frozen=True, kw_only=True):
+    """A DataLoader."""
+
+    rank: int
+    loader: int
+    """Ordinal in its process."""
+    site: int = -1
+    dataset_type: str = ""
+    dataset_length: int | None = None
+    iterable: bool = False
+    sampler_type: str = ""
+    sampler_shards: bool = False
+    """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
+    sampler_shuffles: bool = False
+    batch_size: int | None = None
+    workers: int = 0
+    drop_last: bool = False
+    length: int | None = None
+    """True number of batches per pass, before any cut; None when it has no length."""
+    samples: tuple[SampleProbe, ...] = ()
+
+
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass over a loader."""
+
+    rank: int
+    loader: int
+    ordinal: int
+    """n-th pass of this loader, from 0."""
+    site: int = -1
+    set_epoch: int | None = None
+    true_length: int | None = None
+    """Batches that the pass would have had without the cut; None when not known."""
+    yielded: int = 0
+    end: PassEnd = "open"
+    backwards: int = 0
+    """Backward calls made while the pass was open."""
+    joined: bool = False
+    """A ``join()`` context was open during the pass."""
+    index_count: int | None = None
+    """How many samples the whole pass draws; None for iterable data sets or when it could not be read to its end."""
+    index_digest: str = ""
+    """Equal digests are equal index lists, order included."""
+    indices: tuple[int, ...] = ()
+    """The whole list where it was kept: sorted, Subset indices resolved to the base data set."""
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """What must agree between ranks for a collective to be the same collective, and what describes it."""
+
+    kind: str
+    """``all_reduce``, ``broadcast``, ``all_gather``, ``barrier``, … as users spell it."""
+    numels: tuple[int, ...] = ()
+    """Elements of each tensor."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
+    reduce_op: str = ""
+    root: int | None = None
+    """Global rank of the root."""
+    size_bytes: int = 0
+    origin: Literal["user", "ddp-construct", "ddp-forward", "ddp-backward", "join"] = "user"
+    """Who issued it."""
+
+
+class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):
+    """The collectives of one rank in the order of their start, in columns of equal length."""
+
+    rank: int
+    group: array[int]
+    """Index into ``RunRecord.groups``."""
+    sequence: array[int]
+    """Position among the collectives of that group on this rank, from 0."""
+    signature: array[int]
+    """Index into ``RunRecord.signatures``."""
+    site: array[int]
+    """Index into ``RunRecord.sites``."""
+    step: array[int]
+    """How often the training forward with the same call chain as the current one had run; see ``Forward.step``."""
+    forward_site: array[int]
+    """Call chain of the training forward that ``step`` counts; -1 before the first."""
+    started_ns: array[int]
+    completed_ns: array[int]
+    """0 while incomplete."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+class Forward(msgspec.Struct, frozen=True, kw_only=True):
+    """A forward through a DDP module, or through the module inside it."""
+
+    rank: int
+    wrap: int
+    site: int = -1
+    step: int = 0
+    """n-th training forward with this call chain on this rank, from 1; 0 for other forwards."""
+    wrapped: bool = True
+    """False when it bypassed DDP."""
+    gradients: bool = False
+    """Gradient mode was on."""
+    training: bool = False
+    synchronised: bool = False
+    """DDP will reduce the gradients of the next backward."""
+    input_digest: str = ""
+    """Digest of the input tensors; empty when not taken."""
+    pass_loader: int = -1
+    """Loader of the pass that was drawn from last, -1 when there is none."""
+    time_ns: int = 0
+
+
+class Backward(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of backward."""
+
+    rank: int
+    ordinal: int
+    site: int = -1
+    step: int = 0
+    wraps: tuple[int, ...] = ()
+    """Wraps whose parameters got gradients in it."""
+    synchronised: tuple[int, ...] = ()
+    """Those of ``wraps`` whose gradients DDP reduced."""
+    time_ns: int = 0
+
+
+class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of an optimizer."""
+
+    rank: int
+    optimizer: int
+    """Ordinal of the optimizer in its process."""
+    site: int = -1
+    time_ns: int = 0
+
+
+class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of a wrap that got no gradient although others of the wrap did."""
+
+    rank: int
+    wrap: int
+    backward: int
+    """Ordinal of the synchronised backward that ended without them."""
+    site: int = -1
+    parameters: tuple[str, ...] = ()
+
+
+class BufferState(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of a wrap's buffers just before a synchronised training forward, hence before DDP broadcasts them."""
+
+    rank: int
+    wrap: int
+    forward: int
+    """Ordinal of the training forward of this wrap, from 0."""
+    digests: Mapping[str, str] = {}
+
+
+class ParameterDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of a wrap's parameters after a step."""
+
+    rank: int
+    wrap: int
+    step: int
+    digests: Mapping[str, str] = {}
+
+
+class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the ranks did to a file, or a child process that they started."""
+
+    rank: int
+    action: FileAction
+    path: str
+    site: int = -1
+    time_ns: int = 0
+    existed: bool = False
+    """The file existed before the run."""
+    detail: str = ""
+    """What would have happened, when refused; the command of a child process."""
+
+
+class StackDump(msgspec.Struct, frozen=True, kw_only=True):
+    """The stack of one thread of a rank, innermost frame first, torch's frames included."""
+
+    rank: int
+    thread: str
+    main: bool
+    frames: tuple[Frame, ...] = ()
+    time_ns: int = 0
+
+
+class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of a user's file that a rank ran."""
+
+    rank: int
+    file: str
+    lines: frozenset[int] = frozenset()
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of one run."""
+
+    job: Job
+    sites: tuple[Site, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+    streams: Mapping[str, StreamState] = {}
+    """State of each name in ``STREAMS``; a name that is missing counts as absent."""
+    ranks: tuple[Rank, ...] = ()
+    groups: tuple[Group, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    wraps: tuple[Wrap, ...] = ()
+    loaders: tuple[Loader, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    collectives: tuple[CollectiveTrack, ...] = ()
+    """One track a rank."""
+    forwards: tuple[Forward, ...] = ()
+    backwards: tuple[Backward, ...] = ()
+    optimizer_steps: tuple[OptimizerStep, ...] = ()
+    missing_gradients: tuple[MissingGradient, ...] = ()
+    buffers: tuple[BufferState, ...] = ()
+    parameter_digests: tuple[ParameterDigest, ...] = ()
+    files: tuple[FileEvent, ...] = ()
+    stacks: tuple[StackDump, ...] = ()
+    lines: tuple[LinesExecuted, ...] = ()
+
+    def stream(self, name: str) -> StreamState:
+        """Say whether the stream called ``name`` is complete."""
+        return self.streams.get(name, StreamState("absent", "not recorded"))
+
+    def site(self, index: int) -> Site:
+        """Resolve a site index; -1 is the empty site."""
+        return self.sites[index] if index >= 0 else Site()
+
+    def rank_numbers(self) -> tuple[int, ...]:
+        """The ranks of this record, ascending."""
+        return tuple(sorted(rank.rank for rank in self.ranks))
+
+    def of_rank(self, rank: int) -> Rank | None:
+        """The process of one rank, if the record knows it."""
+        return next((entry for entry in self.ranks if entry.rank == rank), None)
+
+    def track(self, rank: int) -> CollectiveTrack | None:
+        """The collectives of one rank."""
+        return next((track for track in self.collectives if track.rank == rank), None)
+
+    def steps(self) -> int:
+        """Optimizer steps that every reporting rank made (of its busiest optimizer); 0 when any rank made none."""
+        return min((self._steps_of(rank) for rank in self.rank_numbers()), default=0)
+
+    def _steps_of(self, rank: int) -> int:
+        counts: dict[int, int] = {}
+        for step in self.optimizer_steps:
+            if step.rank == rank:
+                counts[step.optimizer] = counts.get(step.optimizer, 0) + 1
+        return max(counts.values(), default=0)
+
+    def passes_by_place(self) -> Iterator[tuple[int, int, tuple[Pass, ...]]]:
+        """Yield (loader, ordinal, passes): the passes that correspond to each other on the ranks."""
+        places: dict[tuple[int, int], list[Pass]] = {}
+        for entry in self.passes:
+            places.setdefault((entry.loader, entry.ordinal), []).append(entry)
+        for (loader, ordinal), entries in sorted(places.items()):
+            yield loader, ordinal, tuple(sorted(entries, key=lambda entry: entry.rank))

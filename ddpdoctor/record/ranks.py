@@ -1,0 +1,154 @@
+"""Keeps the book of a job's processes: which of them is which rank, and how each one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddpdoctor.record.model import Rank, RankEnd, RankException
+
+
+class ProcessEntry:
+    """What is known of one process."""
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self.local_rank = 0
+        self.parent = 0
+        self.torch = ""
+        """Version of torch, once its hooks were installed."""
+        self.exceptions: list[dict[str, Any]] = []
+        self.exit: dict[str, Any] | None = None
+        self.os_exit: dict[str, Any] | None = None
+        self.sys_exit: dict[str, Any] | None = None
+        self.ended_ns = 0
+        """When the rehearsal ended it; 0 when it did not."""
+        self.gone_ns = 0
+        """When its absence was noticed."""
+        self.exit_status: int | None = None
+        """As the launcher said: negative for a signal."""
+
+
+class RankBook:
+    """All processes of a job by their process id."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, ProcessEntry] = {}
+        self.worlds: dict[int, tuple[int, str]] = {}
+        """World size and backend as each rank's process group says, by process."""
+
+    def take(self, pid: int, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        entry = self.processes.setdefault(pid, ProcessEntry())
+        kind = event["event"]
+        if kind == "process":
+            entry.parent = int(event["parent"])
+            if event.get("kind") == "start" and event.get("rank") is not None:
+                entry.rank = int(event["rank"])
+                entry.local_rank = int(event.get("local_rank") or 0)
+        elif kind == "world":
+            entry.rank, entry.local_rank = int(event["rank"]), int(event["local_rank"])
+            self.worlds[pid] = (int(event["world_size"]), str(event["backend"]))
+        elif kind == "torch":
+            entry.torch = str(event["version"])
+        elif kind == "raised":
+            entry.exceptions.append(event)
+        elif kind == "exit":
+            entry.exit = event
+        elif kind == "os_exit":
+            entry.os_exit = event
+        elif kind == "sys_exit":
+            entry.sys_exit = event
+        elif kind == "ended":
+            entry.ended_ns = entry.ended_ns or int(event["time_ns"])
+
+    def rank_of(self, pid: int) -> int | None:
+        """The rank that a process is."""
+        entry = self.processes.get(pid)
+        return entry.rank if entry is not None else None
+
+    def rank_or_parent(self, pid: int) -> int | None:
+        """The rank that a process is or works for."""
+        for _ in range(8):
+            entry = self.processes.get(pid)
+            if entry is None:
+                return None
+            if entry.rank is not None:
+                return entry.rank
+            pid = entry.parent
+        return None
+
+    def pids(self) -> dict[int, int]:
+        """Process id of each rank."""
+        return {entry.rank: pid for pid, entry in self.processes.items() if entry.rank is not None}
+
+    def reported(self) -> tuple[int, ...]:
+        """Ranks whose hooks were installed."""
+        return tuple(sorted({e.rank for e in self.processes.values() if e.rank is not None and e.torch}))
+
+    def gone(self, pid: int, time_ns: int, exit_status: int | None) -> None:
+        """Note that a process is no more."""
+        entry = self.processes.get(pid)
+        if entry is not None:
+            entry.gone_ns = entry.gone_ns or time_ns
+            if exit_status is not None:
+                entry.exit_status = exit_status
+
+    def first_ending_ns(self) -> int:
+        """When the rehearsal first ended a rank; 0 when it has not."""
+        times = [entry.ended_ns for entry in self.processes.values() if entry.ended_ns and entry.rank is not None]
+        return min(times, default=0)
+
+    def ranks(
+        self, exception: Callable[[dict[str, Any]], RankException], waiting_rows: Mapping[int, int]
+    ) -> tuple[Rank, ...]:
+        """The ranks of the record, ascending; nothing that came after our own ending counts."""
+        first_ending_ns = self.first_ending_ns()
+        ranks = []
+        for pid, entry in self.processes.items():
+            if entry.rank is None:
+                continue
+            raised = [event for event in entry.exceptions if not 0 < first_ending_ns < event["time_ns"]]
+            end, ended_ns = self._end(entry, raised)
+            status = entry.exit_status
+            waiting = waiting_rows.get(pid, -1)
+            ranks.append(
+                Rank(
+                    rank=entry.rank,
+                    local_rank=entry.local_rank,
+                    pid=pid,
+                    end=end,
+                    exit_code=_exit_code(entry),
+                    signal=-status if status is not None and status < 0 else None,
+                    main_finished=bool(entry.exit and entry.exit.get("finished")),
+                    ended_ns=ended_ns,
+                    exceptions=tuple(exception(event) for event in raised),
+                    waiting_in=waiting if waiting >= 0 and end in ("running", "signalled") else None,
+                )
+            )
+        return tuple(sorted(ranks, key=lambda rank: rank.rank))
+
+    def _end(self, entry: ProcessEntry, raised: list[dict[str, Any]]) -> tuple[RankEnd, int]:
+        first_ending_ns = self.first_ending_ns()
+        if entry.ended_ns:
+            return "ended-by-rehearsal", entry.ended_ns
+        if raised:
+            return "raised", int(raised[0]["time_ns"])
+        if entry.exit is not None:
+            time_ns = int(entry.exit["time_ns"])
+            if 0 < first_ending_ns < time_ns:
+                return "ended-by-rehearsal", time_ns
+            return ("finished" if entry.exit.get("finished") else "left-by-exit"), time_ns
+        if entry.os_exit is not None:
+            return "left-by-exit", int(entry.os_exit["time_ns"])
+        if entry.gone_ns:
+            return ("ended-by-rehearsal" if 0 < first_ending_ns < entry.gone_ns else "signalled"), entry.gone_ns
+        return "running", 0
+
+
+def _exit_code(entry: ProcessEntry) -> int | None:
+    for event in (entry.exit, entry.os_exit):
+        if event is not None and isinstance(event.get("code"), int):
+            return int(event["code"])
+    status = entry.exit_status
+    return status if status is not None and status >= 0 else None
