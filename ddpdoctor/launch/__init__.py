@@ -1,0 +1,1 @@
+"""Starts a job under observation; owns processes, signals and the run directory."""

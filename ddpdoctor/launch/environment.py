@@ -1,0 +1,82 @@
+"""The environment and the command line of a rehearsal."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.record import layout
+
+BOOT_DIRECTORY = Path(__file__).resolve().parent.parent / "probe" / "boot"
+
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "DDPDOCTOR_RANK_PROCESS",
+)
+_TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "DISABLED",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+_KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
+
+
+def rehearsal_environment(run_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The user's environment with the probe in it and without what an outer launcher left."""
+    result = {name: value for name, value in environment.items() if name not in _LAUNCHER_VARIABLES}
+    result = {name: value for name, value in result.items() if not name.startswith("TORCHELASTIC_")}
+    path = result.get("PYTHONPATH", "")
+    result["PYTHONPATH"] = str(BOOT_DIRECTORY) + (os.pathsep + path if path else "")
+    result[layout.RUN_VARIABLE] = str(run_directory)
+    # The user's tree must look the same afterwards, byte code included.
+    result["PYTHONDONTWRITEBYTECODE"] = "1"
+    result.setdefault("OMP_NUM_THREADS", "1")
+    return result | _TRACKERS_OFF
+
+
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that bear on a job; nothing else of the user's environment enters a record."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(_KEPT_IN_RECORD)}
+
+
+def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:
+    """The command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
+    script = [str(request.script), *request.arguments]
+    if request.spawns_ranks:
+        return [python, "-u", *script]
+    return [
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={request.nproc}",
+        "--nnodes=1",
+        "--node-rank=0",
+        "--master-addr=127.0.0.1",
+        f"--master-port={free_port()}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        f"--log-dir={output}",
+        "--redirects=3",
+        *script,
+    ]
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

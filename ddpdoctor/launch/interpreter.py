@@ -1,0 +1,104 @@
+"""Finds the Python that runs the ranks: one that has torch, in the environment that the user has active."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import DdpDoctorError, UsageError
+
+_ASK = (
+    "import json,sys\n"
+    "from importlib import metadata, util\n"
+    "found = util.find_spec('torch') is not None\n"
+    "try: version = metadata.version('torch') if found else ''\n"
+    "except metadata.PackageNotFoundError: version = ''\n"
+    "print(json.dumps([sys.executable, found, version, list(sys.version_info[:2])]))\n"
+)
+_ASK_AT_MOST_S = 60.0
+
+
+class TorchMissing(DdpDoctorError):
+    """No Python with torch was found, so that nothing can be rehearsed."""
+
+
+class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python that can run the ranks."""
+
+    path: str
+    torch_version: str
+    """As its metadata says; empty when they do not."""
+
+
+def find_interpreter(named: str | None) -> Interpreter:
+    """The interpreter that the user named, or ours if it has torch, or the active environment's.
+
+    Raises ``UsageError`` when the named one is no Python, ``TorchMissing`` when none has torch.
+    """
+    if named is not None:
+        return _named(named)
+    if importlib.util.find_spec("torch") is not None:
+        return Interpreter(path=sys.executable, torch_version=_version_here())
+    for candidate in _active():
+        answer = _ask(candidate)
+        if answer is not None and answer[1]:
+            return Interpreter(path=candidate, torch_version=answer[2])
+    raise TorchMissing(
+        "torch is not installed in this environment, so nothing was rehearsed",
+        "install torch (pip install torch), activate the training environment, or name its Python with --python",
+    )
+
+
+def _named(named: str) -> Interpreter:
+    path = shutil.which(named)
+    if path is None:
+        raise UsageError(f"--python {named}: no such program", "name the Python of the training environment")
+    answer = _ask(path)
+    if answer is None:
+        raise UsageError(f"--python {named}: does not run Python code", "name the Python of the training environment")
+    if not answer[1]:
+        raise TorchMissing(
+            f"{named} has no torch, so nothing was rehearsed", "name a Python that has torch, or install torch there"
+        )
+    return Interpreter(path=path, torch_version=answer[2])
+
+
+def _active() -> Iterator[str]:
+    """Pythons of the environments that the user's shell has active, in the order in which a shell would find them."""
+    seen = {os.path.realpath(sys.executable)} if sys.prefix == sys.base_prefix else {sys.executable}
+    folders = [os.environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    candidates = [str(Path(folder) / "bin" / "python") for folder in folders if folder]
+    candidates += [found for name in ("python", "python3") if (found := shutil.which(name))]
+    for candidate in candidates:
+        if candidate not in seen and os.access(candidate, os.X_OK):
+            seen.add(candidate)
+            yield candidate
+
+
+def _ask(python: str) -> tuple[str, bool, str] | None:
+    """(path, has torch, torch version) of a Python; None when it does not answer."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_AT_MOST_S, stdin=subprocess.DEVNULL
+        )
+        path, found, version, _ = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return None
+    return str(path), bool(found), str(version)
+
+
+def _version_here() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""

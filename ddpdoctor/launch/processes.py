@@ -1,0 +1,179 @@
+"""Owns the processes of a job that we launched: starts them, knows all of them, ends all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ddpdoctor.record import layout
+
+_SET_CHILD_SUBREAPER = 36
+_END_AT_MOST_S = 2.0
+
+
+class JobProcesses:
+    """The launcher and all that came of it, orphans included."""
+
+    def __init__(self, launcher: subprocess.Popen[bytes], before: frozenset[int], run_directory: Path) -> None:
+        self._launcher = launcher
+        self._before = before
+        self._run_directory = run_directory
+
+    def launcher_exit_code(self) -> int | None:
+        """Exit code of the launcher; None while it runs."""
+        return self._launcher.poll()
+
+    def end(self) -> None:
+        """Kill every process of the job and wait until none is left, not even as a zombie of ours."""
+        deadline = time.monotonic() + _END_AT_MOST_S
+        while time.monotonic() < deadline:
+            alive = self._alive()
+            for pid in alive:
+                _kill(pid)
+            self._launcher.poll()
+            if not self._reap() and not alive:
+                return
+            time.sleep(0.02)
+
+    def _reap(self) -> bool:
+        """Take leave of the dead among the processes that we adopted; True while some are left."""
+        import psutil
+
+        left = False
+        for child in psutil.Process().children():
+            if child.pid not in self._before and child.pid != self._launcher.pid:
+                left = True
+                try:
+                    os.waitpid(child.pid, os.WNOHANG)
+                except OSError:
+                    continue
+        return left or self._launcher.poll() is None
+
+    def _alive(self) -> list[int]:
+        """Every process below the launcher, and every one that carries the run in its environment."""
+        import psutil
+
+        found: dict[int, None] = {}
+        if self._launcher.poll() is None:
+            try:
+                children = psutil.Process(self._launcher.pid).children(recursive=True)
+                found.update(dict.fromkeys(child.pid for child in children))
+            except psutil.Error:
+                pass
+            found[self._launcher.pid] = None
+        marker = str(self._run_directory)
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get(layout.RUN_VARIABLE) == marker:
+                    found[process.pid] = None
+            except (psutil.Error, OSError):
+                continue
+        return [pid for pid in found if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self"):
+            return False
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def started(
+    command: list[str], environment: Mapping[str, str], directory: Path, run_directory: Path, output: IO[bytes]
+) -> Iterator[JobProcesses]:
+    """Start a job in ``directory``; on leaving, whatever happened, none of its processes is left."""
+    import psutil
+
+    with _adopting_orphans():
+        before = frozenset(child.pid for child in psutil.Process().children())
+        launcher = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        processes = JobProcesses(launcher, before, run_directory)
+        try:
+            yield processes
+        finally:
+            with _undisturbed():
+                processes.end()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP behave like Ctrl-C, so that they unwind and clean up too."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous: dict[signal.Signals, object] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            previous[number] = signal.signal(number, interrupt)
+    except ValueError:
+        pass  # not the main thread: the host program keeps its own handling
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep a second Ctrl-C from cutting the clean-up short."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """On Linux, become the parent of ranks whose launcher died, so that they can be waited for."""
+    process_control = None
+    if sys.platform == "linux":
+        try:
+            process_control = ctypes.CDLL(None, use_errno=True).prctl
+            process_control(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        except (OSError, AttributeError):
+            process_control = None
+    try:
+        yield
+    finally:
+        if process_control is not None:
+            process_control(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return

@@ -1,0 +1,49 @@
+"""Samples what the ranks' process trees do, so that a rank that is busy can be told from one that is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from ddpdoctor.diagnosis.liveness import STALL_AFTER_S, Sample, judge_liveness
+from ddpdoctor.record.reader import RingTail
+
+SAMPLE_EVERY_S = 0.5
+
+
+class LivenessSampler:
+    """Keeps the last seconds of samples of every rank's process."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[Sample]] = {}
+        self._sampled_s = 0.0
+
+    def look(self, rings: Mapping[int, RingTail]) -> frozenset[int]:
+        """Take a sample when one is due; the processes that are stuck."""
+        now_s = time.monotonic()
+        if now_s - self._sampled_s >= SAMPLE_EVERY_S:
+            self._sampled_s = now_s
+            for pid, ring in rings.items():
+                self._take(pid, ring)
+        return frozenset(pid for pid, samples in self._samples.items() if judge_liveness(samples) == "stuck")
+
+    def _take(self, pid: int, ring: RingTail) -> None:
+        import psutil
+
+        cpu_s, io_bytes = 0.0, 0
+        try:
+            process = psutil.Process(pid)
+            for member in (process, *process.children(recursive=True)):
+                times = member.cpu_times()
+                cpu_s += times.user + times.system
+                counters = member.io_counters()
+                io_bytes += counters.read_chars + counters.write_chars
+        except (psutil.Error, AttributeError, OSError):
+            self._samples.pop(pid, None)
+            return
+        samples = self._samples.setdefault(pid, deque(maxlen=int(4 * STALL_AFTER_S / SAMPLE_EVERY_S)))
+        stack_hash = f"{ring.heartbeat().stack_hash:x}"
+        samples.append(
+            Sample(time_ns=time.monotonic_ns(), cpu_ns=int(cpu_s * 1e9), io_bytes=io_bytes, stack_hash=stack_hash)
+        )

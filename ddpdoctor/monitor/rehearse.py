@@ -1,0 +1,242 @@
+"""Rehearses a script: starts its ranks, compares what they do while they run, stops at the first proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.launch.created_files import remove_created
+from ddpdoctor.launch.environment import recorded_environment, rehearsal_command, rehearsal_environment
+from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
+from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, started
+from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.launch.run_directory import temporary_run_directory
+from ddpdoctor.monitor import output
+from ddpdoctor.monitor.liveness import LivenessSampler
+from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks
+from ddpdoctor.record import layout
+from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.record.model import Job, Rank, RunRecord, StackDump, StopReason
+
+LOOK_EVERY_S = 0.1
+PROGRESS_EVERY_S = 0.25
+AFTER_OUR_ENDING_S = 3.0
+"""Time for the other ranks to end once the rehearsal has ended one."""
+AFTER_A_FAILURE_S = 5.0
+"""Time for the launcher to end the other ranks once one has failed."""
+
+
+def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None]) -> RunRecord:
+    """Run the script on a few ranks for a few batches, and record what they did.
+
+    Leaves no process, no run directory and, unless asked to, no file of the ranks behind, also when interrupted.
+    Raises ``TorchMissing`` or ``UsageError`` before anything was started, and ``KeyboardInterrupt``.
+    """
+    interpreter = find_interpreter(request.python)
+    with interruptible(), temporary_run_directory() as directory:
+        try:
+            return _Rehearsal(request, interpreter, directory, on_progress).run()
+        finally:
+            if not request.keep:
+                remove_created(directory)
+
+
+class _Rehearsal:
+    """One rehearsal while it runs."""
+
+    def __init__(
+        self,
+        request: RehearsalRequest,
+        interpreter: Interpreter,
+        directory: Path,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._request = request
+        self._directory = directory
+        self._on_progress = on_progress
+        self._assembly = Assembly(directory)
+        self._matching = Watch()
+        self._liveness = LivenessSampler()
+        self._stuck: frozenset[int] = frozenset()
+        self._stacks: list[StackDump] = []
+        self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
+        self._environment = rehearsal_environment(directory, os.environ)
+        self._job = Job(
+            kind="rehearsal",
+            command=tuple(self._command),
+            script=str(request.script),
+            arguments=request.arguments,
+            environment=recorded_environment(self._environment),
+            python=interpreter.path,
+            torch_version=interpreter.torch_version,
+            tool_version=__version__,
+            layout=f"1x{request.nproc}",
+            device="cpu",
+            batches=request.batches,
+            ranks_expected=0 if request.spawns_ranks else request.nproc,
+            started_ns=time.time_ns(),
+        )
+
+    def run(self) -> RunRecord:
+        """Start, watch, end, and make the record."""
+        self._write_plan()
+        with output.launcher_output(self._directory).open("wb") as sink:
+            with started(self._command, self._environment, Path.cwd(), self._directory, sink) as processes:
+                reason, text = self._watch(processes)
+                self._note_the_gone()
+                self._assembly.poll()
+                record = self._final_record(reason, text)
+        self._assembly.files.close()
+        return record
+
+    def _write_plan(self) -> None:
+        root = Path.cwd() if self._request.script.is_relative_to(Path.cwd()) else self._request.script.parent
+        plan = {
+            "version": layout.VERSION,
+            "kind": "rehearsal",
+            "project_root": str(root),
+            "supervisor_pid": os.getpid(),
+            "spawns_ranks": self._request.spawns_ranks,
+            "batches": self._request.batches,
+            "allow_writes": self._request.allow_writes,
+            "job": msgspec.to_builtins(self._job),
+        }
+        path = self._directory / layout.JOB_FILE
+        path.write_text(json.dumps(plan), encoding="utf-8")
+
+    def _watch(self, processes: JobProcesses) -> tuple[StopReason, str]:
+        """Look at the ranks until they have ended or there is a reason to end them; the reason and its sentence."""
+        began = time.monotonic()
+        told = -PROGRESS_EVERY_S
+        while True:
+            over = processes.launcher_exit_code() is not None
+            self._note_the_gone()
+            self._assembly.poll()
+            seconds = time.monotonic() - began
+            self._stuck = self._liveness.look(self._assembly.files.rings)
+            record = self._record("", "")
+            if self._assembly.refusal and (over or self._since_our_ending_s() > AFTER_OUR_ENDING_S):
+                return "no-touch", self._assembly.refusal
+            if over:
+                return "", ""
+            if self._have_parted(record):
+                self._collect_stacks()
+                return "proof", "the ranks have parted"
+            if self._since_our_ending_s() > AFTER_OUR_ENDING_S:
+                return "", ""
+            if self._since_failure_s(record) > AFTER_A_FAILURE_S:
+                return "rank-failed", "a rank failed and the others did not end"
+            if seconds > self._request.time_limit_s:
+                self._collect_stacks()
+                return "time-limit", f"the script had not ended after {self._request.time_limit_s:g} s"
+            if seconds - told >= PROGRESS_EVERY_S:
+                told = seconds
+                self._on_progress(Progress(phase=self._phase(record), steps=record.steps(), seconds=seconds))
+            time.sleep(LOOK_EVERY_S)
+
+    def _have_parted(self, record: RunRecord) -> bool:
+        """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
+        if self._assembly.book.first_ending_ns():
+            return False
+        return live_verdict(self._matching, record, time.time_ns()) is not None
+
+    def _phase(self, record: RunRecord) -> str:
+        if self._assembly.book.first_ending_ns():
+            return "ending"
+        if record.forwards:
+            return "training"
+        if record.job.ranks_reported:
+            return "setting up"
+        return "starting the script" if self._request.spawns_ranks else f"starting {self._request.nproc} ranks"
+
+    def _since_our_ending_s(self) -> float:
+        ended_ns = self._assembly.book.first_ending_ns()
+        return (time.time_ns() - ended_ns) / 1e9 if ended_ns else 0.0
+
+    def _since_failure_s(self, record: RunRecord) -> float:
+        times = [rank.ended_ns for rank in record.ranks if rank.end in ("raised", "left-by-exit", "signalled")]
+        return (time.time_ns() - min(times)) / 1e9 if times else 0.0
+
+    def _note_the_gone(self) -> None:
+        """Take down which ranks' processes are no more, with the launcher's word on how they ended."""
+        statuses: dict[int, int] | None = None
+        for pid in self._assembly.book.pids().values():
+            if not is_alive(pid):
+                if statuses is None:
+                    statuses = output.exit_statuses(self._directory)
+                self._assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
+
+    def _collect_stacks(self) -> None:
+        """Have every living rank's stacks written, by itself or by its signal handler."""
+        book = self._assembly.book
+        living = {pid: ring for pid, ring in self._assembly.files.rings.items() if is_alive(pid)}
+        silent = ask_for_stacks(living, 1)
+        ranks = {pid: rank for pid in silent if (rank := book.rank_of(pid)) is not None}
+        self._stacks = signal_for_stacks(self._directory, ranks)
+
+    def _record(self, reason: StopReason, text: str) -> RunRecord:
+        book = self._assembly.book
+        worlds = list(book.worlds.values())
+        world_size, backend = max(worlds, default=(0, ""))
+        versions = [entry.torch for entry in book.processes.values() if entry.torch]
+        job = msgspec.structs.replace(
+            self._job,
+            world_size=world_size,
+            backend=backend,
+            torch_version=versions[0] if versions else self._job.torch_version,
+            ranks_expected=world_size if self._request.spawns_ranks else self._request.nproc,
+            ranks_reported=book.reported(),
+            stop_reason=reason,
+            stop_text=text,
+            ended_ns=time.time_ns(),
+        )
+        record = self._assembly.record(job)
+        if not self._stuck:
+            return record
+        ranks = tuple(msgspec.structs.replace(rank, stuck=rank.pid in self._stuck) for rank in record.ranks)
+        return msgspec.structs.replace(record, ranks=ranks)
+
+    def _final_record(self, reason: StopReason, text: str) -> RunRecord:
+        """The record with what is only known, or only worth knowing, at the end."""
+        record = self._record(reason, text)
+        ranks = tuple(msgspec.structs.replace(rank, output_tail=self._output_of(rank)) for rank in record.ranks)
+        job = msgspec.structs.replace(
+            record.job, training_started_ns=_training_started_ns(record), notes=self._notes(record)
+        )
+        return msgspec.structs.replace(record, job=job, ranks=ranks, stacks=record.stacks + tuple(self._stacks))
+
+    def _output_of(self, rank: Rank) -> str:
+        if self._request.spawns_ranks:
+            return output.script_output(self._directory)
+        return output.tail_of_rank(self._directory, rank.local_rank)
+
+    def _notes(self, record: RunRecord) -> tuple[str, ...]:
+        """Sentences on what could not be held back or recorded."""
+        notes = []
+        children = sorted({event.detail for event in record.files if event.action == "child-process"})
+        if children:
+            notes.append(f"the script started other programs, which were not held back: {'; '.join(children[:3])}")
+        faults = [*self._assembly.faults, *probe_logs(self._directory)]
+        if faults:
+            notes.append(f"part of the observation failed: {faults[0]}")
+        if self._assembly.files.damaged_lines:
+            notes.append(f"{self._assembly.files.damaged_lines} lines of the record were damaged")
+        return tuple(notes)
+
+
+def probe_logs(directory: Path) -> list[str]:
+    """What probes that could not start at all left behind."""
+    return [path.read_text(encoding="utf-8", errors="replace").strip() for path in directory.glob("probe-*.log")]
+
+
+def _training_started_ns(record: RunRecord) -> int:
+    times = [forward.time_ns for forward in record.forwards if forward.gradients]
+    times += [track.started_ns[0] for track in record.collectives if len(track)]
+    return min(times, default=0)

@@ -1,0 +1,69 @@
+"""Asks the ranks for the stacks of all their threads, and takes what ``faulthandler`` gives where a rank cannot answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.record import layout
+from ddpdoctor.record.model import StackDump
+from ddpdoctor.record.reader import RingTail
+
+_ANSWER_WITHIN_S = 0.6
+_SIGNAL_WITHIN_S = 0.4
+_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+def ask_for_stacks(rings: Mapping[int, RingTail], number: int) -> tuple[int, ...]:
+    """Ask every living rank for its stacks and wait until they are written; the processes that did not answer."""
+    for ring in rings.values():
+        ring.ask_for_stacks(number)
+    deadline = time.monotonic() + _ANSWER_WITHIN_S
+    silent = list(rings)
+    while silent and time.monotonic() < deadline:
+        time.sleep(0.02)
+        silent = [pid for pid in silent if rings[pid].heartbeat().answered < number]
+    return tuple(silent)
+
+
+def signal_for_stacks(directory: Path, ranks: Mapping[int, int]) -> list[StackDump]:
+    """Stacks of processes (given with their rank) whose interpreter is held, written by their signal handler."""
+    asked: dict[int, int] = {}
+    for pid, rank in ranks.items():
+        try:
+            # Without the file there is no handler, and the signal would kill the process.
+            if (directory / layout.stacks_name(pid)).exists():
+                os.kill(pid, signal.SIGUSR2)
+                asked[pid] = rank
+        except OSError:
+            continue
+    if asked:
+        time.sleep(_SIGNAL_WITHIN_S)
+    dumps = []
+    for pid, rank in asked.items():
+        try:
+            text = (directory / layout.stacks_name(pid)).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        dumps += parse_faulthandler(text, rank)
+    return dumps
+
+
+def parse_faulthandler(text: str, rank: int) -> list[StackDump]:
+    """The stacks in what ``faulthandler`` wrote; the last thread it lists is the main thread."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            threads.append((head[2], []))
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    return [
+        StackDump(rank=rank, thread=name, main=index == len(threads) - 1, frames=tuple(frames), time_ns=time.time_ns())
+        for index, (name, frames) in enumerate(threads)
+    ]

@@ -1,0 +1,126 @@
+"""A thread that says, twenty times a second, that this rank lives and what its main thread waits in."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+
+from ..record import layout
+from .journal import Journal
+from .user_code import all_frames
+
+BEAT_S = 0.05
+WAITING_AFTER_MS = 250
+"""A main thread with an incomplete collective waits in it when its stack has not changed for this long …"""
+WAITING_CPU_SHARE = 0.1
+"""… and it used less than this share of a core meanwhile."""
+SUPERVISOR_EVERY_BEATS = 10
+
+
+class Heartbeat:
+    """Watches the main thread of its own process."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._main = threading.main_thread().ident or 0
+        self._clock = _main_thread_clock(self._main)
+        self._stack_hash = 0
+        self._stack_since = time.monotonic()
+        self._cpu_at_change_ns = 0
+        self._answered = 0
+
+    def start(self) -> None:
+        """Start the thread; it dies with the process."""
+        self._register_signal()
+        threading.Thread(target=self._run, name="ddpdoctor-heartbeat", daemon=True).start()
+
+    def _run(self) -> None:
+        beats = 0
+        while self._journal.ring is not None:
+            try:
+                self._beat()
+                beats += 1
+                if beats % SUPERVISOR_EVERY_BEATS == 0:
+                    self._end_with_the_supervisor()
+            except Exception as error:
+                self._journal.event("probe_fault", where="heartbeat", text=repr(error))
+                return
+            time.sleep(BEAT_S)
+
+    def _beat(self) -> None:
+        journal, ring = self._journal, self._journal.ring
+        if ring is None:
+            return
+        waiting_row = journal.settle()
+        cpu_ns = time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns()
+        now = time.monotonic()
+        stack_hash = self._hash_main_stack()
+        if stack_hash != self._stack_hash:
+            self._stack_hash, self._stack_since, self._cpu_at_change_ns = stack_hash, now, cpu_ns
+        unchanged_ms = int((now - self._stack_since) * 1000)
+        busy_ns = cpu_ns - self._cpu_at_change_ns
+        if unchanged_ms < WAITING_AFTER_MS or busy_ns > WAITING_CPU_SHARE * unchanged_ms * 1_000_000:
+            waiting_row = -1
+        requested = ring.requested()
+        if requested != self._answered:
+            self._write_stacks()
+            self._answered = requested
+        ring.beat(
+            cpu_ns,
+            stack_hash & 0xFFFFFFFFFFFFFFFF,
+            waiting_row,
+            unchanged_ms,
+            journal.forwards,
+            journal.backwards,
+            journal.optimizer_steps,
+            self._answered,
+        )
+
+    def _hash_main_stack(self) -> int:
+        frame = sys._current_frames().get(self._main)
+        parts = []
+        while frame is not None:
+            parts.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return hash(tuple(parts))
+
+    def _write_stacks(self) -> None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            if ident != threading.get_ident():
+                self._journal.event(
+                    "stack", thread=names.get(ident, str(ident)), main=ident == self._main, frames=all_frames(frame)
+                )
+
+    def _register_signal(self) -> None:
+        """Let the supervisor have the stacks even when a C call holds the interpreter lock."""
+        path = os.path.join(self._journal.run_directory, layout.stacks_name(os.getpid()))
+        try:
+            self._stacks = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
+            faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True, chain=False)
+        except (OSError, ValueError, AttributeError):
+            pass
+
+    def _end_with_the_supervisor(self) -> None:
+        """A rehearsal does not outlive the doctor who started it."""
+        supervisor = self._journal.plan.get("supervisor_pid")
+        if not supervisor or self._journal.plan.get("kind") != "rehearsal":
+            return
+        try:
+            os.kill(int(supervisor), 0)
+        except ProcessLookupError:
+            os._exit(1)
+        except OSError:
+            pass
+
+
+def _main_thread_clock(ident: int) -> int | None:
+    """The CPU clock of one thread, where the platform has it."""
+    try:
+        return time.pthread_getcpuclockid(ident)
+    except (AttributeError, OSError):
+        return None

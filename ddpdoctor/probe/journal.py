@@ -1,0 +1,102 @@
+"""What this process knows of itself: its rank, its counters, and the files it writes its evidence to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from types import FrameType
+from typing import Any, Optional
+
+from ..record.writer import CollectiveRing, EventWriter
+from .user_code import UserCode
+
+
+class Journal:
+    """The one mutable place of a probe; every hook writes through it."""
+
+    def __init__(self, run_directory: str, plan: dict[str, Any]) -> None:
+        self.run_directory = run_directory
+        self.plan = plan
+        """What ``job.json`` holds."""
+        self.writer = EventWriter(run_directory)
+        self.user_code = UserCode(str(plan.get("project_root", "")))
+        self.rank: Optional[int] = None
+        """Known from the environment or from ``init_process_group``; None in other processes of the job."""
+        self.ring: Optional[CollectiveRing] = None
+        self.started: deque[tuple[int, Any]] = deque()
+        """Rows that were started since the last look, with their work."""
+        self._outstanding: list[tuple[int, Any]] = []
+        self._settling = threading.Lock()
+        self.forwards = 0
+        self.backwards = 0
+        self.optimizer_steps = 0
+        self.step = 0
+        """Count of training forwards with the call chain of the newest one."""
+        self.forward_site = -1
+        self._sites: dict[object, int] = {}
+        self._signatures: dict[object, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this very process is a rank, and not a worker that a rank forked."""
+        return self.rank is not None and self.ring is not None
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Write one event."""
+        self.writer.write(event, **fields)
+
+    def site(self, frame: Optional[FrameType]) -> int:
+        """Number of the user's call chain that ends at ``frame``; -1 when there is none."""
+        frames = self.user_code.frames_here(frame)
+        return self.site_of(frames) if frames else -1
+
+    def site_of(self, frames: tuple[tuple[str, int, str], ...]) -> int:
+        """Number of a call chain, which is written before it is first used."""
+        number = self._sites.get(frames)
+        if number is None:
+            with self._lock:
+                number = self._sites.setdefault(frames, len(self._sites))
+                self.event("site", number=number, frames=frames)
+        return number
+
+    def here(self, depth: int = 1) -> int:
+        """Number of the user's call chain that led to the caller's caller."""
+        return self.site(sys._getframe(depth + 1))
+
+    def signature(self, key: tuple[object, ...], fields: dict[str, Any]) -> int:
+        """Number of a collective's signature, which is written before it is first used."""
+        number = self._signatures.get(key)
+        if number is None:
+            with self._lock:
+                number = self._signatures.setdefault(key, len(self._signatures))
+                self.event("signature", number=number, **fields)
+        return number
+
+    def settle(self) -> int:
+        """Mark the collectives that have completed; the oldest row that has not, -1 when there is none."""
+        with self._settling:
+            while self.started:
+                self._outstanding.append(self.started.popleft())
+            still = []
+            for row, work in self._outstanding:
+                if not work.is_completed():
+                    still.append((row, work))
+                elif self.ring is not None:
+                    self.ring.complete(row)
+            self._outstanding = still
+            return still[0][0] if still else -1
+
+    def become_forked_child(self) -> None:
+        """Take over in a child made by ``fork``: own event file, no ring, numbers start anew."""
+        parent, rank = os.getppid(), self.rank
+        self.rank, self.ring = None, None
+        self.started.clear()
+        self._outstanding = []
+        self._settling = threading.Lock()
+        self._sites, self._signatures = {}, {}
+        self._lock = threading.Lock()
+        self.writer.open()
+        self.event("process", pid=os.getpid(), parent=parent, of_rank=rank, kind="fork")

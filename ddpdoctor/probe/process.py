@@ -1,0 +1,158 @@
+"""Notes how a process of the job begins and ends: exceptions, exits, and that its script had finished."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn, Optional
+
+from .journal import Journal
+
+RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"
+"""Process id of the rank; its children inherit the variable and know by it that they are not the rank."""
+
+_PEER_LEFT = re.compile(
+    r"connection (closed|reset) by peer|broken pipe|connection refused|socket.*(closed|timeout)|"
+    r"gloo/transport|timed out waiting|recv.*timeout|remote process exited|nccl.*(abort|remote)|"
+    r"detected mismatch between collectives",
+    re.IGNORECASE,
+)
+
+
+def rank_of_environment() -> Optional[int]:
+    """The rank that the launcher gave this process; None in its children and outside a launcher."""
+    text = os.environ.get("RANK", "")
+    if not text.isdigit():
+        return None
+    owner = os.environ.setdefault(RANK_PROCESS_VARIABLE, str(os.getpid()))
+    return int(text) if owner == str(os.getpid()) else None
+
+
+class ProcessEnd:
+    """Hooks the ways out of a process."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pid = os.getpid()
+        self._exit_code: Any = None
+        self._exit: Optional[SystemExit] = None
+        self._reported: set[int] = set()
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called before the last event is written."""
+        self.is_consequence: Callable[[BaseException], bool] = lambda error: False
+        """Tells whether an exception is what a cut of ours led to, and so no fault of the script."""
+        self.ended_by_rehearsal = False
+        """Set when the ending is ours; nothing after it is evidence."""
+
+    def install(self) -> None:
+        """Take the places of ``sys.exit``, ``sys.excepthook`` and ``os._exit``, and be last at exit."""
+        atexit.register(self._at_exit)
+        self._hook_exceptions()
+        self._hook_exits()
+
+    def report(self, error: BaseException) -> None:
+        """Write an exception that ends the rank, once."""
+        if id(error) in self._reported or self.ended_by_rehearsal:
+            return
+        self._reported.add(id(error))
+        self._close()
+        if self.is_consequence(error):
+            self.ended_by_rehearsal = True
+            self._journal.event("ended", reason="cut")
+            return
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._journal.event(
+            "raised",
+            type=type(error).__name__,
+            message=str(error)[:4000],
+            frames=self._user_frames(error.__traceback__),
+            traceback=text[-16000:],
+            communication=bool(_PEER_LEFT.search(str(error))),
+        )
+
+    def _hook_exceptions(self) -> None:
+        previous = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+            if os.getpid() == self._pid:
+                self.report(error)
+            previous(kind, error, trace)
+
+        sys.excepthook = excepthook
+
+    def _hook_exits(self) -> None:
+        leave = os._exit
+
+        def exit(code: Any = None, /) -> NoReturn:  # noqa: A001 - takes the place of sys.exit
+            self._exit_code = code
+            self._exit = SystemExit() if code is None else SystemExit(code)
+            if os.getpid() == self._pid:
+                handled = sys.exc_info()[1]
+                if isinstance(handled, Exception):
+                    self.report(handled)
+                self._journal.event("sys_exit", code=code if isinstance(code, int) else None, site=self._journal.here())
+            raise self._exit
+
+        def _exit(status: int) -> NoReturn:
+            if os.getpid() == self._pid and self._journal.rank is not None:
+                self._journal.event("os_exit", code=status, site=self._journal.here())
+            leave(status)
+
+        sys.exit = exit
+        os._exit = _exit
+        self._leave = leave
+
+    def _at_exit(self) -> None:
+        """The last of the exit handlers: note that the script is over, and leave before the teardown can abort."""
+        if os.getpid() != self._pid:
+            return
+        self._close()
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.report(error)
+            code = 1
+        else:
+            code = self._code_of_exit()
+        self._journal.event("exit", code=code, finished=code == 0 and error is None)
+        if self._journal.rank is not None and self._journal.plan.get("kind") == "rehearsal":
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except (OSError, ValueError, AttributeError):
+                    pass
+            self._leave(code)
+
+    def _close(self) -> None:
+        try:
+            self.before_exit()
+        except Exception as error:
+            self._journal.event("probe_fault", where="exit", text=repr(error))
+
+    def _code_of_exit(self) -> int:
+        """The code of the ``sys.exit`` that ended the process; 0 when none did."""
+        if self._exit is None or not _reached_the_top(self._exit):
+            return 0
+        if self._exit_code is None:
+            return 0
+        return self._exit_code & 0xFF if isinstance(self._exit_code, int) else 1
+
+    def _user_frames(self, trace: Optional[TracebackType]) -> list[tuple[str, int, str]]:
+        frames = []
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if self._journal.user_code.holds(code.co_filename):
+                name = str(getattr(code, "co_qualname", code.co_name))
+                frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
+            trace = trace.tb_next
+        return frames[::-1]
+
+
+def _reached_the_top(error: BaseException) -> bool:
+    """Tell whether an exception was seen by the outermost frame of the main module."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame.f_back is None

@@ -1,0 +1,64 @@
+"""Wakes the probe in a process of the job: reads the plan, notes the process, waits for torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Any, Optional
+
+from ..record import layout
+from .imports import after_import
+from .journal import Journal
+from .process import ProcessEnd, rank_of_environment
+
+
+def start(run_directory: str) -> None:
+    """Called by the boot directory's ``sitecustomize`` before the user's program."""
+    with open(os.path.join(run_directory, layout.JOB_FILE), encoding="utf-8") as file:
+        plan: dict[str, Any] = json.load(file)
+    if int(plan.get("version", 0)) > layout.VERSION:
+        return
+    journal = Journal(run_directory, plan)
+    journal.rank = rank_of_environment()
+    journal.event(
+        "process",
+        pid=os.getpid(),
+        parent=os.getppid(),
+        rank=journal.rank,
+        local_rank=_integer("LOCAL_RANK"),
+        argv=sys.orig_argv[:8] if hasattr(sys, "orig_argv") else [],
+        kind="start",
+    )
+    if _is_launcher():
+        return
+    process_end = ProcessEnd(journal)
+    process_end.install()
+    os.register_at_fork(after_in_child=journal.become_forked_child)
+    if plan.get("kind") == "rehearsal":
+        from ..rehearsal.inside import Rehearsal
+
+        rehearsal = Rehearsal(journal, process_end)
+        rehearsal.before_torch()
+        after_import("torch", lambda torch: _guarded(journal, rehearsal.after_torch, torch))
+
+
+def _guarded(journal: Journal, install: Any, torch: ModuleType) -> None:
+    """Install the hooks; a fault of ours is noted and the user's program goes on without them."""
+    try:
+        install(torch)
+        journal.event("torch", version=str(torch.__version__))
+    except Exception as error:
+        journal.event("probe_fault", where="hooks", text=repr(error))
+
+
+def _is_launcher() -> bool:
+    """Tell whether this process is the launcher's agent, which is observed by nobody."""
+    arguments = getattr(sys, "orig_argv", [])
+    return "torch.distributed.run" in arguments[:6] and "RANK" not in os.environ
+
+
+def _integer(variable: str) -> Optional[int]:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,63 @@
+"""Waits that are no collectives: making the world, making and destroying groups."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..probe.journal import Journal
+
+WAITS = ("init_process_group", "new_group", "destroy_process_group")
+
+
+class Groups:
+    """Patches the functions of ``torch.distributed`` that wait in the store."""
+
+    def __init__(self, journal: Journal, torch: Any, world_made: Callable[[int, int], None]) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._world_made = world_made
+        self._waits = 0
+
+    def install(self) -> None:
+        """Replace the functions in both modules that users take them from."""
+        distributed = self._torch.distributed
+        if not distributed.is_available():
+            return
+        for name in WAITS:
+            function = getattr(distributed, name)
+            replacement = self._noted(name, function)
+            for module in (distributed, distributed.distributed_c10d):
+                setattr(module, name, replacement)
+
+    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        journal, distributed = self._journal, self._torch.distributed
+
+        @functools.wraps(function)
+        def wait_noted(*arguments: Any, **options: Any) -> Any:
+            number = self._waits = self._waits + 1
+            ranks = options.get("ranks", arguments[0] if arguments and name == "new_group" else None)
+            journal.event(
+                "wait_begun",
+                number=number,
+                kind=name,
+                ranks=[int(rank) for rank in ranks] if ranks and name == "new_group" else [],
+                site=journal.here(),
+            )
+            result = function(*arguments, **options)
+            journal.event("wait_ended", number=number)
+            if name == "init_process_group":
+                rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+                journal.event(
+                    "world",
+                    rank=rank,
+                    world_size=world_size,
+                    backend=str(distributed.get_backend()),
+                    local_rank=int(os.environ["LOCAL_RANK"]) if os.environ.get("LOCAL_RANK", "").isdigit() else rank,
+                )
+                self._world_made(rank, world_size)
+            return result
+
+        return wait_noted

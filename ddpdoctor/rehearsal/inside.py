@@ -1,0 +1,86 @@
+"""Puts together what a rehearsal does inside a process of the job."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ..probe.heartbeat import Heartbeat
+from ..probe.journal import Journal
+from ..probe.process import ProcessEnd
+from ..record.writer import CollectiveRing
+from . import no_touch
+from .ending import Ending
+from .groups import Groups
+from .loaders import Loaders
+from .modules import Modules
+from .samples import Samples
+from .schedule import Schedule
+from .steps import Steps
+from .tap import Tap
+
+
+class Rehearsal:
+    """The hooks of one process, which live as long as it."""
+
+    def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
+        self._journal = journal
+        self._ending = Ending(journal, process_end)
+        self._process_end = process_end
+        self._tap: Optional[Tap] = None
+        self._modules: Optional[Modules] = None
+
+    def before_torch(self) -> None:
+        """What must be in place before the user's first line: the no-touch rule."""
+        journal = self._journal
+        no_touch.install(
+            journal.run_directory,
+            bool(journal.plan.get("allow_writes")),
+            self._refused,
+            lambda action, path, existed: journal.event(
+                "file", action=action, path=path, existed=existed, site=journal.here()
+            ),
+            lambda command: journal.event("child", command=command[:500], site=journal.here()),
+        )
+
+    def after_torch(self, torch: Any) -> None:
+        """Install the hooks once torch is there."""
+        journal = self._journal
+        no_touch.wrap_torch_writers(torch)
+        schedule = Schedule(journal, self._ending, int(journal.plan.get("batches", 4)))
+        loaders = Loaders(journal, schedule, self._ending, torch)
+        modules = Modules(journal, self._ending, torch, lambda: loaders.newest)
+        self._tap = Tap(journal, torch)
+        loaders.install()
+        Samples(journal, torch).install()
+        modules.install()
+        Steps(journal, modules, schedule, self._ending, torch).install()
+        Groups(journal, torch, self._world_made).install()
+        self._modules = modules
+        self._process_end.before_exit = self._close
+        self._process_end.is_consequence = loaders.caused
+
+    def _close(self) -> None:
+        """The process is about to end: write what is still open."""
+        if self._modules is not None:
+            self._modules.close_iterations()
+        self._journal.settle()
+
+    def _world_made(self, rank: int, world_size: int) -> None:
+        """This process is a rank: log its collectives from now on, and say that it lives."""
+        journal = self._journal
+        journal.rank = rank
+        if journal.ring is None:
+            try:
+                journal.ring = CollectiveRing(journal.run_directory)
+            except OSError as error:
+                journal.event("probe_fault", where="ring", text=repr(error))
+                return
+            Heartbeat(journal).start()
+        if self._tap is not None:
+            self._tap.forget_groups()
+            self._tap.install()
+
+    def _refused(self, action: str, path: str, sentence: str) -> None:
+        journal = self._journal
+        journal.event("refused", action=action, path=path, text=sentence, site=journal.here())
+        self._ending.end("no-touch")

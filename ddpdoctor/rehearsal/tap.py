@@ -1,0 +1,193 @@
+"""Logs every collective before it starts, by overriding each c10d operator at the ``BackendSelect`` key.
+
+Groups, backend names, arguments and results are untouched: the override writes its row and redispatches.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Optional
+
+from ..probe.journal import Journal
+
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+
+# operator: (name as users spell it, position of its tensors, of its reduce op, of its root)
+OPERATORS: dict[str, tuple[str, Optional[int], Optional[int], Optional[int]]] = {
+    "allreduce_": ("all_reduce", 0, 2, None),
+    "allreduce_coalesced_": ("all_reduce", 0, 2, None),
+    "broadcast_": ("broadcast", 0, None, 2),
+    "reduce_": ("reduce", 0, 2, 3),
+    "allgather_": ("all_gather", 1, None, None),
+    "_allgather_base_": ("all_gather_into_tensor", 1, None, None),
+    "allgather_coalesced_": ("all_gather", 1, None, None),
+    "allgather_into_tensor_coalesced_": ("all_gather_into_tensor", 1, None, None),
+    "reduce_scatter_": ("reduce_scatter", 0, 3, None),
+    "_reduce_scatter_base_": ("reduce_scatter_tensor", 0, 3, None),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor", 0, 3, None),
+    "gather_": ("gather", 1, None, 3),
+    "scatter_": ("scatter", 0, None, 3),
+    "alltoall_": ("all_to_all", 1, None, None),
+    "alltoall_base_": ("all_to_all_single", 1, None, None),
+    "barrier": ("barrier", None, None, None),
+    "monitored_barrier_": ("monitored_barrier", None, None, None),
+    "send": ("send", 0, None, None),
+    "recv_": ("recv", 0, None, None),
+    "recv_any_source_": ("recv", 0, None, None),
+}
+
+_DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
+_JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
+_AUTOGRAD = os.path.join("torch", "autograd", "")
+_TORCH = os.path.join("", "torch", "")
+
+
+class Tap:
+    """Holds the library whose registrations must stay alive."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._groups: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._sequences: dict[int, int] = {}
+        self._library: Any = None
+        self._faults = 0
+
+    def install(self) -> None:
+        """Override the operators that this torch has; what it lacks is nothing to override."""
+        if self._library is not None:
+            return
+        torch = self._torch
+        self._library = torch.library.Library("c10d", "IMPL")
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        for operator in OPERATORS:
+            packet = getattr(torch.ops.c10d, operator, None)
+            if packet is not None:
+                kernel = self._kernel(operator, packet.default, after)
+                self._library.impl(operator, kernel, "BackendSelect", with_keyset=True)
+
+    def _kernel(self, operator: str, overload: Any, after: Any) -> Callable[..., Any]:
+        journal = self._journal
+
+        def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
+            row = self._log(operator, arguments)
+            result = overload.redispatch(keyset & after, *arguments, **options)
+            if row >= 0:
+                work = result[-1] if isinstance(result, tuple) else result
+                if work is None:
+                    if journal.ring is not None:
+                        journal.ring.complete(row)
+                else:
+                    journal.started.append((row, self._unbox(work)))
+            return result
+
+        return kernel
+
+    def _unbox(self, work: Any) -> Any:
+        return self._torch._C._distributed_c10d.Work.unbox(work)
+
+    def _log(self, operator: str, arguments: tuple[Any, ...]) -> int:
+        """Write the row; -1 when it could not be written, which must not stop the collective."""
+        journal = self._journal
+        if journal.ring is None or self._faults > 8:
+            return -1
+        try:
+            journal.settle()
+            kind, tensors_at, op_at, root_at = OPERATORS[operator]
+            group, ranks = self._group(arguments)
+            frame = sys._getframe(2)
+            tensors = _flat(arguments[tensors_at]) if tensors_at is not None else ()
+            shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+            dtype = str(tensors[0].dtype) if tensors else ""
+            reduce_op = _reduce_op(arguments[op_at]) if op_at is not None else ""
+            root = (
+                ranks[int(arguments[root_at])] if root_at is not None and int(arguments[root_at]) < len(ranks) else None
+            )
+            origin = origin_of(frame)
+            key = (kind, shapes, dtype, reduce_op, root, origin)
+            signature = journal.signature(
+                key,
+                {
+                    "kind": kind,
+                    "shapes": shapes,
+                    "numels": [tensor.numel() for tensor in tensors],
+                    "dtype": dtype.replace("torch.", ""),
+                    "reduce_op": reduce_op,
+                    "root": root,
+                    "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+                    "origin": origin,
+                },
+            )
+            sequence = self._sequences.get(group, 0)
+            self._sequences[group] = sequence + 1
+            return journal.ring.append(
+                group, sequence, signature, journal.site(frame), journal.step, journal.forward_site
+            )
+        except Exception as error:
+            self._faults += 1
+            journal.event("probe_fault", where="tap", text=repr(error))
+            return -1
+
+    def _group(self, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
+        """Number and global ranks of the process group among the arguments."""
+        distributed = self._torch.distributed
+        boxed = next(argument for argument in arguments if _is_process_group(argument))
+        group = distributed.ProcessGroup.unbox(boxed)
+        known = self._groups.get(group.group_name)
+        if known is None:
+            ranks = tuple(sorted(distributed.get_process_group_ranks(group)))
+            known = self._groups[group.group_name] = (len(self._groups), ranks)
+            self._journal.event("group", number=known[0], ranks=ranks, backend=distributed.get_backend(group))
+        return known
+
+    def forget_groups(self) -> None:
+        """A new world has begun: groups made from now on are others, even under old names."""
+        self._groups = {name + "\0old": known for name, known in self._groups.items()}
+
+
+def origin_of(frame: Optional[FrameType]) -> str:
+    """Who issues the collective that starts under ``frame``: the user, ``join()``, or one of DDP's own moments."""
+    if frame is None or _AUTOGRAD in frame.f_code.co_filename:
+        return "ddp-backward"
+    while frame is not None and _TORCH in frame.f_code.co_filename:
+        name = frame.f_code.co_filename
+        if name.endswith(_JOIN_FILE):
+            return "join"
+        if name.endswith(_DDP_FILE):
+            return _moment_of(frame)
+        frame = frame.f_back
+    return "user"
+
+
+def _moment_of(frame: Optional[FrameType]) -> str:
+    """DDP's moment, given its innermost frame; a collective of the module that it wraps is the user's."""
+    if frame is not None and frame.f_code.co_name in ("_run_ddp_forward", "forward"):
+        return "user"
+    while frame is not None and frame.f_code.co_filename.endswith(_DDP_FILE):
+        if frame.f_code.co_name == "__init__":
+            return "ddp-construct"
+        frame = frame.f_back
+    return "ddp-forward"
+
+
+def _is_process_group(argument: Any) -> bool:
+    kind = getattr(argument, "_type", None)
+    return kind is not None and "ProcessGroup" in str(kind())
+
+
+def _reduce_op(boxed: Any) -> str:
+    number = int(boxed.op())
+    return REDUCE_OPS[number] if number < len(REDUCE_OPS) else str(number)
+
+
+def _flat(tensors: Any) -> tuple[Any, ...]:
+    """The tensors of an argument that is a tensor, a list of them, or a list of lists."""
+    if not isinstance(tensors, (list, tuple)):
+        return (tensors,)
+    found: list[Any] = []
+    for item in tensors:
+        found.extend(_flat(item))
+    return tuple(found)

@@ -1,0 +1,81 @@
+"""The files of a run directory: what is written comes back, and damage is survived."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.record import layout
+from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.record.model import Job
+from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.writer import CollectiveRing, EventWriter
+
+
+def test_rows_and_completions_come_back_in_order(tmp_path: Path) -> None:
+    ring = CollectiveRing(str(tmp_path))
+    for number in range(5):
+        ring.append(0, number, 7, 3, 1, -1)
+    ring.complete(2)
+    files = RunFiles(tmp_path)
+    files.poll()
+    started, completed, group, sequence, signature, site, step, forward_site = files.rings[os.getpid()].columns
+    assert list(sequence) == [0, 1, 2, 3, 4]
+    assert [value > 0 for value in completed] == [False, False, True, False, False]
+    assert set(signature) == {7} and set(site) == {3} and set(forward_site) == {-1} and set(group) == {0}
+    ring.complete(0)
+    files.poll()
+    assert completed[0] >= started[0]
+
+
+def test_an_overflowing_ring_is_marked_truncated(tmp_path: Path) -> None:
+    ring = CollectiveRing(str(tmp_path))
+    assembly = Assembly(tmp_path)
+    EventWriter(str(tmp_path)).write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
+    for number in range(layout.RING_ROWS + 1):
+        ring.append(0, number, 0, 0, 0, -1)
+    assembly.poll()
+    assert assembly.record(Job(kind="rehearsal")).stream("collectives").state == "truncated"
+
+
+def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
+    (tmp_path / layout.ring_name(4)).write_bytes(layout.MAGIC + b"short")
+    EventWriter(str(tmp_path)).write("world", rank=1, local_rank=1, world_size=2, backend="gloo")
+    assembly = Assembly(tmp_path)
+    assembly.poll()
+    record = assembly.record(Job(kind="rehearsal"))
+    assert record.rank_numbers() == (1,)
+    assert record.stream("collectives").state == "truncated"
+    assert "shorter" in record.stream("collectives").reason
+
+
+@pytest.mark.parametrize(
+    "line", [b"not json\n", b"[1,2]\n", b'{"event": 3}\n', b"\xff\xfe\n", b'{"event":"wrap","wrap":0}\n']
+)
+def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, line: bytes) -> None:
+    writer = EventWriter(str(tmp_path))
+    path = tmp_path / layout.events_name(os.getpid())
+    path.write_bytes(line)
+    writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
+    assembly = Assembly(tmp_path)
+    assembly.poll()
+    assert assembly.record(Job(kind="rehearsal")).rank_numbers() == (0,)
+    assert assembly.files.damaged_lines + len(assembly.faults) == 1
+
+
+def test_a_line_is_read_only_once_it_is_whole(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    path = tmp_path / layout.events_name(9)
+    path.write_bytes(b'{"event":"a"}\n{"event"')
+    assert [event["event"] for _, event in files.poll()] == ["a"]
+    with path.open("ab") as file:
+        file.write(b':"b"}\n')
+    assert [event["event"] for _, event in files.poll()] == ["b"]
+
+
+def test_a_writer_without_a_disk_goes_quiet(tmp_path: Path) -> None:
+    writer = EventWriter(str(tmp_path / "missing"))
+    writer.write("a")
+    assert writer.lost == 1
