@@ -39,7 +39,7 @@ class Rehearsal:
             lambda action, path, existed: journal.event(
                 "file", action=action, path=path, existed=existed, site=journal.here()
             ),
-            lambda command: journal.event("child", command=command[:500], site=journal.here()),
+            self._child_started,
         )
 
     def after_torch(self, torch: Any) -> None:
@@ -79,6 +79,12 @@ class Rehearsal:
         if self._tap is not None:
             self._tap.forget_groups()
             self._tap.install()
+
+    def _child_started(self, command: str) -> None:
+        """Note a program that the user's code starts; what torch starts for itself is no news."""
+        site = self._journal.here()
+        if site >= 0:
+            self._journal.event("child", command=command[:500], site=site)
 
     def _refused(self, action: str, path: str, sentence: str) -> None:
         journal = self._journal

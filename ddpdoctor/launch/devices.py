@@ -1,0 +1,32 @@
+"""How many GPUs this machine offers to a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+"""With fewer GPUs than ranks a rehearsal runs on the CPU, and the script must see that there is none."""
+
+
+def visible_gpus(environment: Mapping[str, str]) -> int:
+    """GPUs that a process with this environment may use; 0 without a driver."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    present = _present_gpus()
+    if named is None:
+        return present
+    entries = [entry.strip() for entry in named.split(",")]
+    usable = [entry for entry in entries if entry and entry != "-1"]
+    return min(len(usable), present)
+
+
+def _present_gpus() -> int:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no library, no driver, no permission: all mean that there is no GPU to use
+        return 0

@@ -1,0 +1,282 @@
+"""The no-touch rule: what a rank may do to which file, event by event.
+
+A file that existed before the rehearsal is never changed, replaced or deleted; what the ranks made is theirs.
+Left alone: the run directory, devices, terminals, pipes and sockets opened for writing, ``/proc``, an empty ``*.lock``
+file that is opened to lock it, bytecode of installed packages, and what the operating system will refuse by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from .created_log import Created, CreatedFiles
+from .real_paths import (
+    UnresolvablePath,
+    is_directory,
+    is_inside,
+    is_regular,
+    name_path,
+    shown,
+    status_of_name,
+    status_of_target,
+    target_path,
+)
+
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+_BYTECODE = re.compile(r"\.pyc(\.\d+)?$")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_STANDARD_LIBRARY = os.path.realpath(os.path.dirname(os.__file__))
+_SQLITE_SIDECARS = ("-journal", "-wal", "-shm")
+_NOT_OURS = "which the rehearsal did not make"
+
+
+class Refusal(NamedTuple):
+    """An operation that must not happen."""
+
+    action: str
+    """``write``, ``save``, ``remove`` or ``rename``."""
+    path: str
+    sentence: str
+    """A clause that goes on from the user's line: ``would delete ckpt_0.pt, which …``."""
+
+
+class BytecodeHeldBack(PermissionError):
+    """Python's import system writes no bytecode beside the user's modules; it goes on without when it meets this."""
+
+    def __init__(self) -> None:
+        super().__init__("no bytecode is written during a rehearsal")
+
+
+class FileRules:
+    """Judges operations on files, keeps the log of created files and tells what happens to which file.
+
+    Every method that is named after an operation takes the arguments of Python's audit event of that name and returns a
+    refusal, or None when the operation may go on.
+    """
+
+    def __init__(self, run_directory: str, allow_writes: bool, tell: Callable[[str, str, bool], None]) -> None:
+        self._run_directory = os.path.realpath(run_directory)
+        self._allow_writes = allow_writes
+        self._tell = tell
+        self._created = CreatedFiles(self._run_directory)
+
+    def opened(self, path: object, flags: object, dir_fd: object = None) -> Refusal | None:
+        """``open`` and ``os.open``; ``flags`` are those of the system call."""
+        if not isinstance(flags, int) or not flags & (_CHANGES | os.O_CREAT):
+            return None
+        target = self._resolve(target_path, "write", path, dir_fd)
+        if not isinstance(target, str):
+            return target
+        changes = bool(flags & _CHANGES) and not flags & os.O_EXCL
+        return self.written(target, "write", creates=bool(flags & os.O_CREAT), changes=changes)
+
+    def saved(self, path: object) -> Refusal | None:
+        """A library that writes from C++ is about to create or overwrite ``path``."""
+        target = target_path(path)
+        return None if target is None else self.written(target, "save", creates=True, changes=True)
+
+    def written(self, target: str, action: str, *, creates: bool, changes: bool) -> Refusal | None:
+        """The content of a resolved path is about to change, or the path to come into being."""
+        if self._is_exempt(target):
+            return None
+        status = status_of_target(target)
+        if status is None:
+            if creates and os.path.isdir(os.path.dirname(target)):
+                self._created.note("file", target)
+                self._tell("create" if action == "write" else action, target, False)
+            return None
+        if not changes or not is_regular(status):
+            return None
+        made = self._created.maker(target)
+        if made is not None and made.kind != "name":
+            self._tell(action, target, False)
+            return None
+        if target.endswith(".lock") and status.st_size == 0:
+            return None
+        if self._allow_writes:
+            self._tell(action, target, True)
+            return None
+        reason = _NOT_OURS if made is None else "a link to a file " + _NOT_OURS
+        return Refusal(action, target, f"would write to {shown(target)}, {reason}")
+
+    def truncated(self, path: object) -> Refusal | None:
+        """``os.truncate``; a descriptor was judged when it was opened."""
+        target = target_path(path)
+        return None if target is None else self.written(target, "write", creates=False, changes=True)
+
+    def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
+        """``os.remove`` and ``os.unlink``."""
+        name = self._resolve(name_path, "remove", path, dir_fd)
+        if not isinstance(name, str):
+            return name
+        status = status_of_name(name)
+        if status is None or is_directory(status):
+            return None
+        return self._taken_away(name)
+
+    def directory_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
+        """``os.rmdir``, which takes empty directories only."""
+        name = self._resolve(name_path, "remove", path, dir_fd)
+        if not isinstance(name, str):
+            return name
+        status = status_of_name(name)
+        if status is None or not is_directory(status) or _has_content(name):
+            return None
+        return self._taken_away(name)
+
+    def tree_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
+        """``shutil.rmtree``: refused as a whole, before its first file; what it does is judged file by file besides."""
+        name = self._resolve(name_path, "remove", path, dir_fd)
+        if not isinstance(name, str):
+            return name
+        status = status_of_name(name)
+        if status is None or not is_directory(status) or self._allow_writes:
+            return None
+        if self._is_exempt(name) or self._created.maker(name) is not None:
+            return None
+        return Refusal("remove", name, f"would delete the directory {shown(name)}, {_NOT_OURS}")
+
+    def _taken_away(self, name: str) -> Refusal | None:
+        if self._is_exempt(name):
+            return None
+        if self._created.maker(name) is not None:
+            self._tell("remove", name, False)
+            return None
+        if not self._allow_writes:
+            return Refusal("remove", name, f"would delete {shown(name)}, {_NOT_OURS}")
+        self._created.note("foreign", name)
+        self._tell("remove", name, True)
+        return None
+
+    def renamed(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
+        """``os.rename`` and ``os.replace``."""
+        old = self._resolve(name_path, "rename", source, source_fd)
+        new = self._resolve(name_path, "rename", target, target_fd)
+        if not isinstance(old, str) or not isinstance(new, str):
+            return old if isinstance(old, Refusal) else new if isinstance(new, Refusal) else None
+        status = status_of_name(old)
+        if status is None or (self._is_exempt(old) and self._is_exempt(new)):
+            return None
+        made = self._created.maker(old)
+        if self._is_exempt(old):
+            made = Created("directory" if is_directory(status) else "file", 0)
+        replaces = status_of_name(new) is not None and not self._is_exempt(new) and self._created.maker(new) is None
+        if not self._allow_writes:
+            if made is None:
+                return Refusal("rename", old, f"would rename {shown(old)}, {_NOT_OURS}")
+            if replaces:
+                return Refusal("rename", new, f"would replace {shown(new)}, {_NOT_OURS}")
+        self._note_rename(old, new, made, replaces)
+        self._tell("rename", new, replaces)
+        return None
+
+    def _note_rename(self, old: str, new: str, made: Created | None, replaces: bool) -> None:
+        if made is None:
+            self._created.note("foreign", old)
+            self._created.note("foreign", new, moved_from=old)
+        elif not replaces and not self._is_exempt(new):
+            self._created.note(made.kind, new, made.time_ns, moved_from=old)
+
+    def linked(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
+        """``os.link``: the new name is the ranks', its content only if the old one's is."""
+        old = self._resolve(name_path, "write", source, source_fd)
+        if not isinstance(old, str):
+            return old
+        if status_of_name(old) is None:
+            return None
+        made = self._created.maker(old)
+        return self._new_name(target, target_fd, "name" if made is None else made.kind)
+
+    def symlinked(self, target: object, dir_fd: object) -> Refusal | None:
+        """``os.symlink``."""
+        return self._new_name(target, dir_fd, "name")
+
+    def _new_name(self, path: object, dir_fd: object, kind: str) -> Refusal | None:
+        name = self._resolve(name_path, "write", path, dir_fd)
+        if not isinstance(name, str):
+            return name
+        if not self._is_exempt(name) and self._is_free(name):
+            self._created.note(kind, name)
+            self._tell("create", name, False)
+        return None
+
+    def directory_made(self, path: object, dir_fd: object) -> Refusal | None:
+        """``os.mkdir``."""
+        name = self._resolve(name_path, "write", path, dir_fd)
+        if not isinstance(name, str):
+            return name
+        if not self._is_exempt(name) and self._is_free(name):
+            self._created.note("directory", name)
+            self._tell("mkdir", name, False)
+        return None
+
+    def database_connected(self, database: object) -> Refusal | None:
+        """``sqlite3.connect``, which writes from C; a database that was there may only be opened read-only."""
+        location = _database_path(database)
+        target = None if location is None else target_path(location)
+        if target is None:
+            return None
+        if status_of_target(target) is None and self._is_free(target):
+            for suffix in _SQLITE_SIDECARS:
+                if self._is_free(target + suffix):
+                    self._created.note("file", target + suffix)
+        return self.written(target, "write", creates=True, changes=True)
+
+    def _resolve(
+        self, resolve: Callable[[object, object], str | None], action: str, path: object, dir_fd: object
+    ) -> str | Refusal | None:
+        try:
+            return resolve(path, dir_fd)
+        except UnresolvablePath:
+            return Refusal(action, str(path), f"would {action} {path!s} in a directory that cannot be determined")
+
+    @staticmethod
+    def _is_free(name: str) -> bool:
+        return status_of_name(name) is None and os.path.isdir(os.path.dirname(name))
+
+    def _is_exempt(self, path: str) -> bool:
+        if is_inside(path, self._run_directory) or path.startswith("/proc/"):
+            return True
+        if sys.pycache_prefix and is_inside(path, os.path.realpath(sys.pycache_prefix)):
+            return True
+        if not _is_bytecode(path):
+            return False
+        if is_inside(path, _STANDARD_LIBRARY) or any(part in path for part in _INSTALLED):
+            return True
+        if status_of_name(path) is None:
+            raise BytecodeHeldBack
+        return False
+
+
+def _is_bytecode(path: str) -> bool:
+    head, tail = os.path.split(path)
+    return tail == "__pycache__" or (os.path.basename(head) == "__pycache__" and bool(_BYTECODE.search(tail)))
+
+
+def _has_content(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(True for _ in entries)
+    except OSError:
+        return False
+
+
+def _database_path(database: object) -> object:
+    """The file behind a database's name; None when it lives in memory or is opened read-only."""
+    if not isinstance(database, (str, bytes, os.PathLike)):
+        return None
+    text = os.fsdecode(database)
+    if text in ("", ":memory:"):
+        return None
+    if not text.startswith("file:"):
+        return text
+    location, _, query = text[len("file:") :].partition("?")
+    options = query.partition("#")[0].split("&")
+    if location == ":memory:" or {"mode=ro", "mode=memory", "immutable=1"} & set(options):
+        return None
+    return unquote(re.sub(r"^//[^/]*(?=/)", "", location)) or None

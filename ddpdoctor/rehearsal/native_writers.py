@@ -1,0 +1,91 @@
+"""Writers in C++ and Rust, which Python's audit hooks do not see: asked for leave before they open their file."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+_SAFETENSORS_MODULES = ("safetensors", "safetensors.torch", "safetensors.numpy")
+_MARK = "_ddpdoctor_guarded"
+_SCRIPT_CLASSES = ("ScriptModule", "ScriptFunction")
+_SCRIPT_WRITERS = ("save", "_save_for_mobile")
+
+Ask = Callable[[object], None]
+"""Called with the path that is about to be written; raises when it must not be."""
+
+
+def wrap_torch(torch: Any, ask: Ask) -> None:
+    """Guard the writers of ``torch.save``, ``torch.package``, ``torch.export.save`` and ``torch.jit.save``."""
+    native = torch._C
+    if hasattr(native, _MARK):
+        return
+    setattr(native, _MARK, True)
+    if hasattr(native, "PyTorchFileWriter"):
+        native.PyTorchFileWriter = _guarded_writer(native.PyTorchFileWriter, ask)
+    for class_name in _SCRIPT_CLASSES:
+        script_class = getattr(native, class_name, None)
+        for method_name in _SCRIPT_WRITERS:
+            method = getattr(script_class, method_name, None)
+            if method is not None:
+                setattr(script_class, method_name, _guarded_method(method, ask))
+
+
+def _guarded_writer(writer: Any, ask: Ask) -> Any:
+    def __init__(self: Any, target: object, *arguments: Any, **options: Any) -> None:
+        if isinstance(target, (str, bytes, os.PathLike)):
+            ask(target)
+        writer.__init__(self, target, *arguments, **options)
+
+    return type(writer)(writer.__name__, (writer,), {"__init__": __init__, "__module__": writer.__module__})
+
+
+def _guarded_method(method: Any, ask: Ask) -> Any:
+    def save(self: Any, path: object, *arguments: Any, **options: Any) -> Any:
+        ask(path)
+        return method(self, path, *arguments, **options)
+
+    save.__name__ = getattr(method, "__name__", "save")
+    return save
+
+
+def wrap_safetensors(ask: Ask) -> None:
+    """Guard ``safetensors``' file writer in those of its modules that are imported; doing it again changes nothing."""
+    for name in _SAFETENSORS_MODULES:
+        module = sys.modules.get(name)
+        if module is not None:
+            _guard_serialize_file(module, ask)
+
+
+def _guard_serialize_file(module: ModuleType, ask: Ask) -> None:
+    original = getattr(module, "serialize_file", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def serialize_file(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> Any:
+        ask(filename)
+        return original(tensors, filename, *arguments, **options)
+
+    vars(module)["serialize_file"] = serialize_file
+
+
+def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Callable[[], int]], int]) -> None:
+    """Guard ``os.open`` where it is given a ``dir_fd``, which its audit event leaves out.
+
+    ``ask`` takes path, flags and descriptor; ``quiet`` runs the call without its audit event being judged again.
+    """
+    original = os.open
+
+    @functools.wraps(original)
+    def open_at(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None:
+            return original(path, flags, mode)
+        ask(path, flags, dir_fd)
+        return quiet(lambda: original(path, flags, mode, dir_fd=dir_fd))
+
+    os.supports_dir_fd.add(open_at)
+    os.open = open_at

@@ -1,0 +1,169 @@
+"""Keeps the ranks of a rehearsal from changing, replacing or deleting files that existed before it.
+
+An audit hook sees what Python itself does to files; wrappers see what torch and safetensors do from C++ and Rust. What
+is allowed is decided in ``file_rules``. Not seen: other native writers (HDF5, Arrow, OpenCV), and what children do.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .file_rules import BytecodeHeldBack, FileRules, Refusal
+from .native_writers import wrap_os_open, wrap_safetensors, wrap_torch
+
+OnRefused = Callable[[str, str, str], object]
+"""Called with action, path and sentence instead of a forbidden operation; raises what ends the rank, or ends it."""
+OnFile = Callable[[str, str, bool], object]
+"""Called with action, path and whether the file existed before the rehearsal, just before an allowed operation."""
+OnChild = Callable[[str], object]
+"""Called with the command line of a child process, just before it starts."""
+
+_RULES = {
+    "open": ("opened", (0, 2)),
+    "os.remove": ("removed", (0, 1)),
+    "os.rmdir": ("directory_removed", (0, 1)),
+    "shutil.rmtree": ("tree_removed", (0, 1)),
+    "os.rename": ("renamed", (0, 1, 2, 3)),
+    "os.link": ("linked", (0, 1, 2, 3)),
+    "os.symlink": ("symlinked", (1, 2)),
+    "os.mkdir": ("directory_made", (0, 2)),
+    "os.truncate": ("truncated", (0,)),
+    "sqlite3.connect": ("database_connected", (0,)),
+}
+"""Audit event -> method of ``FileRules`` and the positions of the arguments that it takes."""
+
+_CHILDREN = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.system": 0}
+"""Audit event -> position of the command in its arguments."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+_ACTIVE: list[_Guard] = []
+"""The guard of this process, once it is installed."""
+
+
+def install(run_directory: str, allow_writes: bool, on_refused: OnRefused, on_file: OnFile, on_child: OnChild) -> None:
+    """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
+
+    ``run_directory`` holds the log of created files that all ranks share, and may be written freely.
+    """
+    guard = _Guard(run_directory, allow_writes, on_refused, on_file, on_child)
+    _ACTIVE.append(guard)
+    if len(_ACTIVE) > 1:
+        del _ACTIVE[0]
+        return
+    wrap_os_open(_ask_to_open, lambda call: _ACTIVE[0].quietly(call))
+    sys.addaudithook(_hook_of(_ACTIVE))
+
+
+def wrap_torch_writers(torch: Any) -> None:
+    """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
+    wrap_torch(torch, _ask_to_save)
+    wrap_safetensors(_ask_to_save)
+
+
+def _ask_to_open(path: object, flags: int, dir_fd: object) -> None:
+    _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags, dir_fd)
+
+
+def _ask_to_save(path: object) -> None:
+    if _ACTIVE:
+        _ACTIVE[0].judge(_ACTIVE[0].rules.saved, path)
+
+
+class _Guard:
+    """Connects events to rules, and rules to the rank's callbacks."""
+
+    def __init__(
+        self, run_directory: str, allow_writes: bool, on_refused: OnRefused, on_file: OnFile, on_child: OnChild
+    ) -> None:
+        self._on_refused = on_refused
+        self._on_file = on_file
+        self._on_child = on_child
+        self._thread = threading.local()
+        self.rules = FileRules(run_directory, allow_writes, self._tell_file)
+
+    def is_quiet(self) -> bool:
+        """True in a thread that is inside one of our own calls."""
+        return getattr(self._thread, "quiet", False)
+
+    def quietly(self, call: Callable[[], Any]) -> Any:
+        """Run ``call`` without judging what it does to files in this thread."""
+        before = self.is_quiet()
+        self._thread.quiet = True
+        try:
+            return call()
+        finally:
+            self._thread.quiet = before
+
+    def judge(self, rule: Callable[..., Refusal | None], *arguments: object) -> None:
+        """Apply a rule; a refusal, or a rule that fails itself, ends the operation."""
+        if self.is_quiet():
+            return
+        try:
+            refusal = rule(*arguments)
+        except BytecodeHeldBack:
+            raise
+        except Exception as fault:
+            if sys.is_finalizing():
+                return
+            refusal = Refusal("write", "", f"does something to a file that cannot be judged ({type(fault).__name__})")
+        if refusal is not None:
+            self.quietly(lambda: self._on_refused(*refusal))
+            raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
+
+    def _tell_file(self, action: str, path: str, existed: bool) -> None:
+        self._tell(lambda: self._on_file(action, path, existed))
+
+    def tell_child(self, command: object) -> None:
+        """Report a child process."""
+        self._tell(lambda: self._on_child(_command_line(command)))
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        if self.is_quiet():
+            return
+        try:
+            self.quietly(callback)
+        except Exception:
+            return
+
+
+def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
+    """Build the audit hook.
+
+    ``safetensors`` is wrapped when the file of one of its submodules is opened: after its package was imported, before
+    the submodule takes the writer from it.
+    """
+    rules, children = _RULES, _CHILDREN
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in rules:
+            if event == "open" and not _is_for_writing(arguments):
+                if arguments and "safetensors" in str(arguments[0]):
+                    wrap_safetensors(_ask_to_save)
+                return
+            name, positions = rules[event]
+            chosen = [arguments[index] if index < len(arguments) else None for index in positions]
+            active[0].judge(getattr(active[0].rules, name), *chosen)
+        elif event in children and len(arguments) > children[event]:
+            active[0].tell_child(arguments[children[event]])
+
+    return hook
+
+
+def _is_for_writing(arguments: tuple[Any, ...]) -> bool:
+    return len(arguments) > 2 and isinstance(arguments[2], int) and bool(arguments[2] & _WRITING)
+
+
+def _command_line(command: object) -> str:
+    if isinstance(command, (list, tuple)):
+        return shlex.join(_text(word) for word in command)
+    return _text(command)
+
+
+def _text(word: object) -> str:
+    return os.fsdecode(word) if isinstance(word, (str, bytes, os.PathLike)) else str(word)
