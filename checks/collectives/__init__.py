@@ -1,0 +1,1 @@
+"""Checks of what the ranks say to each other."""

@@ -1,0 +1,57 @@
+"""Ranks call the same collective with tensors or options that do not fit.
+
+What it finds
+    One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation or
+    root differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all, point-to-point) are
+    compared only in what must agree.
+
+Why it is bad
+    NCCL hangs or corrupts memory, gloo aborts the process; SUM against MAX raises nothing at all and gives a wrong
+    number on every rank.
+
+Example
+    dist.all_reduce(predictions[mask])      # every rank selects another number of elements
+
+Remedy
+    Make shapes and options the same on every rank: pad to a common size, or exchange the sizes first and use a
+    collective that allows them to differ.
+
+When it is wrong
+    Not known to be.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP304",
+    name="collective-mismatch",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when one line gives different collectives."""
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        sizes = divergence.difference == "number of elements"
+        how = ": pad the tensors to a common size, or exchange their sizes first" if sizes else ""
+        yield CHECK.finding(
+            record.job.kind,
+            account.title(divergence),
+            remedy=f"Make the {divergence.difference} the same on every rank{how}.",
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, record.job.kind),
+        )

@@ -1,0 +1,54 @@
+"""One rank left while the others wait for it.
+
+What it finds
+    A rank that ended (its script returned, called sys.exit, or was killed by a signal) while other ranks wait in a
+    collective that it never entered.
+
+Why it is bad
+    The others hang until the timeout, or fail with "Connection closed by peer", which hides who left first.
+
+Example
+    if not torch.isfinite(loss):
+        sys.exit(1)                     # only the rank with the bad batch leaves
+
+Remedy
+    Decide together: all-reduce the reason for leaving, so that all ranks leave in the same step.
+
+When it is wrong
+    Where the launcher is meant to restart the job after one rank has left (elastic training).
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP306",
+    name="early-exit",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when a rank left without an exception."""
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            account.title(divergence),
+            remedy="Let all ranks leave together: all-reduce the reason for leaving first, or run the missing "
+            "collectives on the rank that leaves.",
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, record.job.kind),
+        )

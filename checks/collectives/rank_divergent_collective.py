@@ -1,0 +1,83 @@
+"""Ranks run different collectives.
+
+What it finds
+    A collective, or something that contains one (a DDP forward with buffers, a backward, making a group), that only
+    some ranks reach. In a run: the first place where the ranks' next collectives come from different lines and do not
+    fit.
+
+Why it is bad
+    A collective waits for every rank of its group. A rank that never calls it leaves the others waiting until the
+    timeout, 10 to 30 minutes later; where the sizes happen to fit, ranks exchange numbers that mean different things.
+
+Example
+    if rank == 0:
+        dist.all_reduce(total)          # ranks 1.. never come here
+
+Remedy
+    Call the collective on every rank and put only its consequences (printing, saving) under the rank test.
+
+When it is wrong
+    Where the other ranks reach a matching collective elsewhere; a run that ends well proves it.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html
+    https://github.com/pytorch/pytorch/issues/54059
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.source.divergence import in_words, partings
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.ranks import spoken
+from ddpdoctor.source.script import Script
+
+CHECK = Check(
+    code="DDP301",
+    name="rank-divergent-collective",
+    severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives"}),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report collectives that a rank test keeps from some ranks, with nothing that matches them on the others."""
+    for parting in partings(whole_projection(script)):
+        leaving = () if parting.exit_location is None else (parting.exit_location,)
+        yield CHECK.finding(
+            "source",
+            in_words(parting),
+            remedy=f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take.",
+            locations=(parting.location, *leaving, parting.condition_location),
+            evidence=(
+                Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
+                Fact(
+                    text=f"{spoken(parting.running)} of 4 come to {parting.collective} by this call chain",
+                    basis="source",
+                    location=parting.location,
+                    stack=parting.chain,
+                ),
+            ),
+            severity=Severity.WARNING if parting.guessed else None,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when the ranks part at different lines."""
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            account.title(divergence),
+            remedy=f"Make every rank call {account.disputed_call(divergence)}, or none: move it out of the branch that "
+            "only some ranks take.",
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, record.job.kind),
+        )

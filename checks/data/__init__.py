@@ -1,0 +1,1 @@
+"""Checks of what each rank is fed."""

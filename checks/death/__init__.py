@@ -1,0 +1,1 @@
+"""Checks of why a rank died."""

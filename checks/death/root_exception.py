@@ -1,0 +1,53 @@
+"""One rank's exception brought the job down.
+
+What it finds
+    The first exception in time among the ranks that is not an echo of another rank's end ("Connection closed by peer"),
+    where the other ranks went on or failed because of it.
+
+Why it is bad
+    The launcher and the other ranks report their lost connections, often louder and under another rank's name; the
+    cause is one traceback among many.
+
+Example
+    batch = collate(samples)            # KeyError on the one rank whose shard holds a bad sample
+
+Remedy
+    Fix the exception on that rank; everything that the other ranks printed follows from it.
+
+When it is wrong
+    Where the ranks' clocks differ by more than the time between two exceptions.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/errors.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP706",
+    name="root-exception",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the exception of the rank that left first."""
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            account.title(divergence),
+            remedy=f"Fix the exception on rank {divergence.culprit}; what the other ranks report follows from it.",
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, record.job.kind),
+        )

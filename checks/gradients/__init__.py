@@ -1,0 +1,1 @@
+"""Checks of gradients, parameters and buffers."""

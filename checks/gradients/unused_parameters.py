@@ -1,0 +1,67 @@
+"""Parameters of a DDP model receive no gradient.
+
+What it finds
+    Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
+    where neither `find_unused_parameters=True` nor `static_graph=True` serves it.
+
+Why it is bad
+    DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
+    have finished reduction in the prior iteration"; where ranks disagree about which parameters are used, the others
+    hang in an all-reduce.
+
+Example
+    def forward(self, x):
+        return self.head(self.body(x))      # self.auxiliary_head is never called
+
+Remedy
+    Remove or freeze (requires_grad_(False), before the wrap) what is never used; pass find_unused_parameters=True
+    where the use depends on the input.
+
+When it is wrong
+    Where the gradient is produced by a hook of the user outside autograd.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis.unused import unused_parameters
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP201",
+    name="unused-parameters",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
+    needs=frozenset({"wraps", "missing_gradients"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the parameters without gradient of each wrap."""
+    for unused in unused_parameters(record):
+        facts = tuple(
+            Fact(
+                text=f"{group.ranks}: no gradient for {', '.join(group.names)}: {group.tensors:,} parameters, "
+                f"{group.elements:,} elements, {group.size_bytes:,} bytes",
+                basis=record.job.kind,
+                numbers={"parameters": group.tensors, "elements": group.elements, "bytes": group.size_bytes},
+                rank=group.first_rank,
+                location=group.location,
+                stack=group.stack,
+            )
+            for group in unused.groups
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            unused.sentence,
+            remedy=unused.remedy,
+            locations=unused.locations,
+            ranks=unused.ranks,
+            evidence=facts,
+        )

@@ -1,0 +1,1 @@
+"""Pure functions from a record to facts; no clock, no process, no file."""

@@ -1,0 +1,49 @@
+"""The rank whose leaving the others suffer from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddpdoctor.diagnosis.matching import Matcher
+from ddpdoctor.diagnosis.waiting import Blocked, is_echo, left_on_their_own
+from ddpdoctor.record.model import Rank, RankException, RunRecord
+
+
+def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked]) -> Rank | None:
+    """Find the rank that left first and that others wait for, or failed or went ahead without.
+
+    A rank that left without an exception is one only if another waits for it. Exceptions that all ranks raised alike
+    are a plain bug of the script and no divergence.
+    """
+    for rank in left_on_their_own(record):
+        waited_for = any(rank.rank in entry.missing for entry in blocked.values())
+        raised = root_exception(rank)
+        if raised is None:
+            if waited_for:
+                return rank
+        elif not _raised_by_all(record, raised) and (waited_for or _others_went_on(record, matcher, rank)):
+            return rank
+    return None
+
+
+def root_exception(rank: Rank) -> RankException | None:
+    """The first exception of a rank that ended by one."""
+    return min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
+
+
+def _raised_by_all(record: RunRecord, raised: RankException) -> bool:
+    alike = [
+        other is not None and other.type == raised.type and other.frames[:1] == raised.frames[:1]
+        for other in map(root_exception, record.ranks)
+    ]
+    return all(alike)
+
+
+def _others_went_on(record: RunRecord, matcher: Matcher, rank: Rank) -> bool:
+    if any(is_echo(other) for other in record.ranks if other.rank != rank.rank):
+        return True
+    for lanes in matcher.lanes.values():
+        own = lanes.get(rank.rank)
+        if own is not None and any(lane.end > own.end for lane in lanes.values()):
+            return True
+    return False

@@ -1,0 +1,226 @@
+"""Tells a divergence in sentences, facts and places, for the checks that report it."""
+
+from __future__ import annotations
+
+import signal
+
+from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.diagnosis.turns import Turn
+from ddpdoctor.diagnosis.wording import collective, details, elements, location_of, place, rank_list, verb
+from ddpdoctor.finding import Basis, Fact, Location
+
+FACTS_SHOWN = 8
+"""With more ranks than this, ranks that did the same share one fact."""
+
+
+def title(divergence: Divergence) -> str:
+    """Say in one sentence where the ranks part."""
+    if divergence.form == "desync":
+        return _desync_title(divergence)
+    if divergence.form == "crossed":
+        first, second = divergence.turns[0], divergence.proof[0]
+        return (
+            f"{_call(first)} on {rank_list([first.rank])} is paired with {_call(second)} on "
+            f"{rank_list([divergence.turns[1].rank])}, and the other way round"
+        )
+    if divergence.form == "absentee":
+        return _absentee_title(divergence)
+    if divergence.form == "stuck":
+        stuck = next(turn for turn in divergence.turns if not turn.waiting)
+        waiting = [turn for turn in divergence.turns if turn.waiting]
+        return f"{rank_list([stuck.rank])} stands at {place(stuck.line)} while {_waiting(waiting)}"
+    groups = _alike(divergence.turns)
+    if divergence.form == "mismatch" and len({place(turns[0].line) for turns in groups}) == 1:
+        return _same_line_title(divergence, groups)
+    lone = _not_called(divergence, groups)
+    if lone is not None:
+        return lone
+    parts = [f"{_ranks(turns)} {_doing(turns)}" for turns in groups]
+    return ("the ranks wait for each other: " if divergence.form == "standstill" else "the ranks part: ") + "; ".join(
+        parts
+    )
+
+
+def disputed_call(divergence: Divergence) -> str:
+    """The call that some ranks make and others do not: ``all_reduce at train.py:57``."""
+    turns = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
+    own = [turn for turn in turns if turn.rank == divergence.culprit]
+    return _call((own or turns or list(divergence.turns))[0])
+
+
+def ranks(divergence: Divergence) -> tuple[int, ...]:
+    """The culprit alone if it may be named, otherwise all ranks that part."""
+    if divergence.culprit is not None:
+        return (divergence.culprit,)
+    return tuple(turn.rank for turn in divergence.turns)
+
+
+def locations(divergence: Divergence) -> tuple[Location, ...]:
+    """The lines at which the ranks part, the culprit's first, then what the others wait in."""
+    turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
+    found: dict[Location, None] = {}
+    for turn in (*turns, *divergence.proof):
+        location = location_of(turn.line)
+        if location is not None:
+            found[location] = None
+    return tuple(found)
+
+
+def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
+    """The last common entry, what each rank did next with its line and stack, and why a rank is blamed."""
+    told = []
+    if divergence.last_common is not None:
+        last = divergence.last_common
+        told.append(
+            Fact(
+                text=f"the last collective that the ranks have in common is number "
+                f"{(divergence.sequence or 1) - 1:,} of their group: {_call(last)}, step {last.step}",
+                basis=basis,
+                numbers={"sequence": (divergence.sequence or 1) - 1, "step": last.step},
+                location=location_of(last.line),
+            )
+        )
+    told += [_fact(turn, basis, "") for turn in _shown(divergence.turns)]
+    told += [_fact(turn, basis, "later, at the entry that proves it, ") for turn in _shown(divergence.proof)]
+    if divergence.difference and divergence.form == "mismatch":
+        told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
+    if divergence.culprit is not None:
+        text = f"rank {divergence.culprit} is named because {divergence.culprit_reason}"
+        told.append(Fact(text=text, basis=basis, rank=divergence.culprit))
+    return tuple(told)
+
+
+def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
+    numbers: dict[str, int | float] = {"step": turn.step}
+    extra = ""
+    if turn.signature is not None:
+        what = details(turn.signature)
+        extra = f" ({what})" if what else ""
+        numbers["bytes"] = turn.signature.size_bytes
+    return Fact(
+        text=f"{prefix}rank {turn.rank} {_doing([turn])}{extra}" + (f" in step {turn.step}" if turn.step else ""),
+        basis=basis,
+        numbers=numbers if turn.row is not None else {},
+        rank=turn.rank,
+        location=location_of(turn.line),
+        stack=turn.stack or turn.frames,
+    )
+
+
+def _shown(turns: tuple[Turn, ...]) -> list[Turn]:
+    return list(turns) if len(turns) <= FACTS_SHOWN else [alike[0] for alike in _alike(turns)]
+
+
+def _alike(turns: tuple[Turn, ...]) -> list[list[Turn]]:
+    """Group turns that are the same in everything but the rank."""
+    groups: dict[tuple[object, ...], list[Turn]] = {}
+    for turn in turns:
+        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.wait and turn.wait.kind, turn.exception)
+        groups.setdefault(key, []).append(turn)
+    return list(groups.values())
+
+
+def _call(turn: Turn) -> str:
+    name = "an unknown collective"
+    if turn.signature is not None:
+        name = collective(turn.signature)
+    elif turn.wait is not None:
+        name = turn.wait.kind
+    return f"{name} at {place(turn.line)}"
+
+
+def _ranks(turns: list[Turn]) -> str:
+    return rank_list(turn.rank for turn in turns)
+
+
+def _doing(turns: list[Turn]) -> str:
+    """The predicate for ranks that did the same."""
+    turn, numbers = turns[0], [turn.rank for turn in turns]
+    match turn.action:
+        case "collective" | "store" if turn.waiting:
+            return f"{verb(numbers, 'waits', 'wait')} in {_call(turn)}"
+        case "collective" | "store":
+            return f"{verb(numbers, 'calls', 'call')} {_call(turn)}"
+        case "raised":
+            raised = turn.exception
+            what = "an exception" if raised is None else f"{raised.type}: {_first_line(raised.message)}"
+            return f"raised {what} at {place(turn.line)}"
+        case "signalled":
+            return f"{verb(numbers, 'was', 'were')} killed by {_signal_name(turn.signal)}"
+        case "left-by-exit":
+            return f"left with exit code {turn.exit_code}"
+        case "finished":
+            return f"ran to {verb(numbers, 'its', 'their')} end and left"
+    return f"{verb(numbers, 'is', 'are')} at {place(turn.line)}"
+
+
+def _waiting(turns: list[Turn]) -> str:
+    return "; ".join(f"{_ranks(alike)} {_doing(alike)}" for alike in _alike(tuple(turns)))
+
+
+def _absentee_title(divergence: Divergence) -> str:
+    every = (*divergence.turns, *divergence.proof)
+    left = next(
+        (turn for turn in every if turn.rank == divergence.culprit and turn.action not in ("collective", "store")), None
+    )
+    waiting = [turn for turn in every if turn.waiting and turn.rank != divergence.culprit]
+    what = f"rank {divergence.culprit} left" if left is None else f"rank {left.rank} {_doing([left])}"
+    return what if not waiting else f"{what} while {_waiting(waiting)}"
+
+
+def _desync_title(divergence: Divergence) -> str:
+    by_step: dict[int, list[Turn]] = {}
+    for turn in divergence.turns:
+        if turn.row is not None:
+            by_step.setdefault(turn.step, []).append(turn)
+    parts = [f"step {step} of {_ranks(turns)}" for step, turns in by_step.items()]
+    first = next(turn for turn in divergence.turns if turn.row is not None)
+    title = f"gradients of different steps are averaged in {_call(first)}: {' with '.join(parts)}"
+    if divergence.culprit is None or "backward" not in divergence.culprit_reason:
+        return title
+    done = "skipped" if "skipped" in divergence.culprit_reason else "repeated"
+    return f"{title}, since rank {divergence.culprit} {done} a backward"
+
+
+def _same_line_title(divergence: Divergence, groups: list[list[Turn]]) -> str:
+    parts = []
+    for turns in groups:
+        signature = turns[0].signature
+        assert signature is not None
+        what = {
+            "number of elements": elements(signature),
+            "dtype": signature.dtype,
+            "reduce operation": signature.reduce_op,
+            "root": f"root {signature.root}",
+        }.get(divergence.difference, collective(signature))
+        parts.append(f"{what} on {_ranks(turns)}")
+    first = groups[0][0]
+    where = f"the ranks' collectives at {place(first.line)}"
+    if divergence.difference != "kind of collective":
+        where = _call(first)
+    return f"{where} differ{'' if where.startswith('the') else 's'} in the {divergence.difference}: {', '.join(parts)}"
+
+
+def _not_called(divergence: Divergence, groups: list[list[Turn]]) -> str | None:
+    """Say it as one rank's call that the others have not made, where they never ran that line."""
+    if len(groups) != 2 or any(turns[0].action != "collective" for turns in groups):
+        return None
+    for caller, others in (groups, groups[::-1]):
+        if caller[0].rank in divergence.callers_alone:
+            return (
+                f"{_ranks(caller)} {_doing(caller)}, which {_ranks(others)} "
+                f"{verb([turn.rank for turn in others], 'has', 'have')} not called; {_ranks(others)} {_doing(others)}"
+            )
+    return None
+
+
+def _first_line(message: str) -> str:
+    first = message.strip().splitlines()[0] if message.strip() else ""
+    return first if len(first) <= 200 else f"{first[:199]}…"
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,95 @@
+"""How ranks, places, collectives and sizes are written in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.record.model import Signature, Site
+
+_ORIGINS = {
+    "user": "",
+    "ddp-construct": " (DDP construction)",
+    "ddp-forward": " (DDP forward)",
+    "ddp-backward": " (DDP backward)",
+    "join": " (join)",
+}
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Write ranks as ``rank 3``, ``ranks 0 and 2`` or ``ranks 0-3, 7``."""
+    numbers = sorted(set(ranks))
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) == 2:
+        return f"ranks {numbers[0]} and {numbers[1]}"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return "ranks " + ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def verb(ranks: Iterable[int], singular: str, plural: str) -> str:
+    """Choose the verb that fits the number of ranks."""
+    return singular if len(set(ranks)) == 1 else plural
+
+
+def place(frame: Frame | None) -> str:
+    """Write a line as ``train.py:57``; ``an unknown line`` without a frame."""
+    return "an unknown line" if frame is None else f"{PurePath(frame.file).name}:{frame.line}"
+
+
+def collective(signature: Signature) -> str:
+    """Write a collective with what issued it: ``all_reduce (DDP backward)``."""
+    return f"{signature.kind}{_ORIGINS[signature.origin]}"
+
+
+def details(signature: Signature) -> str:
+    """Write what must agree between ranks: ``1,024 elements, float32, sum``."""
+    parts = []
+    if signature.numels:
+        parts.append(elements(signature))
+    parts += [part for part in (signature.dtype, signature.reduce_op) if part]
+    if signature.root is not None:
+        parts.append(f"root {signature.root}")
+    return ", ".join(parts)
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Write a number of things: ``1 path``, ``1,024 batches``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def elements(signature: Signature) -> str:
+    """Write how many elements the tensors have: ``1,024 + 10 elements``, ``9,000 elements in 6 tensors``."""
+    numels = signature.numels
+    if len(numels) > 4:
+        return f"{sum(numels):,} elements in {len(numels)} tensors"
+    return f"{' + '.join(f'{numel:,}' for numel in numels)} {'element' if numels == (1,) else 'elements'}"
+
+
+def bytes_text(size_bytes: int) -> str:
+    """Write a size with the unit that gives few digits: ``4.2 MB`` (powers of ten)."""
+    if size_bytes < 1_000:
+        return f"{size_bytes} bytes"
+    for unit, factor in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if size_bytes < factor * 999.5 or unit == "GB":
+            return f"{size_bytes / factor:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def location_of(frame: Frame | None) -> Location | None:
+    """Turn a frame into the location of a finding."""
+    if frame is None:
+        return None
+    function = "" if frame.function == "<module>" else frame.function
+    return Location(file=frame.file, line=frame.line, function=function)
+
+
+def site_location(site: Site) -> Location | None:
+    """Locate the innermost line of a call chain."""
+    return location_of(site.innermost)

@@ -1,0 +1,119 @@
+"""Which ranks wrote which file from which line."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.record.model import FileEvent, RunRecord
+
+_WRITES = frozenset({"create", "write", "save"})
+_LOG_SUFFIXES = frozenset({".log", ".out", ".err", ".lock", ".pid", ".pyc", ".tmp"})
+_EVIDENCE_SHOWN = 8
+
+
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks wrote at one line of the user."""
+
+    shared: bool
+    """True: several ranks wrote one path. False: every path was written by one rank only."""
+    sentence: str
+    location: Location
+    ranks: tuple[int, ...] = ()
+    """The ranks that wrote one path together."""
+    evidence: tuple[tuple[int, str], ...] = ()
+    """Rank and sentence: who wrote what."""
+    stack: tuple[Frame, ...] = ()
+
+
+def judge_writers(record: RunRecord) -> Iterator[Writing]:
+    """Yield a verdict for each line at which files were written; nothing for a lone writer in a run that was cut short.
+
+    Logs, lock files, caches and temporary files count only when they are saved with torch; other writes count only
+    where the ranks made them between the same two collectives, for ranks that write in turn do no harm.
+    """
+    by_line: dict[tuple[str, int], list[FileEvent]] = {}
+    for event in record.files:
+        line = record.site(event.site).innermost
+        if event.action in _WRITES and line is not None:
+            by_line.setdefault((line.file, line.line), []).append(event)
+    whole = record.job.stop_reason == "" and len(record.rank_numbers()) > 1
+    # A rank that raised or was killed might have written what only the other ranks did.
+    whole = whole and all(rank.end in ("finished", "ended-by-rehearsal") for rank in record.ranks)
+    for events in by_line.values():
+        by_path: dict[str, list[FileEvent]] = {}
+        for event in events:
+            by_path.setdefault(event.path, []).append(event)
+        shared = {path: found for path, found in by_path.items() if _shared(record, path, found)}
+        if shared:
+            yield _describe(record, shared)
+        elif whole and all(len({event.rank for event in found}) == 1 for found in by_path.values()):
+            location = location_of(record.site(events[0].site).innermost)
+            assert location is not None
+            writers = rank_list(event.rank for event in events)
+            reason = f"no path was written by more than one rank here; {writers} wrote {count(len(by_path), 'path')}"
+            yield Writing(shared=False, sentence=reason, location=location)
+
+
+def _shared(record: RunRecord, path: str, events: list[FileEvent]) -> bool:
+    ranks = {event.rank for event in events}
+    if len(ranks) < 2:
+        return False
+    if len({event.rank for event in events if event.action == "save"}) > 1:
+        return True
+    if _incidental(path):
+        return False
+    phases: dict[int, set[int]] = {}
+    for event in events:
+        phases.setdefault(_collectives_before(record, event), set()).add(event.rank)
+    return any(len(together) > 1 for together in phases.values())
+
+
+def _incidental(path: str) -> bool:
+    parts = PurePath(path).parts
+    name = parts[-1] if parts else ""
+    hidden = any(part.startswith(".") for part in parts) or "__pycache__" in parts
+    return (
+        hidden
+        or path.startswith(("/dev/", "/proc/"))
+        or PurePath(name).suffix in _LOG_SUFFIXES
+        or "tfevents" in name
+        or "log" in PurePath(name).stem.lower().replace("-", "_").split("_")
+    )
+
+
+def _collectives_before(record: RunRecord, event: FileEvent) -> int:
+    track = record.track(event.rank)
+    return 0 if track is None else bisect_left(track.started_ns, event.time_ns)
+
+
+def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Writing:
+    first = next(iter(shared.values()))
+    site = record.site(first[0].site)
+    location = location_of(site.innermost)
+    assert location is not None
+    ranks = sorted({event.rank for events in shared.values() for event in events})
+    path = PurePath(next(iter(shared)))
+    more = f" and {len(shared) - 1:,} more files" if len(shared) > 1 else ""
+    done = "save" if any(event.action == "save" for event in first) else "write"
+    times: dict[tuple[int, str], int] = {}
+    for name, events in shared.items():
+        for event in events:
+            times[event.rank, name] = times.get((event.rank, name), 0) + (event.action == first[0].action)
+    evidence = [
+        (rank, f"rank {rank} wrote {name}" + (f" {number} times" if number > 1 else ""))
+        for (rank, name), number in sorted(times.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+    return Writing(
+        shared=True,
+        sentence=f"{rank_list(ranks)} {done} the same file {path.name}{more} at {place(site.innermost)}",
+        location=location,
+        ranks=tuple(ranks),
+        evidence=tuple(evidence[:_EVIDENCE_SHOWN]),
+        stack=site.frames,
+    )

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.diagnosis.live import Watch, live_verdict
+from tests.diagnosis.jobs import JobBuilder, healthy_job
+
+
+def look(watch: Watch, job: JobBuilder, milliseconds: int = 100) -> Divergence | None:
+    """Let time pass and look at the job as the supervisor does."""
+    return live_verdict(watch, job.record(), job.tick(milliseconds))
+
+
+def look_for(watch: Watch, job: JobBuilder, seconds: float) -> Divergence | None:
+    """Look ten times a second until there is a verdict or the time is over."""
+    for _ in range(int(seconds * 10)):
+        found = look(watch, job)
+        if found is not None:
+            return found
+    return None
+
+
+def test_a_mismatch_is_a_proof_at_the_first_look() -> None:
+    watch, job = Watch(), healthy_job()
+    assert look(watch, job) is None
+    job.call(0, "all_reduce", 57)
+    assert look(watch, job) is None
+    job.call(1, "barrier", 60, completed=False)
+    found = look(watch, job)
+    assert found is not None
+    assert found.form == "mismatch"
+
+
+def test_a_desync_is_a_proof_at_the_first_look() -> None:
+    watch, job = Watch(), JobBuilder(2)
+    for step in (1, 2):
+        job.step(job.ranks, step)
+        job.reduce_gradients(job.ranks)
+        assert look(watch, job) is None
+    job.step(0, 3)
+    job.reduce_gradients(0)
+    job.step(1, 4)
+    job.reduce_gradients(1)
+    found = look(watch, job)
+    assert found is not None
+    assert (found.form, found.culprit) == ("desync", 1)
+
+
+def test_a_rank_that_works_while_another_waits_proves_nothing() -> None:
+    watch, job = Watch(), healthy_job()
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    assert look_for(watch, job, 60) is None
+
+
+def test_an_incomplete_collective_is_not_waiting() -> None:
+    watch, job = Watch(), healthy_job()
+    job.call(0, "all_reduce", 70, completed=False)
+    job.leave(1, "finished", main_finished=True)
+    assert look_for(watch, job, 5) is None
+
+
+def test_a_rank_that_left_while_another_waits_is_believed_after_a_moment() -> None:
+    watch, job = Watch(), healthy_job()
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    job.leave(1, "left-by-exit", exit_code=3)
+    assert look(watch, job) is None
+    found = look_for(watch, job, 1)
+    assert found is not None
+    assert (found.form, found.culprit) == ("absentee", 1)
+
+
+def test_a_wait_that_ends_before_it_is_believed_is_forgotten() -> None:
+    watch, job = Watch(), healthy_job()
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    job.leave(1, "finished", main_finished=True)
+    assert look(watch, job) is None
+    del job.of_rank[0]["waiting_in"]
+    assert look_for(watch, job, 5) is None
+
+
+def test_the_normal_end_of_a_job_rank_by_rank_proves_nothing() -> None:
+    watch, job = Watch(), healthy_job(3)
+    for rank in job.ranks:
+        job.leave(rank, "finished", main_finished=True)
+        assert look_for(watch, job, 1) is None
+
+
+def test_a_rank_that_was_ended_by_us_proves_nothing() -> None:
+    watch, job = Watch(), healthy_job()
+    job.leave(1, "ended-by-rehearsal")
+    job.reduce_gradients(0)
+    job.wait_in_last(0)
+    assert look_for(watch, job, 5) is None
+
+
+def test_a_rank_that_raised_while_nobody_waits_yet_proves_nothing() -> None:
+    watch, job = Watch(), healthy_job()
+    job.reduce_gradients(0)
+    job.fail(1, "KeyError", 33)
+    assert look_for(watch, job, 5) is None
+    job.wait_in_last(0)
+    found = look_for(watch, job, 1)
+    assert found is not None
+    assert (found.form, found.culprit) == ("absentee", 1)
+
+
+def test_a_standstill_is_believed_after_a_second() -> None:
+    watch, job = Watch(), JobBuilder(2)
+    one, other = job.group(0, 1), job.group(0, 1)
+    job.call(0, "all_reduce", 10, group=one)
+    job.call(1, "all_reduce", 20, group=other)
+    job.wait_in_last(0, 1)
+    assert look_for(watch, job, 0.8) is None
+    found = look_for(watch, job, 1)
+    assert found is not None
+    assert found.form == "standstill"
+
+
+def test_a_ring_of_ranks_with_one_that_works_is_no_standstill() -> None:
+    watch, job = Watch(), JobBuilder(3)
+    one, other = job.group(0, 1), job.group(1, 2)
+    job.call(0, "all_reduce", 10, group=one)
+    job.call(1, "all_reduce", 20, group=other)
+    job.wait_in_last(0, 1)
+    assert look_for(watch, job, 10) is None
+
+
+def test_a_stuck_rank_is_a_verdict_while_others_wait_for_it() -> None:
+    watch, job = Watch(), healthy_job()
+    job.of_rank[1]["stuck"] = True
+    assert look_for(watch, job, 2) is None
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    found = look_for(watch, job, 2)
+    assert found is not None
+    assert (found.form, found.culprit) == ("stuck", 1)
