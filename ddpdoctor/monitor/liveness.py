@@ -26,7 +26,7 @@ class LivenessSampler:
             self._sampled_s = now_s
             for pid, ring in rings.items():
                 self._take(pid, ring)
-        return frozenset(pid for pid, samples in self._samples.items() if judge_liveness(samples) == "stuck")
+        return frozenset(pid for pid, samples in self._samples.items() if judge_liveness(tuple(samples)) == "stuck")
 
     def _take(self, pid: int, ring: RingTail) -> None:
         import psutil

@@ -13,6 +13,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.created_files import remove_created
+from ddpdoctor.launch.devices import HIDE_GPUS, visible_gpus
 from ddpdoctor.launch.environment import recorded_environment, rehearsal_command, rehearsal_environment
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, started
@@ -20,7 +21,7 @@ from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import temporary_run_directory
 from ddpdoctor.monitor import output
 from ddpdoctor.monitor.liveness import LivenessSampler
-from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks
+from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import Job, Rank, RunRecord, StackDump, StopReason
@@ -65,9 +66,12 @@ class _Rehearsal:
         self._matching = Watch()
         self._liveness = LivenessSampler()
         self._stuck: frozenset[int] = frozenset()
-        self._stacks: list[StackDump] = []
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(directory, os.environ)
+        gpus = visible_gpus(self._environment)
+        self._hides_gpus = 0 < gpus < request.nproc and not request.spawns_ranks
+        if self._hides_gpus:
+            self._environment |= HIDE_GPUS
         self._job = Job(
             kind="rehearsal",
             command=tuple(self._command),
@@ -78,7 +82,7 @@ class _Rehearsal:
             torch_version=interpreter.torch_version,
             tool_version=__version__,
             layout=f"1x{request.nproc}",
-            device="cpu",
+            device="cuda" if gpus and not self._hides_gpus else "cpu",
             batches=request.batches,
             ranks_expected=0 if request.spawns_ranks else request.nproc,
             started_ns=time.time_ns(),
@@ -93,6 +97,9 @@ class _Rehearsal:
                 self._note_the_gone()
                 self._assembly.poll()
                 record = self._final_record(reason, text)
+                if reason in ("proof", "time-limit"):
+                    # The record is taken first: a signal for stacks can wake a rank that was stuck.
+                    record = msgspec.structs.replace(record, stacks=self._collect_stacks())
         self._assembly.files.close()
         return record
 
@@ -127,14 +134,12 @@ class _Rehearsal:
             if over:
                 return "", ""
             if self._have_parted(record):
-                self._collect_stacks()
-                return "proof", "the ranks have parted"
+                return "proof", "the ranks can no longer go on together"
             if self._since_our_ending_s() > AFTER_OUR_ENDING_S:
                 return "", ""
             if self._since_failure_s(record) > AFTER_A_FAILURE_S:
                 return "rank-failed", "a rank failed and the others did not end"
             if seconds > self._request.time_limit_s:
-                self._collect_stacks()
                 return "time-limit", f"the script had not ended after {self._request.time_limit_s:g} s"
             if seconds - told >= PROGRESS_EVERY_S:
                 told = seconds
@@ -173,13 +178,15 @@ class _Rehearsal:
                     statuses = output.exit_statuses(self._directory)
                 self._assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
 
-    def _collect_stacks(self) -> None:
-        """Have every living rank's stacks written, by itself or by its signal handler."""
+    def _collect_stacks(self) -> tuple[StackDump, ...]:
+        """The stacks of every living rank, written by itself or by its signal handler."""
         book = self._assembly.book
         living = {pid: ring for pid, ring in self._assembly.files.rings.items() if is_alive(pid)}
         silent = ask_for_stacks(living, 1)
+        self._assembly.poll()
+        answered = self._record("", "").stacks
         ranks = {pid: rank for pid in silent if (rank := book.rank_of(pid)) is not None}
-        self._stacks = signal_for_stacks(self._directory, ranks)
+        return users_stacks((*answered, *signal_for_stacks(self._directory, ranks)))
 
     def _record(self, reason: StopReason, text: str) -> RunRecord:
         book = self._assembly.book
@@ -210,7 +217,7 @@ class _Rehearsal:
         job = msgspec.structs.replace(
             record.job, training_started_ns=_training_started_ns(record), notes=self._notes(record)
         )
-        return msgspec.structs.replace(record, job=job, ranks=ranks, stacks=record.stacks + tuple(self._stacks))
+        return msgspec.structs.replace(record, job=job, ranks=ranks)
 
     def _output_of(self, rank: Rank) -> str:
         if self._request.spawns_ranks:
@@ -220,6 +227,8 @@ class _Rehearsal:
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on what could not be held back or recorded."""
         notes = []
+        if self._hides_gpus:
+            notes.append(f"there are fewer GPUs than the {self._request.nproc} ranks, so they ran on the CPU")
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children:
             notes.append(f"the script started other programs, which were not held back: {'; '.join(children[:3])}")

@@ -6,14 +6,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import StackDump
 from ddpdoctor.record.reader import RingTail
 
+_OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 _ANSWER_WITHIN_S = 0.6
 _SIGNAL_WITHIN_S = 0.4
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
@@ -67,3 +70,14 @@ def parse_faulthandler(text: str, rank: int) -> list[StackDump]:
         StackDump(rank=rank, thread=name, main=index == len(threads) - 1, frames=tuple(frames), time_ns=time.time_ns())
         for index, (name, frames) in enumerate(threads)
     ]
+
+
+def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
+    """The stacks without our own lines and threads."""
+    kept = []
+    for stack in stacks:
+        frames = tuple(frame for frame in stack.frames if not frame.file.startswith(_OURS))
+        started = any(frame.file.endswith("threading.py") for frame in frames)
+        if stack.main or not started or len(frames) == len(stack.frames):
+            kept.append(msgspec.structs.replace(stack, frames=frames))
+    return tuple(kept)

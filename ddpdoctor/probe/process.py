@@ -40,7 +40,7 @@ class ProcessEnd:
         self._journal = journal
         self._pid = os.getpid()
         self._exit_code: Any = None
-        self._exit: Optional[SystemExit] = None
+        self._activity_at_exit: tuple[int, ...] = ()
         self._reported: set[int] = set()
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the last event is written."""
@@ -90,13 +90,13 @@ class ProcessEnd:
 
         def exit(code: Any = None, /) -> NoReturn:  # noqa: A001 - takes the place of sys.exit
             self._exit_code = code
-            self._exit = SystemExit() if code is None else SystemExit(code)
+            self._activity_at_exit = self._activity()
             if os.getpid() == self._pid:
                 handled = sys.exc_info()[1]
                 if isinstance(handled, Exception):
                     self.report(handled)
                 self._journal.event("sys_exit", code=code if isinstance(code, int) else None, site=self._journal.here())
-            raise self._exit
+            raise SystemExit(code) if code is not None else SystemExit
 
         def _exit(status: int) -> NoReturn:
             if os.getpid() == self._pid and self._journal.rank is not None:
@@ -135,11 +135,15 @@ class ProcessEnd:
 
     def _code_of_exit(self) -> int:
         """The code of the ``sys.exit`` that ended the process; 0 when none did."""
-        if self._exit is None or not _reached_the_top(self._exit):
-            return 0
-        if self._exit_code is None:
+        if self._exit_code is None or self._activity() != self._activity_at_exit:
             return 0
         return self._exit_code & 0xFF if isinstance(self._exit_code, int) else 1
+
+    def _activity(self) -> tuple[int, ...]:
+        """What training has been done; a script that trains on after ``sys.exit`` has caught it."""
+        journal = self._journal
+        collectives = journal.ring.count if journal.ring is not None else 0
+        return journal.forwards, journal.backwards, journal.optimizer_steps, collectives
 
     def _user_frames(self, trace: Optional[TracebackType]) -> list[tuple[str, int, str]]:
         frames = []
@@ -150,9 +154,3 @@ class ProcessEnd:
                 frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
             trace = trace.tb_next
         return frames[::-1]
-
-
-def _reached_the_top(error: BaseException) -> bool:
-    """Tell whether an exception was seen by the outermost frame of the main module."""
-    trace = error.__traceback__
-    return trace is not None and trace.tb_frame.f_back is None

@@ -23,7 +23,8 @@ class UserCode:
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         paths = sysconfig.get_paths()
         libraries = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-        self._libraries = tuple(path + os.sep for path in sorted(libraries | {ours}))
+        self._ours = os.path.realpath(ours) + os.sep
+        self._libraries = tuple(path + os.sep for path in sorted(libraries))
         self._root = os.path.realpath(project_root) + os.sep if project_root else ""
         self._known: dict[str, bool] = {}
 
@@ -56,6 +57,8 @@ class UserCode:
         if not filename or filename.startswith("<"):
             return False
         path = os.path.realpath(filename)
+        if path.startswith(self._ours):
+            return False
         if self._root and path.startswith(self._root):
             return not any(part in path[len(self._root) - 1 :] for part in _INSTALLED)
         if any(part in path for part in _INSTALLED):

@@ -138,7 +138,9 @@ class Assembly:
             rank = self.book.rank_of(pid)
             if rank is None:
                 continue
-            started, completed, group, sequence, signature, site, step, forward_site = ring.columns
+            started, completed, group, sequence, signature, site, step, forward_site = (
+                column[:] for column in ring.columns
+            )
             tracks.append(
                 CollectiveTrack(
                     rank=rank,
@@ -327,7 +329,9 @@ class Assembly:
         self._file(pid, event, "child-process", "", str(event["command"]))
 
     def _on_refused(self, pid: int, event: dict[str, Any]) -> None:
-        self.refusal = self.refusal or str(event["text"])
+        chain = next((site for site, number in self._sites.items() if number == self._site(pid, event["site"])), Site())
+        place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
+        self.refusal = self.refusal or f"{place} {event['text']}"
         self._file(pid, event, "refused", str(event["path"]), str(event["text"]))
 
     def _on_stack(self, pid: int, event: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from .conftest import Rehearse
 
@@ -112,18 +113,31 @@ def test_an_exception_names_its_line_and_is_told_from_its_echo(rehearse_script: 
     assert other is not None and all(error.communication for error in other.exceptions)
 
 
-def test_ways_out_of_a_process(rehearse_script: Rehearse) -> None:
+@pytest.mark.parametrize(
+    ("leave", "end", "code"),
+    [
+        ("os._exit(7)", "left-by-exit", 7),
+        ("sys.exit(2)", "left-by-exit", 2),
+        ("sys.exit('no data set')", "left-by-exit", 1),
+        ("sys.exit(0)", "finished", 0),
+        ("sys.exit()", "finished", 0),
+        ("pass", "finished", 0),
+    ],
+)
+def test_ways_out_of_a_process(rehearse_script: Rehearse, leave: str, end: str, code: int) -> None:
     record = rehearse_script(
-        """
+        f"""
         dist.init_process_group("gloo")
-        if dist.get_rank() == 1:
-            os._exit(7)
-        time.sleep(0.5)
-        sys.exit(2)
+        try:
+            if dist.get_rank() == 1:
+                {leave}
+        finally:
+            print("cleaned up")
+        time.sleep(1)
         """
     )
     left = record.of_rank(1)
-    assert left is not None and (left.end, left.exit_code) == ("left-by-exit", 7)
+    assert left is not None and (left.end, left.exit_code) == (end, code)
 
 
 def test_a_script_that_spawns_its_ranks(rehearse_script: Rehearse) -> None:

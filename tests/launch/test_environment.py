@@ -1,0 +1,38 @@
+"""What the ranks are given, and how many GPUs they may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch import devices
+from ddpdoctor.launch.environment import BOOT_DIRECTORY, recorded_environment, rehearsal_environment
+
+
+def test_an_outer_launcher_leaves_no_trace() -> None:
+    given = {"RANK": "3", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "HOME": "/h", "PYTHONPATH": "/mine"}
+    made = rehearsal_environment(Path("/run"), given)
+    assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(made)
+    assert made["HOME"] == "/h"
+    assert made["PYTHONPATH"] == f"{BOOT_DIRECTORY}{os.pathsep}/mine"
+
+
+def test_trackers_are_off_whatever_the_user_set() -> None:
+    assert rehearsal_environment(Path("/run"), {"WANDB_MODE": "online"})["WANDB_MODE"] == "disabled"
+
+
+def test_secrets_of_the_environment_are_not_recorded() -> None:
+    assert recorded_environment({"AWS_SECRET_ACCESS_KEY": "s", "NCCL_DEBUG": "INFO"}) == {"NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("0,1,2,3,4,5", 4)]
+)
+def test_gpus_are_those_present_and_visible(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(devices, "_present_gpus", lambda: 4)
+    environment = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    assert devices.visible_gpus(environment) == expected
