@@ -91,15 +91,17 @@ class _Rehearsal:
     def run(self) -> RunRecord:
         """Start, watch, end, and make the record."""
         self._write_plan()
-        with output.launcher_output(self._directory).open("wb") as sink:
-            with started(self._command, self._environment, Path.cwd(), self._directory, sink) as processes:
-                reason, text = self._watch(processes)
-                self._note_the_gone()
-                self._assembly.poll()
-                record = self._final_record(reason, text)
-                if reason in ("proof", "time-limit"):
-                    # The record is taken first: a signal for stacks can wake a rank that was stuck.
-                    record = msgspec.structs.replace(record, stacks=self._collect_stacks())
+        with (
+            output.launcher_output(self._directory).open("wb") as sink,
+            started(self._command, self._environment, Path.cwd(), self._directory, sink) as processes,
+        ):
+            reason, text = self._watch(processes)
+            self._note_the_gone()
+            self._assembly.poll()
+            record = self._final_record(reason, text)
+            if reason in ("proof", "time-limit"):
+                # The record is taken first: a signal for stacks can wake a rank that was stuck.
+                record = msgspec.structs.replace(record, stacks=self._collect_stacks())
         self._assembly.files.close()
         return record
 
@@ -215,7 +217,10 @@ class _Rehearsal:
         record = self._record(reason, text)
         ranks = tuple(msgspec.structs.replace(rank, output_tail=self._output_of(rank)) for rank in record.ranks)
         job = msgspec.structs.replace(
-            record.job, training_started_ns=_training_started_ns(record), notes=self._notes(record)
+            record.job,
+            training_started_ns=_training_started_ns(record),
+            notes=self._notes(record),
+            output_tail=output.script_output(self._directory),
         )
         return msgspec.structs.replace(record, job=job, ranks=ranks)
 

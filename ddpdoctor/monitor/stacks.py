@@ -1,4 +1,4 @@
-"""Asks the ranks for the stacks of all their threads, and takes what ``faulthandler`` gives where a rank cannot answer."""
+"""Asks the ranks for their threads' stacks, and takes what ``faulthandler`` gives where a rank cannot answer."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """The files of a run directory and the shape of what is in them; stdlib only, shared by writer and reader.
 
 ``job.json``                 what was asked for; written by the launcher before the ranks start
-``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a killed process loses none
-``collectives-PID.ring``     a head of ``HEAD_BYTES`` with the heartbeat, then ``RING_ROWS`` rows of ``ROW_BYTES``
+``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a kill loses none
+``collectives-PID.ring``     a head of ``HEAD_BYTES`` with the heartbeat, then rows of ``ROW_BYTES``
 ``indices-PID-N.bin``        the sorted sample indices of one pass, signed 64-bit, native byte order
 ``stacks-PID.txt``           what ``faulthandler`` wrote when the rank could not answer itself
 ``created-files.log``        files that the ranks made
 ``rank-N.out``               what the ranks printed
 
-A row is committed by the count in the head, which is written after the row; strings that repeat (call chains, signatures,
-groups) are events that are written before the first row that refers to them.
+A row is committed by the count in the head, which is written after the row; strings that repeat (call chains,
+signatures, groups) are events that are written before the first row that refers to them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ COMMAND_OFFSET = 72
 """Number of the newest request for stacks, written by the supervisor."""
 HEARTBEAT = struct.Struct("<QQQqIIIII")
 HEARTBEAT_OFFSET = 128
-"""heartbeat_ns, main thread's CPU time in ns, hash of the main thread's stack, row that the main thread waits in (-1: none),
-milliseconds for which the stack has not changed, training forwards, backwards, optimizer steps, stack requests answered."""
+"""heartbeat_ns, main thread's CPU time in ns, hash of the main thread's stack, row that the main thread waits in (-1:
+none), milliseconds for which the stack has not changed, training forwards, backwards, optimizer steps, stack requests
+answered."""
 
 JOB_FILE = "job.json"
 CREATED_FILES_LOG = "created-files.log"

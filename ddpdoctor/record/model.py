@@ -1,8 +1,8 @@
 """The RunRecord: what is known of one run, whether rehearsed, watched live, or read from what a dead job left.
 
-Times are nanoseconds since the epoch (``*_ns``), sizes are bytes, ranks are global ranks. Collectives are kept in columns
-of integers, because there can be millions; everything that repeats (call chains, signatures) is stored once and referred
-to by its index.
+Times are nanoseconds since the epoch (``*_ns``), sizes are bytes, ranks are global ranks. Collectives are kept in
+columns of integers, because there can be millions; everything that repeats (call chains, signatures) is stored once
+and referred to by its index.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The same as a sentence for the user."""
     notes: tuple[str, ...] = ()
     """What could not be held back or recorded, in sentences."""
+    output_tail: str = ""
+    """The last lines of what was printed before there was a rank."""
     started_ns: int = 0
     training_started_ns: int = 0
     """First collective or training forward of any rank; 0 when there was none."""

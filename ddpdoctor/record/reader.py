@@ -109,7 +109,7 @@ class RingTail:
             if index + layout.RING_ROWS <= count:
                 self.truncated = True
             row = layout.ROW.unpack_from(self._map, self._offset(index))
-            for column, value in zip(self.columns, row):
+            for column, value in zip(self.columns, row, strict=True):
                 column.append(value)
             if not row[1]:
                 still.append(index)
@@ -118,7 +118,7 @@ class RingTail:
     def heartbeat(self) -> Heartbeat:
         """The newest heartbeat."""
         values = layout.HEARTBEAT.unpack_from(self._map, layout.HEARTBEAT_OFFSET)
-        return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values)))
+        return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=True)))
 
     def ask_for_stacks(self, number: int) -> None:
         """Ask the rank's heartbeat thread to write every stack."""

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch import interpreter
 from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter
 
 
@@ -44,7 +43,7 @@ def test_a_named_program_that_is_no_python_is_a_usage_error(tmp_path: Path) -> N
 def test_the_active_environment_serves_when_ours_has_no_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_torch: str
 ) -> None:
-    monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("ddpdoctor.launch.interpreter.importlib.util.find_spec", lambda name: None)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     environment = tmp_path / "venv" / "bin"
     environment.mkdir(parents=True)

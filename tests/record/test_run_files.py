@@ -21,7 +21,7 @@ def test_rows_and_completions_come_back_in_order(tmp_path: Path) -> None:
     ring.complete(2)
     files = RunFiles(tmp_path)
     files.poll()
-    started, completed, group, sequence, signature, site, step, forward_site = files.rings[os.getpid()].columns
+    started, completed, group, sequence, signature, site, _step, forward_site = files.rings[os.getpid()].columns
     assert list(sequence) == [0, 1, 2, 3, 4]
     assert [value > 0 for value in completed] == [False, False, True, False, False]
     assert set(signature) == {7} and set(site) == {3} and set(forward_site) == {-1} and set(group) == {0}

@@ -39,7 +39,7 @@ def test_gradients_buffers_and_collectives_are_seen(rehearse_script: Rehearse) -
     assert {missing.rank for missing in record.missing_gradients} == {0, 1}
     wrap = record.wraps[0]
     assert wrap.options["find_unused_parameters"] is True
-    assert [(buffer.name, buffer.size_bytes) for buffer in wrap.buffers][0] == ("table", 4000)
+    assert (wrap.buffers[0].name, wrap.buffers[0].size_bytes) == ("table", 4000)
     of_rank = [state.digests for state in record.buffers if state.rank == 0]
     assert len(of_rank) == 5
     assert len({digests["table"] for digests in of_rank}) == 1

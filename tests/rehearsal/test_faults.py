@@ -47,7 +47,12 @@ main()
 
 FAULTS = {
     "extra collective on rank 0": ("within", "if rank == 0 and step == 4: dist.all_reduce(value)  # here", "DDP301", 0),
-    "missing collective on rank 1": ("within", "if rank == 0 or step < 2: dist.all_reduce(value)  # here", "DDP301", None),
+    "missing collective on rank 1": (
+        "within",
+        "if rank == 0 or step < 2: dist.all_reduce(value)  # here",
+        "DDP301",
+        None,
+    ),
     "extra barrier at the end": ("after", "if rank == 0: dist.barrier()  # here", "DDP306", None),
     "another shape": ("within", "dist.all_reduce(torch.ones(2 + rank))  # here", "DDP304", None),
     "another dtype": ("within", "dist.all_reduce(value.double() if rank else value)  # here", "DDP304", None),
@@ -91,7 +96,10 @@ HEALTHY = {
         "after",
         "objects = [None, None]\n    dist.all_gather_object(objects, 'x' * (10 + 90 * rank))",
     ),
-    "sub-group of one": ("before", "groups = [dist.new_group([0]), dist.new_group([1])]\n    dist.all_reduce(value, group=groups[rank])"),
+    "sub-group of one": (
+        "before",
+        "groups = [dist.new_group([0]), dist.new_group([1])]\n    dist.all_reduce(value, group=groups[rank])",
+    ),
 }
 
 
@@ -106,9 +114,7 @@ def _examine(place: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found_once_and_named_rightly(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_found_once_and_named_rightly(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, line, code, culprit = FAULTS[fault]
     started = time.monotonic()
     examination = _examine(place, line, tmp_path, monkeypatch)
@@ -121,7 +127,8 @@ def test_a_fault_is_found_once_and_named_rightly(
     if culprit is not None:
         assert finding.ranks == (culprit,), finding.title
     if "# here" in line:
-        number = next(n for n, text in enumerate((tmp_path / "train.py").read_text().splitlines(), 1) if "# here" in text)
+        lines = (tmp_path / "train.py").read_text().splitlines()
+        number = next(number for number, text in enumerate(lines, 1) if "# here" in text)
         places = {location.line for location in finding.locations}
         places |= {frame.line for fact in finding.evidence for frame in fact.stack}
         assert number in places, finding

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ddpdoctor.monitor.stacks import parse_faulthandler
 
-DUMP = '''Thread 0x00007f0000000001 (most recent call first):
+DUMP = """Thread 0x00007f0000000001 (most recent call first):
   File "/venv/lib/threading.py", line 10 in wait
 
 Current thread 0x00007f0000000002 (most recent call first):
   File "/job/my train.py", line 57 in step
   File "/job/my train.py", line 80 in <module>
-'''
+"""
 
 
 def test_every_thread_is_read_and_the_last_one_is_the_main_thread() -> None:

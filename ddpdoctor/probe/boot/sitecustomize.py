@@ -45,7 +45,7 @@ def _say(error: Exception) -> None:
 if os.environ.get("DDPDOCTOR_RUN"):
     try:
         _wake_the_probe(os.environ["DDPDOCTOR_RUN"])
-    except Exception as error:  # noqa: BLE001 - the doctor never harms the patient
+    except Exception as error:  # the doctor never harms the patient
         _say(error)
 
 _load_the_other_sitecustomize()

@@ -1,0 +1,48 @@
+"""What the commands have in common: options that print and exit, and script arguments behind ``--``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ddpdoctor.report import streams
+
+SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
+"""Key in ``Context.meta`` of what stood behind ``--``."""
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def result_option(*names: str, help: str, text: Callable[[click.Context], str]) -> Callable[[Decorated], Decorated]:
+    """An option that writes a text to stdout and ends the command."""
+
+    def show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            streams.write_result(text(ctx) + "\n")
+            ctx.exit()
+
+    return click.option(*names, is_flag=True, is_eager=True, expose_value=False, help=help, callback=show)
+
+
+def help_option() -> Callable[[Decorated], Decorated]:
+    """The option ``--help``."""
+    return result_option("--help", "-h", help="Show this message and exit.", text=lambda ctx: ctx.get_help())
+
+
+class ScriptCommand(click.Command):
+    """A command that runs a script: everything behind ``--`` is the script's, unparsed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put what stands behind the first ``--`` aside and parse the rest."""
+        own, script_arguments = args, []
+        if "--" in args:
+            divide = args.index("--")
+            own, script_arguments = args[:divide], args[divide + 1 :]
+        ctx.meta[SCRIPT_ARGUMENTS] = tuple(script_arguments)
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show in the usage where the script's arguments go."""
+        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT_ARGUMENT...]"]

@@ -1,0 +1,187 @@
+"""Judges a rehearsal: did it show what a rehearsal has to show, and if not, what stopped it and what helps."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.places import named_ranks, shown_path
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import Rank, RankException, RunRecord
+
+OUTPUT_LINES = 12
+"""How many of the script's last lines are kept."""
+
+MESSAGE_CHARACTERS = 160
+"""How much of an exception's first line is kept: torch's go on for paragraphs."""
+
+ARGUMENTS_HINT = (
+    "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`;"
+    " `--static` reads the source only."
+)
+_NO_RANK_HINT = (
+    "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
+    " `--static` reads the source only."
+)
+_HINTS = {
+    "time-limit": "Give it longer with `--time-limit`, or fewer batches with `--batches`.",
+    "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
+    "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
+    "launch-failed": ARGUMENTS_HINT,
+}
+_SENTENCES = {
+    "proof": "stopped at a proof",
+    "time-limit": "the time limit was reached",
+    "interrupted": "interrupted",
+    "no-touch": "the script would have changed a file that was there before",
+    "no-ranks": "no rank reported",
+    "launch-failed": "the ranks could not be started",
+}
+
+
+class _Judgement(msgspec.Struct, frozen=True):
+    status: Literal["completed", "stopped", "failed"]
+    reason: str = ""
+    hint: str = ""
+    output: str = ""
+
+
+def judge(record: RunRecord, root: str) -> RehearsalSection:
+    """Sum up a rehearsal; anything but ``completed`` has shown less than was asked for.
+
+    Completed means: every rank reported, wrapped a model in DDP, made at least one optimizer step, and got to its end.
+    """
+    job = record.job
+    judgement = _judgement(record, root)
+    return RehearsalSection(
+        status=judgement.status,
+        reason=judgement.reason,
+        hint=judgement.hint,
+        output=judgement.output,
+        ranks=len(job.ranks_reported),
+        steps=record.steps(),
+        seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
+        device=job.device,
+        notes=job.notes,
+    )
+
+
+def not_rehearsed() -> RehearsalSection:
+    """The section of an examination that was asked for the source only."""
+    return RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")
+
+
+def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
+    """The section of an examination whose ranks could not be started at all."""
+    return RehearsalSection(status="failed", reason=error.message, hint=error.hint)
+
+
+def _judgement(record: RunRecord, root: str) -> _Judgement:
+    job = record.job
+    if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch"):
+        reason = job.stop_text or _SENTENCES[job.stop_reason]
+        return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""))
+    failure = _failure(record, root)
+    unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
+    if failure is not None and not (unseen and _only_signals(record)):
+        return failure
+    if job.stop_reason:
+        reason = job.stop_text or _SENTENCES.get(job.stop_reason, "a rank failed")
+        return _Judgement("failed", reason, _HINTS.get(job.stop_reason, ARGUMENTS_HINT), _any_output(record))
+    if unseen and not job.ranks_expected:
+        return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
+    if unseen:
+        reason = f"{len(job.ranks_reported)} of {job.ranks_expected} ranks reported"
+        reason += f"; {failure.reason}" if failure is not None else ""
+        return _Judgement("failed", reason, _HINTS["no-ranks"], _any_output(record))
+    if unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]:
+        return _Judgement("failed", f"it is not known how {named_ranks(unknown)} ended", "", _any_output(record))
+    if not record.wraps:
+        reason = "the script ended without wrapping a model in DistributedDataParallel"
+        return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+    if record.steps() == 0:
+        reason = "the script ended before every rank had made an optimizer step"
+        return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+    return _Judgement("completed")
+
+
+def _failure(record: RunRecord, root: str) -> _Judgement | None:
+    """The first rank that failed for a reason of its own, before those that only lost their peer."""
+    failed = [rank for rank in record.ranks if _failed(rank)]
+    if not failed:
+        return None
+    first = min(failed, key=_order_of_failure)
+    raised = _root_exception(first)
+    if raised is not None:
+        same = sorted(rank.rank for rank in failed if _like(_root_exception(rank), raised))
+        reason = f"{named_ranks(same)} raised {raised.type}{_at(raised, root)}"
+        message = textwrap.shorten(raised.message.strip().partition("\n")[0], MESSAGE_CHARACTERS, placeholder=" ...")
+        reason += f": {message}" if message else ""
+    elif first.signal:
+        reason = f"rank {first.rank} was ended by {_signal_name(first.signal)}"
+    else:
+        same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
+        reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
+    output = first.output_tail or (raised.traceback if raised else "")
+    return _Judgement("failed", reason, ARGUMENTS_HINT, _last_lines(output))
+
+
+def _failed(rank: Rank) -> bool:
+    if rank.end == "raised":
+        return True
+    if rank.end == "signalled":
+        # torch 2.13 sometimes aborts while a process that has done all its work is torn down.
+        return bool(rank.signal) and not rank.main_finished
+    return rank.end == "left-by-exit" and rank.exit_code not in (0, None)
+
+
+def _end_is_unknown(rank: Rank) -> bool:
+    if rank.end == "signalled":
+        return not rank.main_finished
+    return rank.end in ("unknown", "running")
+
+
+def _only_signals(record: RunRecord) -> bool:
+    """Tell whether nothing but signals is known of the ranks that failed: the launcher ends the peers of a dead one."""
+    return all(rank.end == "signalled" for rank in record.ranks if _failed(rank))
+
+
+def _order_of_failure(rank: Rank) -> tuple[bool, int, int]:
+    raised = _root_exception(rank)
+    echo = raised is not None and raised.communication
+    return (echo, raised.time_ns if raised else rank.ended_ns, rank.rank)
+
+
+def _root_exception(rank: Rank) -> RankException | None:
+    own = [raised for raised in rank.exceptions if not raised.communication]
+    return min(own or rank.exceptions, key=lambda raised: raised.time_ns, default=None)
+
+
+def _like(one: RankException | None, other: RankException) -> bool:
+    return one is not None and one.type == other.type and one.frames[:1] == other.frames[:1]
+
+
+def _at(raised: RankException, root: str) -> str:
+    return f" at {shown_path(raised.frames[0].file, root)}:{raised.frames[0].line}" if raised.frames else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _any_output(record: RunRecord) -> str:
+    tails = (rank.output_tail for rank in record.ranks if rank.output_tail)
+    return _last_lines(next(tails, record.job.output_tail))
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-OUTPUT_LINES:])

@@ -1,0 +1,165 @@
+"""Examines a script: reads its source, rehearses it, runs the checks on both, and merges what they say.
+
+This is the public API::
+
+    from ddpdoctor.examine import ExamineRequest, examine
+
+    examination = examine(ExamineRequest(target="train.py"))
+    for finding in examination.findings:
+        print(finding.code, finding.title)
+
+``examine`` raises UsageError for a script that cannot be read, ConfigurationError for a damaged installation, and
+KeyboardInterrupt when it is interrupted, after it has ended every process that it started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.conclusion import could_not_rehearse, judge, not_rehearsed
+from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
+from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.merge import Refutation, merge, unrefuted
+from ddpdoctor.registry import choose, read_catalogue
+from ddpdoctor.runner import CheckResult, outcome_of, run_checks
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.source.script import Script
+
+OnProgress = Callable[[Progress], None]
+
+
+class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to examine, how, and what counts as bad."""
+
+    target: str
+    """Path of the entry script, as the user gives it."""
+    arguments: tuple[str, ...] = ()
+    """The script's own."""
+    static: bool = False
+    """Read the source only; run nothing."""
+    nproc: int = 2
+    batches: int = 4
+    time_limit_s: float = 120.0
+    python: str | None = None
+    allow_writes: bool = False
+    keep: bool = False
+    select: tuple[str, ...] = ()
+    """Codes, prefixes of codes, or names; empty for all checks."""
+    ignore: tuple[str, ...] = ()
+    fail_on: Severity = Severity.WARNING
+    """Findings this bad or worse make the verdict ``findings``."""
+
+
+def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
+    """Examine one script and return the merged diagnosis."""
+    from ddpdoctor.source.script import read_script
+
+    root = Path.cwd()
+    catalogue = read_catalogue()
+    chosen = choose(catalogue, request.select, request.ignore)
+    started_s = time.perf_counter()
+    script = read_script(Path(request.target))
+    source = SourceSection(
+        status="read",
+        files=script.files,
+        seconds=round(time.perf_counter() - started_s, 3),
+        notes=script.notes,
+    )
+    record, rehearsal = _rehearsed(request, script, root, on_progress)
+    results = run_checks(chosen, script, record, static=request.static)
+    return conclude(request, str(root), source, rehearsal, results, catalogue.notes)
+
+
+def conclude(
+    request: ExamineRequest,
+    root: str,
+    source: SourceSection,
+    rehearsal: RehearsalSection,
+    results: Sequence[CheckResult],
+    notes: tuple[str, ...] = (),
+) -> Examination:
+    """Merge what the checks said and pass the verdict. Pure: runs nothing, reads only the lines of the findings.
+
+    A finding at or above ``fail_on`` makes it ``findings``; otherwise a rehearsal that did not complete, a check that
+    failed, missing evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``.
+    """
+    suspicions = unrefuted(
+        [finding for result in results for finding in result.from_source],
+        [Refutation(result.code, refuted) for result in results for refuted in result.refuted],
+    )
+    seen = [finding for result in results for finding in result.from_run]
+    findings = with_fingerprints(merge(suspicions, seen), root)
+    standing = {finding.code for finding in (*suspicions, *seen)}
+    cut_short = _cut_short(request, rehearsal)
+    outcomes = tuple(
+        outcome_of(result, stands=result.code in standing, cut_short=cut_short) for result in results
+    )
+    complete = not cut_short and not any(_incomplete(result, static=request.static) for result in results)
+    verdict, exit_code = _verdict(findings, request.fail_on, complete)
+    crashed = tuple(f"{result.code} {result.name}: {result.gap}" for result in results if result.crashed)
+    return Examination(
+        target=request.target,
+        root=root,
+        verdict=verdict,
+        exit_code=exit_code,
+        complete=complete,
+        fail_on=request.fail_on,
+        source=source,
+        rehearsal=rehearsal,
+        findings=findings,
+        outcomes=outcomes,
+        notes=(*notes, *crashed),
+    )
+
+
+def _rehearsed(
+    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress
+) -> tuple[RunRecord | None, RehearsalSection]:
+    if request.static:
+        return None, not_rehearsed()
+    from ddpdoctor.monitor.rehearse import rehearse
+
+    rehearsal = RehearsalRequest(
+        script=root / request.target,
+        arguments=request.arguments,
+        spawns_ranks=script.spawns_ranks is not None,
+        nproc=request.nproc,
+        batches=request.batches,
+        time_limit_s=request.time_limit_s,
+        python=request.python,
+        allow_writes=request.allow_writes,
+        keep=request.keep,
+    )
+    try:
+        record = rehearse(rehearsal, on_progress)
+    except (UsageError, ConfigurationError):
+        raise
+    except DdpDoctorError as error:
+        return None, could_not_rehearse(error)
+    return record, judge(record, str(root))
+
+
+def _cut_short(request: ExamineRequest, rehearsal: RehearsalSection) -> str:
+    if request.static or rehearsal.status == "completed":
+        return ""
+    return f"the rehearsal was cut short: {rehearsal.reason}" if rehearsal.reason else "the rehearsal was cut short"
+
+
+def _incomplete(result: CheckResult, *, static: bool) -> bool:
+    return result.crashed or result.bound_hit or (bool(result.gap) and not static)
+
+
+def _verdict(findings: Sequence[Finding], fail_on: Severity, complete: bool) -> tuple[Verdict, ExitCode]:
+    if any(finding.severity.at_least(fail_on) for finding in findings):
+        return "findings", ExitCode.FINDINGS
+    return ("clean", ExitCode.CLEAN) if complete else ("inconclusive", ExitCode.INCONCLUSIVE)

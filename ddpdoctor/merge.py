@@ -1,0 +1,111 @@
+"""Makes one list of findings out of what the source and the run say: one cause, one finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.places import meets, of_frame, same_lines
+
+RANK_DIVERGENCE = "DDP301"
+"""The check that sees a divergence in the source."""
+DIVERGENCES = frozenset({"DDP103", "DDP301", "DDP302", "DDP303", "DDP304", "DDP306", "DDP309", "DDP312", "DDP314"})
+"""What one divergence may be called once it was seen in a run."""
+
+
+class Refutation(msgspec.Struct, frozen=True):
+    """A refuted suspicion and the check that refuted it."""
+
+    code: str
+    refuted: Refuted
+
+
+def unrefuted(suspicions: Iterable[Finding], refutations: Sequence[Refutation]) -> tuple[Finding, ...]:
+    """Keep the findings of the source that the same check did not refute at the same place of a run."""
+    return tuple(
+        suspicion for suspicion in suspicions if not any(_refutes(refutation, suspicion) for refutation in refutations)
+    )
+
+
+def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Merge findings of the source with those of the run.
+
+    A merged finding keeps title, severity, ranks and remedy of the run, and holds the evidence of both. The result is
+    sorted from worst to mildest, then by place.
+    """
+    run = list(_distinct(seen))
+    left: list[Finding] = []
+    for suspicion in _distinct(suspicions):
+        confirmed = next((index for index, finding in enumerate(run) if _same_cause(suspicion, finding)), None)
+        if confirmed is None:
+            left.append(suspicion)
+        else:
+            run[confirmed] = _joined(run[confirmed], suspicion)
+    return tuple(sorted((*run, *left), key=_rank))
+
+
+def _same_cause(suspicion: Finding, seen: Finding) -> bool:
+    if suspicion.code == seen.code and _overlap(_all_places(suspicion), _all_places(seen)):
+        return True
+    if suspicion.code != RANK_DIVERGENCE or seen.code not in DIVERGENCES:
+        return False
+    chain = (*_all_places(suspicion), *_stack_places(suspicion))
+    return _overlap(chain, _all_places(seen)) or _overlap(suspicion.locations[:1], _stack_places(seen))
+
+
+def _all_places(finding: Finding) -> tuple[Location, ...]:
+    return (*finding.locations, *(fact.location for fact in finding.evidence if fact.location is not None))
+
+
+def _stack_places(finding: Finding) -> tuple[Location, ...]:
+    return tuple(of_frame(frame) for fact in finding.evidence for frame in fact.stack)
+
+
+def _overlap(some: Sequence[Location], others: Sequence[Location]) -> bool:
+    return any(meets(one, other) for one in some for other in others)
+
+
+def _refutes(refutation: Refutation, suspicion: Finding) -> bool:
+    if refutation.code != suspicion.code or suspicion.location is None:
+        return False
+    return meets(suspicion.location, refutation.refuted.location)
+
+
+def _joined(seen: Finding, suspicion: Finding) -> Finding:
+    return msgspec.structs.replace(
+        seen,
+        locations=_joined_locations(seen, suspicion),
+        basis=seen.basis | suspicion.basis,
+        evidence=(*seen.evidence, *(suspicion.evidence or _stated(suspicion))),
+    )
+
+
+def _joined_locations(seen: Finding, suspicion: Finding) -> tuple[Location, ...]:
+    """The run's places first; a place that the source knows more closely (columns, last line) replaces the run's."""
+    places: list[Location] = []
+    for place in seen.locations:
+        closer = next((known for known in suspicion.locations if same_lines(known, place)), place)
+        if closer not in places:
+            places.append(closer)
+    places.extend(place for place in suspicion.locations if place not in places)
+    return tuple(places)
+
+
+def _stated(suspicion: Finding) -> tuple[Fact, ...]:
+    return (Fact(text=suspicion.title, basis="source", location=suspicion.location),)
+
+
+def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
+    said: set[tuple[str, str, tuple[Location, ...], tuple[int, ...]]] = set()
+    for finding in findings:
+        key = (finding.code, finding.title, finding.locations, finding.ranks)
+        if key not in said:
+            said.add(key)
+            yield finding
+
+
+def _rank(finding: Finding) -> tuple[int, str, int, int, str]:
+    place = finding.location or Location(file="", line=0)
+    return (list(Severity).index(finding.severity), place.file, place.line, place.column, finding.code)

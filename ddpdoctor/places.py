@@ -1,0 +1,60 @@
+"""Compares places in source files, and names places and ranks the way a user would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from ddpdoctor.finding import Frame, Location
+
+
+def meets(one: Location, other: Location) -> bool:
+    """Tell whether the lines of two locations overlap in the same file."""
+    if same_lines(one, other):
+        return True
+    return same_lines(other, one)
+
+
+def same_lines(outer: Location, inner: Location) -> bool:
+    """Tell whether ``inner`` starts inside the lines of ``outer``; symbolic links to one file are the same file."""
+    return outer.line <= inner.line <= max(outer.line, outer.end_line) and same_file(outer.file, inner.file)
+
+
+def same_file(one: str, other: str) -> bool:
+    """Tell whether two absolute paths name the same file: Python resolves links for some modules and not for others."""
+    return one == other or _real(one) == _real(other)
+
+
+def of_frame(frame: Frame) -> Location:
+    """The place of a frame."""
+    return Location(file=frame.file, line=frame.line, function="" if frame.function == "<module>" else frame.function)
+
+
+def shown_path(file: str, root: str) -> str:
+    """Write a path relative to ``root`` with forward slashes; a file outside of ``root`` keeps its absolute path."""
+    for path, base in ((file, root), (_real(file), _real(root))):
+        if path.startswith(base.rstrip(os.sep) + os.sep):
+            return path[len(base.rstrip(os.sep)) + 1 :].replace(os.sep, "/")
+    return file.replace(os.sep, "/")
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Write ``rank 1`` or ``ranks 0, 1 and 2``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def in_user_code(file: str) -> bool:
+    """Tell whether a file is neither the standard library's nor an installed package's."""
+    parts = file.replace("\\", "/").split("/")
+    if "site-packages" in parts or "dist-packages" in parts or file.startswith("<"):
+        return False
+    return not any(before == "lib" and part.startswith("python3") for before, part in pairwise(parts))
+
+
+@lru_cache(maxsize=4096)
+def _real(path: str) -> str:
+    return os.path.realpath(path)

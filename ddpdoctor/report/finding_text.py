@@ -1,0 +1,173 @@
+"""One finding as lines of text: what, where, how it was seen, what to do, and the ranks' stacks beside each other."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
+from ddpdoctor.places import in_user_code, named_ranks, shown_path
+from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
+from ddpdoctor.source_text import line_of
+
+EXCERPT_LINES = 4
+STACK_FRAMES = 6
+FACTS = 8
+"""How many of the facts, of the frames of a stack, and of the lines of an excerpt are shown; the JSON has them all."""
+COLUMNS = 2
+NARROWEST_COLUMN = 32
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}
+_SEEN: dict[Basis, str] = {
+    "run": "in the run",
+    "log": "in the logs",
+    "rehearsal": "in the rehearsal",
+    "source": "in the source",
+}
+
+
+def finding_lines(finding: Finding, root: str, width: int) -> list[Text]:
+    """Lay out one finding."""
+    stacks = _stacks(finding)
+    lines = _headline(finding, root, width)
+    if stacks:
+        lines += [Text(), *_stack_columns(stacks, root, width), Text()]
+    else:
+        lines += _excerpt(finding.location, width)
+    lines += _seen(finding, [fact for fact in finding.evidence if fact not in stacks], root, width)
+    return lines + label("do", Text(one_line(finding.remedy)), width)
+
+
+def folded_advice_lines(findings: Sequence[Finding], root: str, width: int) -> list[Text]:
+    """Lay out all advice of one check: the first in full, of the others the places."""
+    lines = finding_lines(findings[0], root, width)
+    others = [_place(finding.location, root) for finding in findings[1:] if finding.location is not None]
+    if others:
+        lines += label("also", Text(", ".join(others)), width)
+    return lines
+
+
+def label(word: str, text: Text, width: int) -> list[Text]:
+    """A paragraph behind a label."""
+    return paragraph(text, width, Text.assemble("  ", (word, "bold")), indent=len(word) + 4)
+
+
+def _headline(finding: Finding, root: str, width: int) -> list[Text]:
+    heading = Text.assemble(
+        (finding.severity.value, _STYLES[finding.severity]),
+        "  ",
+        (one_line(finding.name), "bold"),
+        (f" ({one_line(finding.code)})", "dim"),
+    )
+    lines = paragraph(heading, width, indent=0)
+    where = _where(finding, root)
+    if where:
+        lines += paragraph(Text(where, "cyan"), width, fold=False)
+    return lines + paragraph(Text(one_line(finding.title)), width)
+
+
+def _where(finding: Finding, root: str) -> str:
+    words = []
+    if finding.location is not None:
+        function = finding.location.function
+        words.append(_place(finding.location, root) + (f" in {one_line(function)}" if function else ""))
+    if finding.ranks:
+        words.append(named_ranks(finding.ranks))
+    return ", ".join(words)
+
+
+def _place(location: Location, root: str) -> str:
+    return f"{one_line(shown_path(location.file, root))}:{location.line}"
+
+
+def _excerpt(location: Location | None, width: int) -> list[Text]:
+    if location is None:
+        return []
+    last = min(max(location.line, location.end_line), location.line + EXCERPT_LINES - 1)
+    numbers = range(location.line, last + 1)
+    code = textwrap.dedent("\n".join(visible(line_of(location.file, number)) for number in numbers)).split("\n")
+    if not any(line.strip() for line in code):
+        return []
+    digits = len(str(last))
+    return [
+        Text.assemble("    ", (f"{number:>{digits}} | ", "dim"), cut(line.rstrip(), width - digits - 7))
+        for number, line in zip(numbers, code, strict=True)
+    ]
+
+
+def _seen(finding: Finding, facts: Sequence[Fact], root: str, width: int) -> list[Text]:
+    """The facts under the basis on which they rest; a basis without facts is named all the same."""
+    shown = facts[:FACTS]
+    lines: list[Text] = []
+    for basis, words in _SEEN.items():
+        if basis not in finding.basis:
+            continue
+        lines.append(Text.assemble("  ", (f"seen {words}", "bold")))
+        for fact in shown:
+            if fact.basis == basis:
+                sentence = one_line(fact.text) + _aside(fact, finding, root)
+                lines += paragraph(Text(sentence), width, Text("    -"), indent=6)
+    if len(facts) > FACTS:
+        lines.append(Text(f"    - and {len(facts) - FACTS} more facts, all of them in the JSON"))
+    return lines
+
+
+def _aside(fact: Fact, finding: Finding, root: str) -> str:
+    """Where a fact was seen, unless it says so itself or it is where the finding is; a call chain if it has one."""
+    if fact.stack:
+        chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in fact.stack[:STACK_FRAMES]]
+        return f" ({' <- '.join(chain)})"
+    if fact.location is None:
+        return ""
+    place = _place(fact.location, root)
+    known = finding.location is not None and place == _place(finding.location, root)
+    return "" if known or place.rpartition("/")[2] in fact.text else f" ({place})"
+
+
+def _stacks(finding: Finding) -> list[Fact]:
+    """The facts to be shown in columns: what each of several ranks did, with its stack."""
+    facts = [fact for fact in finding.evidence if fact.rank is not None and fact.stack]
+    return facts if len({fact.rank for fact in facts}) > 1 else []
+
+
+def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
+    columns = COLUMNS
+    column_width = (width - 2 - len(GAP) * (columns - 1)) // columns
+    if column_width < NARROWEST_COLUMN:
+        columns, column_width = 1, width - 2
+    lines: list[Text] = []
+    for start in range(0, len(facts), columns):
+        if start:
+            lines.append(Text())
+        blocks = [_stack(fact, root, column_width) for fact in facts[start : start + columns]]
+        lines += side_by_side(blocks, column_width)
+    return lines
+
+
+def _stack(fact: Fact, root: str, width: int) -> list[Text]:
+    rank = f"rank {fact.rank}"
+    said = one_line(fact.text).removeprefix(f"{rank} ")
+    lines = [Text(rank, "bold"), *paragraph(Text(said), width, indent=0)]
+    frames = [frame for frame in fact.stack if in_user_code(frame.file)] or list(fact.stack)
+    for number, frame in enumerate(frames[:STACK_FRAMES]):
+        lines.append(_frame(frame, root, width))
+        code = visible(line_of(frame.file, frame.line)).strip()
+        if number == 0 and code:
+            lines.append(Text("    " + cut(code, width - 4), "bold"))
+    if len(frames) > STACK_FRAMES:
+        lines.append(Text(f"  and {len(frames) - STACK_FRAMES} more", "dim"))
+    return lines
+
+
+def _frame(frame: Frame, root: str, width: int) -> Text:
+    function = f" in {one_line(frame.function)}" if frame.function else ""
+    place = f"{one_line(shown_path(frame.file, root))}:{frame.line}"
+    if cell_len(place + function) > width - 2:
+        place = place.rpartition("/")[2]
+    room = max(8, width - 2 - cell_len(function))
+    place = cut_left(place, room)
+    return Text.assemble("  ", (place, "cyan"), cut(function, width - 2 - cell_len(place)))

@@ -1,0 +1,102 @@
+"""The examination as JSON, for machines: one object, schema 1, paths relative to the working directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.examination import Examination
+from ddpdoctor.finding import Fact, Finding, Frame, Location
+from ddpdoctor.places import shown_path
+
+SCHEMA = 1
+
+
+def render(examination: Examination) -> str:
+    """Render the examination as indented JSON that ends with a line feed."""
+    encoded = msgspec.json.encode(as_object(examination))
+    return msgspec.json.format(encoded, indent=2).decode("utf-8") + "\n"
+
+
+def as_object(examination: Examination) -> dict[str, Any]:
+    """Build the object that is encoded."""
+    source, rehearsal = examination.source, examination.rehearsal
+    return {
+        "schema": SCHEMA,
+        "tool": {"name": "ddpdoctor", "version": __version__},
+        "target": _plain(examination.target),
+        "verdict": examination.verdict,
+        "exit_code": int(examination.exit_code),
+        "complete": examination.complete,
+        "source": {
+            "status": source.status,
+            "files": source.files,
+            "seconds": source.seconds,
+            "notes": [_plain(note) for note in source.notes],
+        },
+        "rehearsal": {
+            "status": rehearsal.status,
+            "reason": _plain(rehearsal.reason),
+            "hint": _plain(rehearsal.hint),
+            "output": _plain(rehearsal.output),
+            "ranks": rehearsal.ranks,
+            "steps": rehearsal.steps,
+            "seconds": rehearsal.seconds,
+            "device": _plain(rehearsal.device),
+            "notes": [_plain(note) for note in rehearsal.notes],
+        },
+        "findings": [_finding(finding, examination.root) for finding in examination.findings],
+        "outcomes": [
+            {"code": outcome.code, "name": outcome.name, "state": outcome.state.value, "reason": _plain(outcome.reason)}
+            for outcome in examination.outcomes
+        ],
+        "notes": [_plain(note) for note in examination.notes],
+    }
+
+
+def _finding(finding: Finding, root: str) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "name": finding.name,
+        "severity": finding.severity.value,
+        "title": _plain(finding.title),
+        "ranks": list(finding.ranks),
+        "locations": [_location(location, root) for location in finding.locations],
+        "basis": sorted(finding.basis),
+        "evidence": [_fact(fact, root) for fact in finding.evidence],
+        "remedy": _plain(finding.remedy),
+        "fingerprint": finding.fingerprint,
+    }
+
+
+def _location(location: Location, root: str) -> dict[str, Any]:
+    return {
+        "file": _plain(shown_path(location.file, root)),
+        "line": location.line,
+        "column": location.column,
+        "end_line": location.end_line or None,
+        "end_column": location.end_column or None,
+        "function": _plain(location.function),
+    }
+
+
+def _fact(fact: Fact, root: str) -> dict[str, Any]:
+    return {
+        "text": _plain(fact.text),
+        "basis": fact.basis,
+        "numbers": dict(fact.numbers),
+        "rank": fact.rank,
+        "location": _location(fact.location, root) if fact.location else None,
+        "stack": [_frame(frame, root) for frame in fact.stack],
+    }
+
+
+def _frame(frame: Frame, root: str) -> dict[str, Any]:
+    return {"file": _plain(shown_path(frame.file, root)), "line": frame.line, "function": _plain(frame.function)}
+
+
+def _plain(text: str) -> str:
+    """JSON escapes everything but halves of characters, which come from file names that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

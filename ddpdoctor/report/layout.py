@@ -1,0 +1,83 @@
+"""Places text on lines of a given width: hanging indents, excerpts, columns. Everything is ``rich.text.Text``.
+
+Markup is never parsed: text that comes from outside is only ever appended to a ``Text``, escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+GAP = " | "
+"""Between two columns."""
+
+
+def paragraph(
+    text: Text, width: int, label: Text | None = None, indent: int = 2, *, fold: bool = True
+) -> list[Text]:
+    """Wrap ``text`` to ``width`` columns behind ``indent`` spaces; ``label`` stands in the indent of the first line.
+
+    A word that is longer than a line is broken, or without ``fold`` left whole: a path has to be clickable.
+    """
+    wrapped = text.wrap(_PLAIN, max(20, width - indent), overflow="fold" if fold else "ignore", no_wrap=False)
+    lines = []
+    for number, line in enumerate(wrapped):
+        line.rstrip()
+        first = label if number == 0 and label is not None else Text()
+        lines.append(Text.assemble(first, " " * (indent - first.cell_len), line))
+    return lines
+
+
+def cut(text: str, width: int) -> str:
+    """Shorten ``text`` to ``width`` columns, its end replaced by dots."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 3)).rstrip() + "..."
+
+
+def cut_left(text: str, width: int) -> str:
+    """Shorten ``text`` to ``width`` columns, its beginning replaced by dots: the end of a path says more."""
+    while cell_len(text) > width and len(text) > 4:
+        text = "..." + text[4:].lstrip(".")
+    return text
+
+
+def side_by_side(blocks: Sequence[Sequence[Text]], column_width: int, indent: int = 2) -> list[Text]:
+    """Put blocks of lines, each at most ``column_width`` wide, beside each other."""
+    lines = []
+    for row in range(max(map(len, blocks), default=0)):
+        line = Text(" " * indent)
+        for number, block in enumerate(blocks):
+            cell = block[row] if row < len(block) else Text()
+            if number:
+                line.append(GAP, "dim")
+            line.append_text(cell)
+            if number < len(blocks) - 1:
+                line.append(" " * (column_width - cell.cell_len))
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def to_string(lines: Iterable[Text], *, colour: bool) -> str:
+    """Write lines as they are, one line feed after each, with or without the terminal's colours."""
+    stream = StringIO()
+    console = Console(
+        file=stream,
+        width=10_000,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    return stream.getvalue()
+
+
+_PLAIN = Console(file=StringIO(), width=10_000, _environ={})

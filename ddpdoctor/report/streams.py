@@ -1,0 +1,121 @@
+"""The only module that writes to stdout and stderr: results go to stdout, talk goes to stderr.
+
+A pipe that the reader closed (``ddpdoctor … | head``) ends the output, not the command: its exit code stays what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.report.escape import one_line, visible
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.request import Progress
+
+PLAIN_WIDTH = 80
+"""Columns of text that goes to a file or a pipe."""
+MAXIMUM_WIDTH = 100
+"""Columns of text on a wide terminal; longer lines are hard to read."""
+
+
+def write_result(text: str) -> None:
+    """Write a result to stdout."""
+    _write(sys.stdout, text)
+
+
+def write_result_file(path: Path, text: str) -> None:
+    """Write a result to a file; raises UsageError when that is not possible."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def say(text: str) -> None:
+    """Write a line of talk to stderr."""
+    _write(sys.stderr, visible(text).rstrip("\n") + "\n")
+
+
+def say_error(error: DdpDoctorError) -> None:
+    """Write an error of ours and its hint to stderr."""
+    say(f"error: {error.message}" + (f"\nhint:  {error.hint}" if error.hint else ""))
+
+
+def colours_wanted(no_color: bool) -> bool:
+    """Tell whether stdout is a terminal whose user has not declined colours."""
+    declined = no_color or os.environ.get("NO_COLOR", "") != "" or os.environ.get("TERM") == "dumb"
+    return not declined and _is_terminal(sys.stdout)
+
+
+def result_width() -> int:
+    """Columns for a text on stdout."""
+    if not _is_terminal(sys.stdout):
+        return PLAIN_WIDTH
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return PLAIN_WIDTH
+    return max(40, min(columns or PLAIN_WIDTH, MAXIMUM_WIDTH))
+
+
+@contextmanager
+def live_progress() -> Iterator[Callable[[Progress], None]]:
+    """Show the latest progress in one live line on stderr while the context is open; silent when it is no terminal."""
+    if not _is_terminal(sys.stderr):
+        yield _ignore
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    with console.status(Text("reading the source")) as status:
+
+        def show(progress: Progress) -> None:
+            steps = f", step {progress.steps}" if progress.steps else ""
+            status.update(Text(f"{one_line(progress.phase)}{steps} ({progress.seconds:.0f} s)"))
+
+        yield show
+
+
+def _ignore(progress: Progress) -> None:
+    """Show nothing."""
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    try:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (BrokenPipeError, ConnectionResetError):
+        _forget(stream)
+    except ValueError:
+        if not stream.closed:
+            raise
+
+
+def _forget(stream: TextIO) -> None:
+    """Let the interpreter flush the stream at exit without an error, now that nobody reads it."""
+    try:
+        void = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(void, stream.fileno())
+        os.close(void)
+    except (OSError, ValueError):
+        return

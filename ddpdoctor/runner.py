@@ -1,0 +1,126 @@
+"""Runs the checks on the evidence and says of each what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from ddpdoctor.check import BoundHit, LoadedCheck, Outcome, OutcomeState
+from ddpdoctor.finding import Finding, Refuted
+from ddpdoctor.registry import CatalogueEntry, load
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.source.script import Script
+
+Evidence = TypeVar("Evidence")
+Yield = TypeVar("Yield")
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one check said."""
+
+    code: str
+    name: str
+    from_source: tuple[Finding, ...] = ()
+    from_run: tuple[Finding, ...] = ()
+    refuted: tuple[Refuted, ...] = ()
+    looked_at_run: bool = False
+    gap: str = ""
+    """Why it could not look at everything that was asked for; empty when it could."""
+    bound_hit: bool = False
+    """The gap is a bound of the analysis."""
+    crashed: bool = False
+    """The gap is a defect of the check."""
+
+
+def run_checks(
+    entries: Sequence[CatalogueEntry], script: Script, record: RunRecord | None, *, static: bool
+) -> tuple[CheckResult, ...]:
+    """Run every check on the source and, where there is a record, on the run.
+
+    A check that raises costs its own result and nothing else. With ``static`` nothing but the source is asked for, and
+    checks that only look at runs are not imported. Raises ConfigurationError when a built-in check cannot be loaded.
+    """
+    return tuple(_run_check(entry, script, record, static=static) for entry in entries)
+
+
+def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
+    """Say what became of a check.
+
+    ``stands`` tells whether a finding of it is left after merging, ``cut_short`` says why the run did not show all that
+    it should have (empty when it did): a check that looked at such a run and found nothing has not passed.
+    """
+    gap = result.gap or (cut_short if result.looked_at_run else "")
+    if stands:
+        state = OutcomeState.FINDINGS
+    elif result.bound_hit:
+        state = OutcomeState.BOUND_HIT
+    elif gap:
+        state = OutcomeState.NOT_EVALUATED
+    else:
+        state = OutcomeState.PASSED
+    return Outcome(code=result.code, name=result.name, state=state, reason="" if stands else gap)
+
+
+def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, *, static: bool) -> CheckResult:
+    result = CheckResult(code=entry.code, name=entry.name)
+    if static and not entry.in_source:
+        return msgspec.structs.replace(result, gap="needs a rehearsal")
+    check = load(entry)
+    if check.in_source is not None:
+        said = _ask(check.in_source, script)
+        result = msgspec.structs.replace(
+            result, from_source=said.yielded, gap=said.gap, bound_hit=said.bound_hit, crashed=said.crashed
+        )
+    if static or check.in_run is None:
+        return result
+    missing = "there was no rehearsal" if record is None else _missing_evidence(check, record)
+    if record is None or (missing and _absent(check, record)):
+        return msgspec.structs.replace(result, gap=result.gap or missing)
+    heard = _ask(check.in_run, record)
+    return msgspec.structs.replace(
+        result,
+        from_run=tuple(item for item in heard.yielded if isinstance(item, Finding)),
+        refuted=tuple(item for item in heard.yielded if isinstance(item, Refuted)),
+        looked_at_run=True,
+        gap=result.gap or heard.gap or missing,
+        bound_hit=result.bound_hit or heard.bound_hit,
+        crashed=result.crashed or heard.crashed,
+    )
+
+
+class _Said(msgspec.Struct, frozen=True):
+    yielded: tuple[Finding | Refuted, ...]
+    gap: str = ""
+    bound_hit: bool = False
+    crashed: bool = False
+
+
+def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) -> _Said:
+    yielded: list[Finding | Refuted] = []
+    try:
+        for item in function(evidence):
+            if not isinstance(item, (Finding, Refuted)):
+                raise TypeError(f"yielded a {type(item).__name__}")
+            yielded.append(item)
+    except BoundHit as bound:
+        return _Said(tuple(yielded), gap=str(bound), bound_hit=True)
+    except Exception as error:
+        return _Said(tuple(yielded), gap=f"the check failed: {type(error).__name__}: {error}", crashed=True)
+    return _Said(tuple(yielded))
+
+
+def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
+    for name in sorted(check.check.needs):
+        stream = record.stream(name)
+        if stream.state != "complete":
+            because = f" ({stream.reason})" if stream.reason else ""
+            return f"the record's {name.replace('_', ' ')} are {stream.state}{because}"
+    return ""
+
+
+def _absent(check: LoadedCheck, record: RunRecord) -> bool:
+    return any(record.stream(name).state == "absent" for name in check.check.needs)

@@ -1,0 +1,10 @@
+"""Runs every benchmark; exits with 1 when one exceeds its bound."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.benchmarks import rehearsal_cost, start_up
+
+if __name__ == "__main__":
+    sys.exit(max(benchmark.main() for benchmark in (start_up, rehearsal_cost)))

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpdoctor.conclusion import could_not_rehearse, judge
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.finding import Frame
+from ddpdoctor.record.model import Rank, RankException
+from tests.face.examples import SAMPLE, TRAIN, record
+
+ROOT = str(SAMPLE)
+
+
+def test_a_rehearsal_whose_ranks_wrapped_stepped_and_ended_is_completed() -> None:
+    section = judge(record(), ROOT)
+    assert (section.status, section.reason) == ("completed", "")
+    assert (section.ranks, section.steps, section.seconds, section.device) == (2, 2, 2.5, "cpu")
+
+
+def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
+    ranks = [Rank(rank=number, end="ended-by-rehearsal", exit_code=0) for number in (0, 1)]
+    assert judge(record(*ranks), ROOT).status == "completed"
+
+
+def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
+    ranks = [Rank(rank=number, end="signalled", signal=6, main_finished=True) for number in (0, 1)]
+    assert judge(record(*ranks), ROOT).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ranks_reported": (0,)}, "1 of 2 ranks reported"),
+        ({"ranks_reported": ()}, "0 of 2 ranks reported"),
+        ({"ranks_reported": (), "expected": 0}, "the script started no rank"),
+        ({"wraps": False}, "without wrapping a model in DistributedDataParallel"),
+        ({"steps": 0}, "before every rank had made an optimizer step"),
+        ({"stop_reason": "no-ranks", "stop_text": "no rank reported within 30 s"}, "no rank reported within 30 s"),
+        ({"stop_reason": "launch-failed"}, "the ranks could not be started"),
+        ({"stop_reason": "rank-failed"}, "a rank failed"),
+    ],
+)
+def test_a_rehearsal_that_shows_too_little_has_failed_and_says_why(fields: dict[str, Any], reason: str) -> None:
+    section = judge(record(**fields), ROOT)
+    assert section.status == "failed"
+    assert reason in section.reason
+    assert section.hint
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "hint"),
+    [("proof", ""), ("time-limit", "--time-limit"), ("no-touch", "--allow-writes"), ("interrupted", "")],
+)
+def test_a_rehearsal_that_was_stopped_says_what_helps(stop_reason: str, hint: str) -> None:
+    section = judge(record(stop_reason=stop_reason, stop_text="stopped because"), ROOT)
+    assert (section.status, section.reason) == ("stopped", "stopped because")
+    assert hint in section.hint
+    assert bool(hint) == bool(section.hint)
+
+
+def test_the_exception_of_the_guilty_rank_comes_before_the_echo_of_its_peers() -> None:
+    echo = _raised("RuntimeError", "Connection closed by peer", 20, time_ns=5, communication=True)
+    own = _raised("ValueError", "bad batch", 9, time_ns=7)
+    section = judge(
+        record(
+            Rank(rank=0, end="raised", exceptions=(echo,), output_tail="echo"),
+            Rank(rank=1, end="raised", exceptions=(own,), output_tail="one\ntwo"),
+        ),
+        ROOT,
+    )
+    assert section.status == "failed"
+    assert section.reason == "rank 1 raised ValueError at train.py:9: bad batch"
+    assert section.output == "one\ntwo"
+
+
+def test_an_exception_of_all_ranks_is_said_once() -> None:
+    ranks = [
+        Rank(rank=number, end="raised", exceptions=(_raised("FileNotFoundError", "no data\nmore", 15, time_ns=number),))
+        for number in (0, 1)
+    ]
+    section = judge(record(*ranks), ROOT)
+    assert section.reason == "ranks 0 and 1 raised FileNotFoundError at train.py:15: no data"
+    assert "after `--`" in section.hint
+
+
+def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> None:
+    usage = "\n".join(f"line {number}" for number in range(40))
+    ranks = [Rank(rank=number, end="left-by-exit", exit_code=2, output_tail=usage) for number in (0, 1)]
+    section = judge(record(*ranks, steps=0, wraps=False), ROOT)
+    assert section.reason == "ranks 0 and 1 left with exit code 2"
+    assert section.output.splitlines()[0] == "line 28"
+    assert "after `--`" in section.hint
+
+
+def test_a_signal_is_named() -> None:
+    ranks = [Rank(rank=0, end="signalled", signal=11, ended_ns=1), Rank(rank=1, end="raised", ended_ns=2)]
+    assert judge(record(*ranks), ROOT).reason == "rank 0 was ended by SIGSEGV"
+
+
+def test_a_rank_whose_end_is_not_known_is_not_taken_for_finished() -> None:
+    ranks = [Rank(rank=0, end="finished"), Rank(rank=1)]
+    assert judge(record(*ranks), ROOT).reason == "it is not known how rank 1 ended"
+
+
+def test_ranks_that_never_reported_come_before_the_signal_of_the_launcher() -> None:
+    ranks = [Rank(rank=0, end="signalled"), Rank(rank=1, end="signalled", signal=15)]
+    section = judge(record(*ranks, ranks_reported=()), ROOT)
+    assert section.reason == "0 of 2 ranks reported; rank 1 was ended by SIGTERM"
+
+
+def test_a_rank_that_vanished_without_a_signal_is_not_taken_for_finished() -> None:
+    ranks = [Rank(rank=0, end="finished"), Rank(rank=1, end="signalled")]
+    assert judge(record(*ranks), ROOT).reason == "it is not known how rank 1 ended"
+
+
+def test_an_error_before_the_start_keeps_its_sentence_and_hint() -> None:
+    section = could_not_rehearse(DdpDoctorError("no interpreter has torch", "Install torch."))
+    assert (section.status, section.reason, section.hint) == ("failed", "no interpreter has torch", "Install torch.")
+
+
+def _raised(type_name: str, message: str, line: int, time_ns: int, communication: bool = False) -> RankException:
+    frames = (Frame(file=TRAIN, line=line, function="main"),)
+    return RankException(
+        time_ns=time_ns, type=type_name, message=message, frames=frames, communication=communication
+    )

@@ -1,0 +1,196 @@
+"""``ddpdoctor check`` as a user runs it, on scripts that end in every way but the good one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAINING = """
+import argparse
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def main():
+    AT_THE_START
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    data = TensorDataset(torch.randn(64, 4))
+    sampler = DistributedSampler(data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for (batch,) in DataLoader(data, batch_size=4, sampler=sampler):
+            IN_A_STEP
+            model(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+NO_DDP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("nothing to train")
+dist.destroy_process_group()
+"""
+NO_WORKER = """
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+
+def work(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    DistributedDataParallel(torch.nn.Linear(1, 1))
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(0,), nprocs=0)
+"""
+ARGUMENTS = "p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()"
+WITHOUT_THE_PROBE = """
+import os
+import sys
+
+if not sys.flags.ignore_environment:
+    os.execv(sys.executable, [sys.executable, "-E", *sys.argv])
+"""
+
+
+def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
+    """A script that trains, with a line put in at its start or in each step."""
+    return TRAINING.replace("AT_THE_START", at_the_start).replace("IN_A_STEP", in_a_step)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "output"),
+    [
+        (training("raise ValueError('no good')"), "raised ValueError at train.py:15: no good", "no good"),
+        (training("open('missing.bin')"), "raised FileNotFoundError at train.py:15", "missing.bin"),
+        (training(ARGUMENTS), "left with exit code 2", "the following arguments are required: --data"),
+        (NO_DDP, "without wrapping a model in DistributedDataParallel", "nothing to train"),
+        (NO_WORKER, "the script started no rank", ""),
+        (WITHOUT_THE_PROBE + training(), "0 of 2 ranks reported", ""),
+    ],
+    ids=["raises", "no data set", "missing arguments", "no DDP", "mp.spawn without a worker", "python -E"],
+)
+def test_a_rehearsal_that_shows_nothing_is_inconclusive_with_the_words_of_the_script(
+    text: str, reason: str, output: str, tmp_path: Path
+) -> None:
+    report = check(tmp_path, text, code=3)
+    assert (report["verdict"], report["complete"], report["findings"]) == ("inconclusive", False, [])
+    assert report["rehearsal"]["status"] == "failed"
+    assert reason in report["rehearsal"]["reason"]
+    assert output in report["rehearsal"]["output"]
+    assert "--static" in report["rehearsal"]["hint"]
+
+
+def test_the_arguments_behind_the_dashes_reach_the_script(tmp_path: Path) -> None:
+    report = check(tmp_path, training(ARGUMENTS), "--", "--data", "x", code=0)
+    assert (report["verdict"], report["complete"]) == ("clean", True)
+    assert report["rehearsal"]["status"] == "completed"
+    assert report["rehearsal"]["steps"] >= 2
+
+
+def test_the_exception_of_one_rank_is_the_headline(tmp_path: Path) -> None:
+    report = check(tmp_path, training(in_a_step="assert dist.get_rank() == 0, 'rank one is bad'"), code=1)
+    (finding,) = report["findings"]
+    assert finding["code"] == "DDP706"
+    assert "AssertionError" in finding["title"]
+    assert "rank one is bad" in finding["title"]
+    assert finding["ranks"] == [1]
+    assert finding["locations"][0]["file"] == "train.py"
+
+
+def test_without_torch_the_source_is_still_read_and_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run((sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"), check=True)
+    report = check(tmp_path, "from torch.nn import DataParallel\n", "--python", str(python), code=3)
+    assert report["source"]["status"] == "read"
+    assert "no torch" in report["rehearsal"]["reason"]
+    assert "torch" in report["rehearsal"]["hint"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training(in_a_step="open(f'pid-{os.getpid()}', 'w'); time.sleep(60)"))
+    process = subprocess.Popen(
+        (sys.executable, "-m", "ddpdoctor", "check", "train.py"),
+        cwd=tmp_path,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = _wait_for_ranks(tmp_path, 2)
+    interrupted_s = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - interrupted_s < 3
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.strip().endswith("interrupted")
+    assert [pid for pid in pids if _lives(pid)] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def check(directory: Path, text: str, *arguments: str, code: int) -> dict[str, Any]:
+    """Check ``text`` as ``train.py`` in ``directory``; returns the JSON report."""
+    (directory / "train.py").write_text(text)
+    done = subprocess.run(
+        (sys.executable, "-m", "ddpdoctor", "check", "train.py", "--output-format", "json", *arguments),
+        cwd=directory,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stderr == ""
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["exit_code"] == code
+    return report
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def _wait_for_ranks(directory: Path, count: int) -> list[int]:
+    """Wait until as many ranks train, and return their process numbers."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        pids = [int(path.name.partition("-")[2]) for path in directory.glob("pid-*")]
+        if len(pids) == count:
+            return pids
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start to train")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""What a command has imported at its end, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "textual", "psutil", "pynvml", "numpy")
+PROBE = """
+import sys
+from ddpdoctor.cli.main import main
+code = main(sys.argv[1:])
+print(code, *sorted(module for module in sys.modules if "." not in module), file=sys.stderr)
+"""
+
+SCRIPT = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (("--version",), (*HEAVY, "rich")),
+        (("--help",), (*HEAVY, "rich")),
+        (("explain",), (*HEAVY, "rich")),
+        (("check", "--static", "train.py"), HEAVY),
+        (("check", "--static", "--output-format", "json", "train.py"), (*HEAVY, "rich")),
+        (("check", "--static", "--output-format", "concise", "train.py"), (*HEAVY, "rich")),
+    ],
+    ids=" ".join,
+)
+def test_a_quick_command_imports_nothing_heavy(
+    arguments: tuple[str, ...], absent: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        (sys.executable, "-c", PROBE, *arguments),
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    assert set(absent) & set(modules) == set()
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    names = "sorted(set(sys.modules) - before - {'ddpdoctor'})"
+    done = subprocess.run(
+        (sys.executable, "-c", f"import sys; before = set(sys.modules); import ddpdoctor; print({names})"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() in ("[]", "['__future__']")

@@ -1,0 +1,1 @@
+"""The terminal screen of ddpdoctor; nothing in the core imports it."""
