@@ -53,7 +53,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             in_words(parting),
-            remedy=f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take.",
+            remedy=f"Make every rank call {parting.collective}, or none: move it out of the branch that only some "
+            "ranks take.",
             locations=(parting.location, *leaving, parting.condition_location),
             evidence=(
                 Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),

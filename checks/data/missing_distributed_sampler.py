@@ -55,8 +55,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "this DataLoader feeds the training of a DDP model, and no sampler divides its data set between the ranks",
-            remedy="Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call sampler.set_epoch(epoch) "
-            "before each epoch.",
+            remedy="Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
+            "sampler.set_epoch(epoch) before each epoch.",
             locations=(loader.module.location(loader.node),),
             evidence=(
                 Fact(

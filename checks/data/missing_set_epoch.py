@@ -49,8 +49,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
         yield CHECK.finding(
             "source",
-            "this DataLoader is shuffled by a DistributedSampler that is never told the epoch, so every epoch has the same "
-            "order",
+            "this DataLoader is shuffled by a DistributedSampler that is never told the epoch, so every epoch has the "
+            "same order",
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
             evidence=(

@@ -4,9 +4,9 @@ What it finds
     A model wrapped in torch.nn.DataParallel in a script that never wraps one in DistributedDataParallel.
 
 Why it is bad
-    DataParallel drives all GPUs from one Python process: threads share one interpreter lock, the model is copied to every
-    GPU in each forward, and outputs and gradients are gathered on the first GPU, which runs out of memory first. It stops
-    at one node. DistributedDataParallel is faster even on one node, and torch maintains only it.
+    DataParallel drives all GPUs from one Python process: threads share one interpreter lock, the model is copied to
+    every GPU in each forward, and outputs and gradients are gathered on the first GPU, which runs out of memory first.
+    It stops at one node. DistributedDataParallel is faster even on one node, and torch maintains only it.
 
 Example
     model = torch.nn.DataParallel(model)
@@ -16,8 +16,8 @@ Remedy
     device_ids=[local_rank] and give the loader a DistributedSampler.
 
 When it is wrong
-    In notebooks and scripts that have to stay one process. Scripts that use DataParallel only where they run without ranks
-    are recognised by their use of DistributedDataParallel.
+    In notebooks and scripts that have to stay one process. Scripts that use DataParallel only where they run without
+    ranks are recognised by their use of DistributedDataParallel.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
@@ -41,7 +41,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     for location in data_parallel_uses(script):
         yield CHECK.finding(
             "source",
-            "nn.DataParallel drives every GPU from one process, copies the model in each forward and gathers on the first GPU",
+            "nn.DataParallel drives every GPU from one process, copies the model in each forward and gathers on the "
+            "first GPU",
             remedy="Start one process a GPU with torchrun and wrap the model in DistributedDataParallel.",
             locations=(location,),
         )

@@ -46,11 +46,11 @@ WARNING_BYTES = 1_000_000
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps of modules whose buffers nothing changes after their construction."""
     for idle in idle_broadcasts(whole_projection(script)):
-        size = f" ({idle.size_bytes / 1e6:,.1f} MB)" if idle.size_bytes is not None else ""
+        size = f" ({'' if idle.exact else 'at least '}{idle.size_bytes / 1e6:,.3g} MB)" if idle.size_bytes else ""
         yield CHECK.finding(
             "source",
-            f"DDP broadcasts {', '.join(idle.names)}{size} in every training forward, and no method of the module changes "
-            + ("it" if len(idle.names) == 1 else "them"),
+            f"DDP broadcasts {', '.join(idle.names)}{size} in every training forward, and no method of the module "
+            + ("changes it" if len(idle.names) == 1 else "changes them"),
             remedy="Pass forward_sync_buffers=False (torch 2.13 and later) or broadcast_buffers=False to "
             "DistributedDataParallel.",
             locations=(idle.location,),
@@ -58,7 +58,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                 Fact(text=f"buffer {name} is registered here", basis="source", location=place)
                 for name, place in zip(idle.names, idle.registered, strict=True)
             ),
-            severity=Severity.WARNING if (idle.size_bytes or 0) >= WARNING_BYTES else Severity.ADVICE,
+            severity=Severity.WARNING if idle.size_bytes >= WARNING_BYTES else Severity.ADVICE,
         )
 
 

@@ -49,8 +49,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"every rank saves to {save.path}, and the path does not depend on the rank",
-            remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the file; "
-            "or put the rank into the path.",
+            remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
+            "file; or put the rank into the path.",
             locations=(save.event.module.location(save.event.node),),
             evidence=(
                 Fact(

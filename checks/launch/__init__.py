@@ -1,0 +1,1 @@
+"""Checks of how ranks are started and numbered."""

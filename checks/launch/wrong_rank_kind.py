@@ -1,0 +1,86 @@
+"""A global rank stands where a local one belongs, or the reverse.
+
+What it finds
+    The global rank used as a GPU index; the local rank, or the number of ranks of one node, given to
+    init_process_group; and a test of the local rank that decides which rank saves for the whole job. The script is read
+    as a job of two nodes.
+
+Why it is bad
+    On one node both numbers are the same, so everything works until the first job on two nodes. There a global rank
+    asks for GPUs that the node does not have, a local rank makes two processes claim the same place in the group, and the
+    first rank of every node writes the checkpoint at the same time.
+
+Example
+    torch.cuda.set_device(dist.get_rank())
+    if local_rank == 0:
+        torch.save(model.state_dict(), "checkpoint.pt")
+
+Remedy
+    GPUs are chosen by LOCAL_RANK; what is done once for the job is decided by RANK, as dist.get_rank() gives it.
+
+When it is wrong
+    For a save: where every node is meant to keep its own copy on a disk of its own.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.devices import RankMixUp, rank_mix_ups
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.saving import shared_saves
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP501", name="wrong-rank-kind", severity={"source": Severity.ERROR})
+MAXIMUM_PLACES = 5
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report one finding for each kind of mix-up, with the places where it occurs."""
+    projection = whole_projection(script)
+    kinds: dict[str, list[RankMixUp]] = {}
+    for mix_up in rank_mix_ups(projection):
+        kinds.setdefault(mix_up.use, []).append(mix_up)
+    for mix_ups in kinds.values():
+        first = mix_ups[0]
+        yield CHECK.finding(
+            "source",
+            f"{first.given} is used as {first.use}: right on one node, wrong on two",
+            remedy=f"Use {first.meant} here"
+            + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
+            locations=tuple(dict.fromkeys(one.event.module.location(one.event.node) for one in mix_ups))[
+                :MAXIMUM_PLACES
+            ],
+            evidence=(
+                Fact(
+                    text="on two nodes with two ranks each the local ranks are 0, 1, 0, 1, the global ranks 0, 1, 2, 3",
+                    basis="source",
+                    location=first.event.module.location(first.event.node),
+                    stack=first.event.chain,
+                ),
+            ),
+        )
+    for save in shared_saves(projection):
+        if save.by != "local-rank" or save.guard is None:
+            continue
+        condition = save.guard.module.location(save.guard.node)
+        yield CHECK.finding(
+            "source",
+            f"the local rank decides who saves {save.path}: on two nodes the first rank of each writes it",
+            remedy="Decide by the global rank: `if dist.get_rank() == 0:`.",
+            locations=(condition, save.event.module.location(save.event.node)),
+            ranks=(0, 2),
+            evidence=(
+                Fact(
+                    text="this call writes the file",
+                    basis="source",
+                    location=save.event.module.location(save.event.node),
+                ),
+            ),
+            severity=Severity.WARNING,
+        )

@@ -1,0 +1,207 @@
+"""Attributes of values, and names that tell a rank where nothing else does."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, guessed_lanes
+from ddpdoctor.source.values import (
+    RANKS,
+    UNIFORM,
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Lanes,
+    Mapped,
+    ProjectClass,
+    ProjectModule,
+    Unknown,
+    Value,
+    derived,
+    join,
+    lane,
+    lanes_of,
+)
+from ddpdoctor.source.vocabulary import DDP, LOCAL_RANK_NAMES, RANK_NAMES, canonical, is_first_rank_name
+
+MAXIMUM_BASES = 20
+
+
+def attribute_of(machine: Machine, value: Value, name: str) -> Value:
+    """The value of ``value.name``."""
+    if isinstance(value, Lanes):
+        return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
+    if isinstance(value, Choice):
+        result: Value | None = None
+        for option in value.options:
+            if option != Const(None):
+                result = join(result, attribute_of(machine, option, name), value.varying)
+        return result or UNIFORM
+    if isinstance(value, External):
+        return External(canonical(f"{value.name}.{name}"))
+    if isinstance(value, ProjectModule):
+        return _of_module(machine, value, name)
+    if isinstance(value, Instance):
+        return _of_instance(machine, value, name)
+    if isinstance(value, ProjectClass):
+        found = class_attribute(machine, value, name)
+        return found if found is not None else derived(())
+    if isinstance(value, Built):
+        stored = machine.store.get(value.number, name)
+        return stored if stored is not None else _of_built(machine, value, name)
+    if isinstance(value, Mapped):
+        return next((entry for key, entry in value.entries if key == name), Bound(value, name))
+    return Bound(value, name)
+
+
+def seeded(machine: Machine, name: str, value: Value) -> Value:
+    """Read a rank from a name whose origin is not known."""
+    if isinstance(value, Bound):
+        if name in {"rank", "get_rank", "size"} and isinstance(value.receiver, Built) and "Mesh" in value.receiver.name:
+            return value
+        opaque = isinstance(value.receiver, (Unknown, Bound)) or (
+            isinstance(value.receiver, Built) and not value.receiver.name.startswith("torch.")
+        )
+        return rank_by_name(machine, name) or value if opaque else value
+    if isinstance(value, Unknown) and value.opaque:
+        return rank_by_name(machine, name) or value
+    return value
+
+
+def rank_by_name(machine: Machine, name: str) -> Value | None:
+    """What a name promises about ranks; None when it promises nothing."""
+    if name in LOCAL_RANK_NAMES:
+        return guessed_lanes(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
+    if name in RANK_NAMES:
+        return guessed_lanes(GLOBAL_RANK)
+    if is_first_rank_name(name):
+        return guessed_lanes(FIRST)
+    return None
+
+
+def promised_by_name(machine: Machine, function: str) -> Value | None:
+    """What the bare name of a function that cannot be read promises about its result."""
+    if function in {"get_rank", "get_global_rank", "rank"}:
+        return rank_by_name(machine, "rank")
+    if function in {"get_local_rank", "local_rank"}:
+        return rank_by_name(machine, "local_rank")
+    return rank_by_name(machine, function)
+
+
+def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
+    """The base classes of a project class, nearest first, the project's own followed."""
+    waiting, seen = [cls], 0
+    while waiting and seen < MAXIMUM_BASES:
+        current = waiting.pop(0)
+        seen += 1
+        for base in current.node.bases:
+            value = _base_value(machine, current, base)
+            yield value
+            if isinstance(value, ProjectClass):
+                waiting.append(value)
+
+
+def base_names(machine: Machine, cls: ProjectClass) -> tuple[str, ...]:
+    """Full names of the external classes that a project class derives from."""
+    return tuple(base.name for base in bases_of(machine, cls) if isinstance(base, External))
+
+
+def _base_value(machine: Machine, cls: ProjectClass, base: ast.expr) -> Value:
+    module = machine.script.module(cls.module)
+    scope = machine.scope_modules.get(cls.module, -1)
+    if isinstance(base, ast.Name):
+        value = machine.store.get(scope, base.id)
+        if value is not None:
+            return value
+    if isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name):
+        owner = machine.store.get(scope, base.value.id)
+        if isinstance(owner, ProjectModule):
+            return attribute_of(machine, owner, base.attr)
+    full = module.resolve(base) if module is not None else ""
+    return External(full) if full else UNIFORM
+
+
+def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | None:
+    """What a class or its project bases define under a name."""
+    found = machine.store.get(cls.scope, name)
+    if found is not None:
+        return _owned(found, cls)
+    for base in bases_of(machine, cls):
+        if isinstance(base, ProjectClass):
+            found = machine.store.get(base.scope, name)
+            if found is not None:
+                return _owned(found, base)
+    return None
+
+
+def _owned(value: Value, cls: ProjectClass) -> Value:
+    if isinstance(value, Function) and value.owner is None:
+        return Function(value.node, value.module, value.scope, None, cls, value.gradients, value.first_rank_only)
+    return value
+
+
+def bound_to(function: Function, receiver: Value) -> Function:
+    """A method as it is read from an object."""
+    if function.receiver is None:
+        names = {ast.unparse(entry) for entry in getattr(function.node, "decorator_list", [])}
+        if "staticmethod" in names:
+            return function
+        return Function(
+            function.node,
+            function.module,
+            function.scope,
+            receiver,
+            function.owner,
+            function.gradients,
+            function.first_rank_only,
+        )
+    return function
+
+
+def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
+    scope = machine.scope_modules.get(value.name)
+    found = machine.store.get(scope, name) if scope is not None else None
+    if found is not None:
+        return found
+    inner = f"{value.name}.{name}"
+    return ProjectModule(inner) if machine.script.module(inner) is not None else Unknown(opaque=True)
+
+
+def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
+    stored = machine.store.get(value.number, name)
+    if stored is not None:
+        return stored
+    found = class_attribute(machine, value.cls, name)
+    if found is None:
+        return Bound(value, name)
+    if isinstance(found, Function):
+        decorators = {ast.unparse(entry).rpartition(".")[2] for entry in getattr(found.node, "decorator_list", [])}
+        if decorators & {"property", "cached_property"}:
+            from ddpdoctor.source.calls import call_function
+
+            return call_function(machine, found.node, bound_to(found, value), [], {})
+        return bound_to(found, value.cls if "classmethod" in decorators else value)
+    is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
+    return Unknown(opaque=True) if is_field else found
+
+
+def _of_built(machine: Machine, value: Built, name: str) -> Value:
+    made = machine.object(value)
+    if made is not None and value.name == DDP and name == "module":
+        return made.argument("module", 0) or UNIFORM
+    if made is not None and value.name == "torch.utils.data.DataLoader":
+        if name == "sampler":
+            return made.argument("sampler", 3) or Bound(value, name)
+        if name == "batch_sampler":
+            return made.argument("batch_sampler", 4) or Bound(value, name)
+        if name == "dataset":
+            return made.argument("dataset", 0) or Bound(value, name)
+    if made is not None and value.name == "torch.utils.data.BatchSampler" and name == "sampler":
+        return made.argument("sampler", 0) or Bound(value, name)
+    return Bound(value, name)

@@ -1,0 +1,398 @@
+"""Calls of project functions, methods and classes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.attributes import bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.external import call_external, call_method
+from ddpdoctor.source.machine import MAXIMUM_DEPTH, BoundReached, CallFrame, Machine, merged_results
+from ddpdoctor.source.ranks import FIRST, guessed_lanes
+from ddpdoctor.source.store import NEVER
+from ddpdoctor.source.values import (
+    ALL_LANES,
+    NO_GRADIENTS,
+    NONE,
+    OPAQUE,
+    UNIFORM,
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Lanes,
+    Mapped,
+    Partial,
+    ProjectClass,
+    Unknown,
+    Value,
+    derived,
+    join,
+    options_of,
+)
+from ddpdoctor.source.vocabulary import DDP, FIRST_RANK_DECORATORS
+
+MAXIMUM_RECURSION = 1
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def call(machine: Machine, node: ast.Call) -> Value:
+    """The value of a call expression, with everything that it does."""
+    from ddpdoctor.source.expressions import evaluate
+
+    function = evaluate(machine, node.func)
+    positional, named, complete = arguments_of(machine, node)
+    return apply(machine, node, function, positional, named, complete)
+
+
+def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[str, Value], bool]:
+    """Values of the arguments, and whether all of them are known by position or name."""
+    from ddpdoctor.source.expressions import evaluate
+
+    positional: list[Value] = []
+    named: dict[str, Value] = {}
+    complete = True
+    for argument in node.args:
+        if not isinstance(argument, ast.Starred):
+            positional.append(evaluate(machine, argument))
+            continue
+        value = evaluate(machine, argument.value)
+        if isinstance(value, Items) and not value.open:
+            positional.extend(value.values)
+        else:
+            complete = False
+    for keyword in node.keywords:
+        value = evaluate(machine, keyword.value)
+        if keyword.arg is not None:
+            named[keyword.arg] = value
+        elif isinstance(value, Mapped):
+            named.update({key: entry for key, entry in value.entries if isinstance(key, str)})
+        else:
+            complete = False
+    return positional, named, complete
+
+
+def apply(
+    machine: Machine,
+    node: ast.AST,
+    function: Value,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool = True,
+) -> Value:
+    """Call a value."""
+    if isinstance(function, Function):
+        return call_function(machine, node, function, positional, named, complete)
+    if isinstance(function, ProjectClass):
+        return construct(machine, node, function, positional, named, complete)
+    if isinstance(function, Partial):
+        return apply(
+            machine,
+            node,
+            function.function,
+            [*function.positional, *positional],
+            {**dict(function.named), **named},
+            complete,
+        )
+    if isinstance(function, External):
+        return call_external(machine, node, function.name, positional, named, complete)
+    if isinstance(function, Bound):
+        return call_method(machine, node, function, positional, named, complete)
+    if isinstance(function, Instance):
+        return _call_instance(machine, node, function, positional, named, complete)
+    if isinstance(function, Built):
+        return _call_built(machine, node, function, positional, named, complete)
+    if isinstance(function, Lanes) and function.guessed and all(isinstance(value, Const) for value in function.values):
+        return function
+    if isinstance(function, (Choice, Lanes)):
+        return _call_option(machine, node, function, positional, named, complete)
+    if isinstance(function, Unknown) and function.opaque and isinstance(node, ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        promised = promised_by_name(machine, name)
+        if promised is not None:
+            return promised
+    result = derived([function, *positional, *named.values()])
+    return Unknown(result.varying, opaque=True, tags=result.tags)
+
+
+def _call_option(
+    machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
+    options = list(options_of(function))
+    for option in options:
+        if isinstance(option, Built) and option.name == DDP:
+            return apply(machine, node, option, positional, named, complete)
+    for option in options:
+        if isinstance(option, External) and option.name.startswith("torch."):
+            return apply(machine, node, option, positional, named, complete)
+    for option in options:
+        if isinstance(option, (Function, ProjectClass, Instance, Partial, Built)):
+            value = apply(machine, node, option, positional, named, complete)
+            return join(value, derived((value,)))
+    return derived([function, *positional, *named.values()])
+
+
+def _call_instance(
+    machine: Machine, node: ast.AST, value: Instance, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    for name in ("__call__", "forward"):
+        method = class_attribute(machine, value.cls, name)
+        if isinstance(method, Function):
+            return call_function(machine, node, bound_to(method, value), positional, named, complete)
+    return derived([*positional, *named.values()])
+
+
+def _call_built(
+    machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    from ddpdoctor.source.wraps import call_wrapped
+
+    if value.name == DDP:
+        return call_wrapped(machine, node, value, positional, named, complete)
+    return derived([*positional, *named.values()])
+
+
+def construct(
+    machine: Machine,
+    node: ast.AST,
+    cls: ProjectClass,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool = True,
+) -> Value:
+    """Make an instance of a project class."""
+    instance = Instance(machine.object_number(node), cls)
+    method = class_attribute(machine, cls, "__init__")
+    if isinstance(method, Function):
+        call_function(machine, node, bound_to(method, instance), positional, named, complete)
+    else:
+        for name, value in named.items():
+            machine.assign(instance.number, name, value)
+    machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
+    return instance
+
+
+def call_function(
+    machine: Machine,
+    node: ast.AST,
+    function: Function,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    complete: bool = True,
+    on_yield: Callable[[Value], None] | None = None,
+) -> Value:
+    """Run a project function on the present ranks and return what it returns."""
+    if function.first_rank_only:
+        result: list[Value] = [NONE]
+        test = guessed_lanes(FIRST)
+        unguarded = Function(
+            function.node, function.module, function.scope, function.receiver, function.owner, function.gradients
+        )
+
+        def run() -> None:
+            result[0] = call_function(machine, node, unguarded, positional, named, complete, on_yield)
+
+        machine.split(node, test, run, lambda: None)
+        return result[0]
+    module = machine.script.module(function.module)
+    active = sum(1 for frame in machine.frames if frame.owner is not None and frame.owner.node is function.node)
+    if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.is_dull(function.node)):
+        return derived([*positional, *named.values()])
+    if len(machine.frames) > MAXIMUM_DEPTH:
+        raise BoundReached(machine.where())
+    machine.visited.add(function.node)
+    frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
+    frame.owner, frame.on_yield = function, on_yield
+    machine.outer_scopes[frame.scope] = frame.scopes
+    caller = machine.frame
+    site = Frame(str(caller.module.path), getattr(node, "lineno", 1), caller.function or "<module>")
+    entry = machine.mask
+    _bind(machine, frame, function, positional, named, complete)
+    emitted, oldest = machine.emitted, machine.store.oldest_written
+    machine.store.oldest_written = NEVER
+    gradients = machine.gradients
+    machine.gradients = gradients and function.gradients
+    machine.frames.append(frame)
+    machine.calls.append(site)
+    try:
+        inner = machine.collect(lambda: _run_body(machine, function))
+    finally:
+        machine.calls.pop()
+        machine.frames.pop()
+        machine.gradients = gradients
+    machine.add_call(inner)
+    for written in frame.left_behind:
+        machine.store.merge(written)
+    machine.mask = entry & ~machine.gone & ~_raised_everywhere(machine, inner)
+    result = merged_results(frame.results, NONE, entry, join)
+    quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
+    changed_nothing = machine.store.oldest_written >= frame.scope
+    machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(result, (Const, Unknown)))
+    machine.store.oldest_written = min(machine.store.oldest_written, oldest)
+    return result
+
+
+def _raised_everywhere(machine: Machine, inner: Sequence[Sequence[object]]) -> int:
+    from ddpdoctor.source.trace import Jump
+
+    mask = 0
+    for rank, items in enumerate(inner):
+        if items and isinstance(items[-1], Jump) and items[-1].kind == "raise":
+            mask |= 1 << rank
+    return mask
+
+
+def _run_body(machine: Machine, function: Function) -> None:
+    from ddpdoctor.source.expressions import evaluate
+    from ddpdoctor.source.statements import execute
+
+    frame = machine.frame
+    if isinstance(function.node, ast.Lambda):
+        frame.results.append((machine.mask, evaluate(machine, function.node.body)))
+        return
+    execute(machine, function.node.body)
+    if machine.mask and frame.results:
+        frame.results.append((machine.mask, NONE))
+
+
+def _bind(
+    machine: Machine,
+    frame: CallFrame,
+    function: Function,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    complete: bool,
+) -> None:
+    arguments = function.node.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    values = list(positional) if function.receiver is None else [function.receiver, *positional]
+    defaults = dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
+    defaults.update(
+        {
+            argument.arg: default
+            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if default
+        }
+    )
+    given: dict[str, Value] = dict(zip(names, values, strict=False))
+    rest = dict(named)
+    for name in (*names, *(argument.arg for argument in arguments.kwonlyargs)):
+        if name in rest:
+            given[name] = rest.pop(name)
+        elif name not in given:
+            given[name] = _default(machine, function, defaults.get(name), complete)
+    if arguments.vararg is not None:
+        extra = values[len(names) :]
+        given[arguments.vararg.arg] = Items(tuple(extra)) if complete else Items((OPAQUE,), open=True)
+    if arguments.kwarg is not None:
+        given[arguments.kwarg.arg] = Mapped(tuple(rest.items())) if complete else OPAQUE
+    for name, value in given.items():
+        machine.store.set(frame.scope, name, value, ALL_LANES)
+
+
+def _default(machine: Machine, function: Function, default: ast.expr | None, complete: bool) -> Value:
+    if default is None or not complete:
+        return OPAQUE
+    if isinstance(default, ast.Constant):
+        return Const(default.value)
+    if isinstance(default, ast.UnaryOp) and isinstance(default.operand, ast.Constant):
+        return Const(-default.operand.value) if isinstance(default.operand.value, int) else UNIFORM
+    return OPAQUE
+
+
+def _scopes_around(machine: Machine, function: Function) -> tuple[int, ...]:
+    """The scopes of the functions that a nested function stands in; a method does not see its class."""
+    return machine.outer_scopes.get(function.scope, ())
+
+
+def _qualified(function: Function) -> str:
+    name = function.node.name if not isinstance(function.node, ast.Lambda) else "<lambda>"
+    return f"{function.owner.node.name}.{name}" if function.owner is not None else name
+
+
+def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> None:
+    """Run the body of a class in its scope."""
+    from ddpdoctor.source.statements import execute
+
+    outer = machine.frame
+    frame = CallFrame(statement.name, outer.module, scope, outer.scopes)
+    machine.outer_scopes[scope] = outer.scopes
+    machine.frames.append(frame)
+    try:
+        execute(machine, statement.body)
+    finally:
+        machine.frames.pop()
+
+
+def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
+    """What a decorator makes of a function."""
+    from ddpdoctor.source.expressions import evaluate
+
+    last = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
+    if last in {"property", "cached_property", "staticmethod", "classmethod", "contextmanager", "setter", "wraps"}:
+        return value
+    applied = evaluate(machine, decorator)
+    if isinstance(value, Function):
+        if applied == NO_GRADIENTS:
+            return _with(value, gradients=False)
+        if last in FIRST_RANK_DECORATORS and not isinstance(applied, (Function, ProjectClass)):
+            return _with(value, first_rank_only=True)
+    if isinstance(applied, Function):
+        result = call_function(machine, decorator, applied, [value], {})
+        if isinstance(result, Function):
+            return result
+        return (
+            _with(value, first_rank_only=True)
+            if last in FIRST_RANK_DECORATORS and isinstance(value, Function)
+            else value
+        )
+    return value
+
+
+def _with(function: Function, *, gradients: bool | None = None, first_rank_only: bool = False) -> Function:
+    return Function(
+        function.node,
+        function.module,
+        function.scope,
+        function.receiver,
+        function.owner,
+        function.gradients if gradients is None else gradients,
+        function.first_rank_only or first_rank_only,
+    )
+
+
+def context_function(
+    machine: Machine, node: ast.Call, function: Value
+) -> Callable[[Callable[[Value], None]], None] | None:
+    """A runner for a ``with`` item that calls a project function made a context manager by ``contextlib``."""
+    if not isinstance(function, Function) or isinstance(function.node, ast.Lambda):
+        return None
+    names = {ast.unparse(entry).rpartition(".")[2] for entry in function.node.decorator_list}
+    if not names & {"contextmanager", "asynccontextmanager"}:
+        return None
+
+    def run(on_yield: Callable[[Value], None]) -> None:
+        positional, named, complete = arguments_of(machine, node)
+        body_frame = machine.frame
+        calls = list(machine.calls)
+
+        def in_caller(value: Value) -> None:
+            inner_frames = machine.frames
+            inner_calls = machine.calls
+            machine.frames = machine.frames[: machine.frames.index(body_frame) + 1]
+            machine.calls = calls
+            try:
+                on_yield(value)
+            finally:
+                machine.frames = inner_frames
+                machine.calls = inner_calls
+
+        call_function(machine, node, function, positional, named, complete, in_caller)
+
+    return run

@@ -1,0 +1,223 @@
+"""Compares what the four ranks run: where do they part, under which condition, and what does each do there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.source.projection import Projection, Walk
+from ddpdoctor.source.ranks import numbers_in, spoken
+from ddpdoctor.source.trace import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
+from ddpdoctor.source.values import ALL_LANES, RANKS
+
+SHOWN = 3
+"""Collectives shown of what a rank runs."""
+
+
+class Parting(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where ranks run different collectives."""
+
+    collective: str
+    """Name of the collective that only some ranks run."""
+    location: Location
+    """The call that only some ranks make."""
+    running: int
+    """Mask of the ranks that run it."""
+    missing: int
+    """Mask of the ranks that do not."""
+    running_next: tuple[str, ...]
+    """What the former run from here on."""
+    missing_next: tuple[str, ...]
+    condition: str
+    """Source of the rank test that decides."""
+    condition_location: Location
+    exit_location: Location | None
+    """Where the missing ranks left, when they left before instead of taking the other arm."""
+    guessed: bool
+    """The rank test is one by its name only."""
+    chain: tuple[Frame, ...]
+
+
+def partings(projection: Projection) -> Iterator[Parting]:
+    """Every place where ranks part, one for each collective call."""
+    seen: set[ast.AST] = set()
+    for walk in projection.walks:
+        for found in _in_walk(projection, walk):
+            if found.event.node not in seen:
+                seen.add(found.event.node)
+                yield _described(found)
+
+
+def in_words(parting: Parting) -> str:
+    """What the ranks run where they part, in one sentence."""
+    if parting.exit_location is not None:
+        return (
+            f"{spoken(parting.missing)} can leave at line {parting.exit_location.line}, before {parting.collective}, "
+            f"which {spoken(parting.running)} {_verb(parting.running, 'run')}"
+        )
+    sides = [
+        f"{spoken(mask)} {_verb(mask, 'run')} " + (f"[{', '.join(names)}]" if names else "nothing more")
+        for mask, names in ((parting.running, parting.running_next), (parting.missing, parting.missing_next))
+    ]
+    return f"only {spoken(parting.running)} of 4 {_verb(parting.running, 'reach')} {parting.collective}: " + "; ".join(
+        sides
+    )
+
+
+def _verb(mask: int, verb: str) -> str:
+    if len(numbers_in(mask)) > 1:
+        return verb
+    return verb + ("es" if verb.endswith("ch") else "s")
+
+
+class _Found(msgspec.Struct, frozen=True, eq=False):
+    event: Event
+    running: int
+    missing: int
+    running_next: Tree
+    missing_next: Tree
+    guard: Guard
+    left: Exit | None
+
+
+def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
+    classes: list[tuple[int, Tree]] = []
+    for rank in RANKS:
+        if walk.raised >> rank & 1:
+            continue
+        for index, (mask, tree) in enumerate(classes):
+            if same(tree, walk.trees[rank]):
+                classes[index] = (mask | 1 << rank, tree)
+                break
+        else:
+            classes.append((1 << rank, walk.trees[rank]))
+    if len(classes) < 2:
+        return
+    for other in classes[1:]:
+        yield from _compare(projection, classes[0], other)
+
+
+def _compare(projection: Projection, one: tuple[int, Tree], other: tuple[int, Tree]) -> Iterator[_Found]:
+    """Walk two trees side by side; a call that a rank test keeps from the other side is reported and stepped over."""
+    (ranks, tree), (other_ranks, other_tree) = one, other
+    here, there = 0, 0
+    while here < len(tree) or there < len(other_tree):
+        item = tree[here] if here < len(tree) else None
+        match = other_tree[there] if there < len(other_tree) else None
+        if item is not None and match is not None and same((item,), (match,)):
+            here, there = here + 1, there + 1
+            continue
+        inner = _inside(item, match)
+        if inner is not None:
+            yield from (found for a, b in inner for found in _compare(projection, (ranks, a), (other_ranks, b)))
+            here, there = here + 1, there + 1
+            continue
+        found = _guarded(projection, item, ranks, other_ranks, tree[here:], other_tree[there:])
+        back = _guarded(projection, match, other_ranks, ranks, other_tree[there:], tree[here:])
+        if found is None and back is None:
+            sides = (projection, item, match, ranks, other_ranks, tree[here:] or tree, other_tree[there:] or other_tree)
+            left = _by_exit(*sides)
+            if left is not None:
+                yield left
+            return
+        if found is not None:
+            yield found
+            here += 1
+            if back is not None and back.guard.node is found.guard.node:
+                there += 1
+        elif back is not None:
+            yield back
+            there += 1
+
+
+def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | None:
+    if isinstance(item, Branch) and isinstance(match, Branch) and len(item.arms) == len(match.arms):
+        return list(zip(item.arms, match.arms, strict=True))
+    if isinstance(item, Loop) and isinstance(match, Loop) and item.turns == match.turns:
+        return [(item.body, match.body)]
+    return None
+
+
+def _guarded(
+    projection: Projection, item: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
+) -> _Found | None:
+    """A call in ``item`` that a rank test keeps from all the other ranks."""
+    if item is None:
+        return None
+    for event in events_in((item,)):
+        for guard in reversed(event.guards):
+            if not guard.arm & other_ranks and not _made_elsewhere(projection, event, guard, other_ranks):
+                return _Found(event, ranks, other_ranks, rest, other_rest, guard, None)
+    return None
+
+
+def _made_elsewhere(projection: Projection, event: Event, guard: Guard, others: int) -> bool:
+    """Whether the other ranks come to the same call by another way: something that is made at its first use."""
+    if event.kind != "wrap" and len(event.conditions) <= guard.conditions:
+        return False
+    return any(
+        other is not event and other.node is event.node and other.ranks & others == others for other in projection.events
+    )
+
+
+def _by_exit(
+    projection: Projection,
+    item: Item | None,
+    match: Item | None,
+    ranks: int,
+    other_ranks: int,
+    rest: Tree,
+    other_rest: Tree,
+) -> _Found | None:
+    """A call that one side misses because it left a function, a loop or the program under a rank test."""
+    for one, other, mask, other_mask, here, there in (
+        (item, match, ranks, other_ranks, rest, other_rest),
+        (match, item, other_ranks, ranks, other_rest, rest),
+    ):
+        event = next(events_in(here), None)
+        if event is None:
+            continue
+        for left in reversed(projection.exits):
+            if not left.ranks & other_mask or left.ranks & mask or (left.scope and left.scope not in event.scopes):
+                continue
+            before = one is not None and left.ordinal < event.ordinal
+            if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
+                return _Found(event, mask, other_mask, here, there, left.guard, left)
+    return None
+
+
+def _leaves(item: Item | None) -> bool:
+    return isinstance(item, Jump) or (isinstance(item, Branch) and item.leaves)
+
+
+def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
+    return around is not None and any(inner is node for inner in ast.walk(around))
+
+
+def _described(found: _Found) -> Parting:
+    event, guard = found.event, found.guard
+    return Parting(
+        collective=event.name,
+        location=event.module.location(event.node),
+        running=event.ranks if found.left is None else found.running,
+        missing=ALL_LANES & ~event.ranks if found.left is None else found.missing,
+        running_next=_names(found.running_next),
+        missing_next=_names(found.missing_next),
+        condition=guard.module.excerpt(guard.node),
+        condition_location=guard.module.location(guard.node),
+        exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
+        guessed=guard.guessed,
+        chain=event.chain,
+    )
+
+
+def _names(tree: Tree) -> tuple[str, ...]:
+    names: list[str] = []
+    for event in events_in(tree):
+        names.append(event.name)
+        if len(names) > SHOWN:
+            return (*names[:SHOWN], "...")
+    return tuple(names)

@@ -1,0 +1,88 @@
+"""Shuffling DistributedSamplers that train for several epochs and are never told the epoch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.trace import Event, LoopAround
+from ddpdoctor.source.training import Feeding, feedings, samplers_of
+from ddpdoctor.source.values import NONE, Bound, Built, constant, options_of
+
+
+class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
+    """A sampler that repeats its order."""
+
+    sampler: Event
+    loader: Event
+    epochs: LoopAround
+    """The loop of epochs."""
+
+
+def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
+    """Samplers that shuffle, feed training in several epochs, and on which ``set_epoch`` is certainly never called."""
+    told = _told(projection)
+    if told is None:
+        return
+    for feeding in feedings(projection):
+        loop = _loop_of_epochs(feeding)
+        if loop is None or not feeding.certain:
+            continue
+        for name, position in (("sampler", 3), ("batch_sampler", 4)):
+            value = feeding.loader.argument(name, position) or NONE
+            for sampler in samplers_of(projection.machine, value):
+                made_in_loop = any(around.node is loop.node for around in sampler.loops)
+                if sampler.ordinal not in told and _shuffles(sampler) and not made_in_loop:
+                    yield ForgottenEpoch(sampler, feeding.loader, loop)
+
+
+def _shuffles(sampler: Event) -> bool:
+    if not sampler.complete:
+        return False
+    shuffle = sampler.argument("shuffle", 3)
+    return shuffle is None or constant(shuffle) is True
+
+
+def _told(projection: Projection) -> set[int] | None:
+    """Numbers of the samplers that are told their epoch; None when a call cannot be assigned to a sampler."""
+    told: set[int] = set()
+    walked: set[ast.AST] = set()
+    for event in projection.events:
+        if event.kind != "set-epoch":
+            continue
+        walked.add(event.node)
+        if event.receiver is None:
+            return None
+        for option in options_of(event.receiver):
+            receiver = option.receiver if isinstance(option, Bound) else option
+            made = projection.machine.object(receiver)
+            if isinstance(receiver, Built) and made is not None:
+                told.add(receiver.number)
+                told.update(
+                    sampler.ordinal
+                    for value in (*made.positional, *made.named.values())
+                    for sampler in samplers_of(projection.machine, value)
+                )
+            elif constant(receiver) is not None:
+                return None
+    for module in projection.machine.script.modules:
+        for node in module.nodes:
+            if _calls_set_epoch(node) and node not in walked:
+                return None
+    return told
+
+
+def _calls_set_epoch(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set_epoch"
+
+
+def _loop_of_epochs(feeding: Feeding) -> LoopAround | None:
+    """The innermost loop around the loop over the loader that makes more than one turn."""
+    if feeding.loop is None:
+        return None
+    position = next(i for i, loop in enumerate(feeding.backward.loops) if loop is feeding.loop)
+    outer = [loop for loop in feeding.backward.loops[:position] if not loop.once]
+    return outer[-1] if outer else None

@@ -1,0 +1,383 @@
+"""Evaluates expressions on the four ranks."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Sequence
+
+from ddpdoctor.source.attributes import attribute_of, seeded
+from ddpdoctor.source.calls import call, context_function
+from ddpdoctor.source.environment import is_set, variable
+from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.operators import binary, compare, formatted, negated, unary
+from ddpdoctor.source.targets import assign_to, item_at, scope_of
+from ddpdoctor.source.values import (
+    OPAQUE,
+    RANKS,
+    UNIFORM,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Items,
+    Lanes,
+    Mapped,
+    Unknown,
+    Value,
+    by_rank,
+    constant,
+    derived,
+    is_guessed,
+    is_varying,
+    join,
+    lane,
+    lanes_of,
+    truth,
+)
+from ddpdoctor.source.vocabulary import DATA_LOADER
+
+ENVIRONMENT = External("os.environ")
+BUILTINS = frozenset(dir(builtins)) | {"exit", "quit"}
+
+
+def evaluate(machine: Machine, node: ast.expr) -> Value:
+    """The value of an expression; what is called in it is run."""
+    machine.step()
+    handler = _HANDLERS.get(type(node))
+    if handler is not None:
+        return handler(machine, node)
+    return derived([evaluate(machine, child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
+
+
+def truth_of(machine: Machine, node: ast.expr) -> Value:
+    """The value of a condition, reduced to its truth on each rank."""
+    value = evaluate(machine, node)
+
+    def of_one(entry: Value) -> Value:
+        outcome = truth(entry)
+        return derived((entry,)) if outcome is None else Const(outcome)
+
+    return by_rank(of_one, value)
+
+
+def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
+    """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
+    turns: list[int | None] = []
+    empty = 0
+    for rank in RANKS:
+        entry = lane(iterable, rank)
+        count = len(entry.values) if isinstance(entry, Items) and not entry.open else None
+        turns.append(count)
+        if count == 0:
+            empty |= 1 << rank
+    return by_rank(lambda entry: _item_of(machine, entry), iterable), turns, empty
+
+
+def _item_of(machine: Machine, entry: Value) -> Value:
+    if isinstance(entry, Items):
+        if len(entry.values) == 1:
+            return entry.values[0]
+        if entry.values and all(isinstance(value, Items) for value in entry.values):
+            return derived(entry.values)
+        return derived(entry.values)
+    if isinstance(entry, Built) and entry.name == DATA_LOADER:
+        return Unknown(varying=True, tags=frozenset({("batch", entry.number)}))
+    if isinstance(entry, Choice):
+        item: Value | None = None
+        for option in entry.options:
+            item = join(item, _item_of(machine, option))
+        return item or UNIFORM
+    if isinstance(entry, Unknown):
+        batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)
+        varying = entry.varying or any(tag[0] == "batch" for tag in batches)
+        return Unknown(varying, False, batches)
+    return derived((entry,))
+
+
+def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
+    """When a ``with`` item calls a generator of the project: a function that runs it around a body."""
+    if not isinstance(node, ast.Call):
+        return None
+    function = evaluate(machine, node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else UNIFORM
+    return context_function(machine, node, function)
+
+
+def _name(machine: Machine, node: ast.Name) -> Value:
+    value = lookup(machine, node.id)
+    return seeded(machine, node.id, value)
+
+
+def lookup(machine: Machine, name: str) -> Value:
+    """The value of a name in the scopes of the present function."""
+    frame = machine.frame
+    if name not in frame.globals:
+        for scope in frame.scopes:
+            value = machine.store.get(scope, name)
+            if value is not None:
+                return value
+    value = machine.store.get(machine.scope_modules.get(frame.module.name, -1), name)
+    if value is not None:
+        return value
+    if name == "__name__":
+        return Const(frame.module.name)
+    if name == "__file__":
+        return Const(str(frame.module.path))
+    if name in BUILTINS:
+        return External(f"builtins.{name}")
+    full = frame.module.aliases.get(name)
+    return External(full) if full else OPAQUE
+
+
+def _constant(machine: Machine, node: ast.Constant) -> Value:
+    return Const(node.value)
+
+
+def _attribute(machine: Machine, node: ast.Attribute) -> Value:
+    return seeded(machine, node.attr, attribute_of(machine, evaluate(machine, node.value), node.attr))
+
+
+def _call(machine: Machine, node: ast.Call) -> Value:
+    return call(machine, node)
+
+
+def _binary(machine: Machine, node: ast.BinOp) -> Value:
+    left, right = evaluate(machine, node.left), evaluate(machine, node.right)
+    return by_rank(lambda one, other: binary(node.op, one, other), left, right)
+
+
+def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
+    operand = evaluate(machine, node.operand)
+    if isinstance(node.op, ast.Not):
+        return by_rank(negated, operand)
+    return by_rank(lambda value: unary(node.op, value), operand)
+
+
+def _compare(machine: Machine, node: ast.Compare) -> Value:
+    operands = [evaluate(machine, node.left), *(evaluate(machine, right) for right in node.comparators)]
+    if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        there = is_set(machine, constant(operands[0]))
+        return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
+    return by_rank(lambda *values: compare(node.ops, values), *operands)
+
+
+def _boolean(machine: Machine, node: ast.BoolOp) -> Value:
+    return _junction(machine, node.op, node.values, node)
+
+
+def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr], node: ast.expr) -> Value:
+    first = evaluate(machine, operands[0])
+    if len(operands) == 1:
+        return first
+    stops = isinstance(operator, ast.Or)
+    result: list[Value] = [lane(first, rank) for rank in RANKS]
+    rest: list[Value] = []
+
+    def run_rest() -> None:
+        rest.append(_junction(machine, operator, operands[1:], node))
+
+    def skip() -> None:
+        return None
+
+    condition = by_rank(lambda value: _truth_value(value), first)
+    machine.split(operands[0], condition, *((skip, run_rest) if stops else (run_rest, skip)))
+    if not rest:
+        return first
+    right = rest[0]
+    for other in rest[1:]:
+        right = join(right, other)
+    for rank in RANKS:
+        outcome = truth(result[rank])
+        if outcome is None:
+            result[rank] = _either(result[rank], lane(right, rank), stops)
+        elif outcome is not stops:
+            result[rank] = lane(right, rank)
+    return lanes_of(result, is_guessed(first, right))
+
+
+def _either(left: Value, right: Value, stops: bool) -> Value:
+    """``left or right`` (``stops``) or ``left and right`` when the truth of ``left`` is not known."""
+    outcome = truth(right)
+    if outcome is stops and isinstance(right, Const) and isinstance(right.value, bool):
+        return right
+    if isinstance(right, Const) and isinstance(right.value, bool):
+        return derived((left,))
+    return join(left, right, is_varying(left))
+
+
+def _truth_value(value: Value) -> Value:
+    outcome = truth(value)
+    return derived((value,)) if outcome is None else Const(outcome)
+
+
+def _conditional(machine: Machine, node: ast.IfExp) -> Value:
+    condition = truth_of(machine, node.test)
+    outcomes: list[tuple[int, Value]] = []
+
+    def arm(expression: ast.expr) -> Callable[[], None]:
+        def run() -> None:
+            ranks = machine.mask
+            outcomes.append((ranks, evaluate(machine, expression)))
+
+        return run
+
+    machine.split(node.test, condition, arm(node.body), arm(node.orelse))
+    by_lane: list[Value] = []
+    for rank in RANKS:
+        here = [lane(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
+        value: Value | None = None
+        for option in here:
+            value = join(value, option, is_varying(lane(condition, rank)))
+        by_lane.append(value if value is not None else lane(outcomes[0][1], rank))
+    guessed = is_guessed(condition, *(value for _, value in outcomes))
+    first = outcomes[0][1]
+    if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
+        return first
+    if not isinstance(condition, Lanes) and not any(isinstance(value, Lanes) for _, value in outcomes):
+        return (
+            by_lane[0]
+            if machine.mask & 1
+            else next((value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1), by_lane[0])
+        )
+    return lanes_of(by_lane, guessed)
+
+
+def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
+    parts = [
+        evaluate(machine, part.value) if isinstance(part, ast.FormattedValue) else evaluate(machine, part)
+        for part in node.values
+    ]
+    plain = all(
+        not isinstance(part, ast.FormattedValue) or (part.conversion == -1 and part.format_spec is None)
+        for part in node.values
+    )
+    return by_rank(lambda *values: formatted(values) if plain else derived(values), *parts) if parts else Const("")
+
+
+def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
+    values: list[Value] = []
+    for element in node.elts:
+        if isinstance(element, ast.Starred):
+            inner = evaluate(machine, element.value)
+            if not isinstance(inner, Items) or inner.open:
+                rest = [evaluate(machine, other) for other in node.elts if not isinstance(other, ast.Starred)]
+                return Items((derived([inner, *rest]),), open=True)
+            values.extend(inner.values)
+        else:
+            values.append(evaluate(machine, element))
+    if any(isinstance(value, Lanes) for value in values):
+        return lanes_of([Items(tuple(lane(value, rank) for value in values)) for rank in RANKS], is_guessed(*values))
+    return Items(tuple(values))
+
+
+def _dict(machine: Machine, node: ast.Dict) -> Value:
+    entries: dict[object, Value] = {}
+    known = True
+    for key, entry in zip(node.keys, node.values, strict=True):
+        value = evaluate(machine, entry)
+        name = constant(evaluate(machine, key)) if key is not None else ...
+        if key is None and isinstance(value, Mapped):
+            entries.update(value.entries)
+        elif isinstance(name, (str, int, float, bool)):
+            entries[name] = value
+        else:
+            known = False
+            entries[len(entries)] = value
+    return Mapped(tuple(entries.items())) if known else derived(entries.values())
+
+
+def _subscript(machine: Machine, node: ast.Subscript) -> Value:
+    container = evaluate(machine, node.value)
+    key = evaluate(machine, node.slice)
+    if container == ENVIRONMENT:
+        return by_rank(lambda name: variable(machine, constant(name)), key)
+    if isinstance(key, Const) and isinstance(key.value, (str, int)):
+        return item_at(container, key.value)
+    if isinstance(container, External):
+        return container
+    if isinstance(container, Items) and container.values and isinstance(key, Lanes):
+        return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
+    return derived((container, key))
+
+
+def _comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
+    value = _in_generators(machine, node.generators, lambda: evaluate(machine, node.elt))
+    return Items((value,), open=True)
+
+
+def _dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
+    return derived((_in_generators(machine, node.generators, lambda: _pair(machine, node)),))
+
+
+def _pair(machine: Machine, node: ast.DictComp) -> Value:
+    return derived((evaluate(machine, node.key), evaluate(machine, node.value)))
+
+
+def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
+    """Evaluate a comprehension's result once, as the body of a loop; items that nobody has are uniform."""
+    found: list[Value] = []
+
+    def turn() -> None:
+        for generator in generators:
+            item, _, _ = iterated(machine, evaluate(machine, generator.iter))
+            assign_to(machine, generator.target, item)
+            for condition in generator.ifs:
+                evaluate(machine, condition)
+        found.append(result())
+
+    machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
+    return found[0]
+
+
+def _lambda(machine: Machine, node: ast.Lambda) -> Value:
+    return Function(node, machine.frame.module.name, machine.frame.scope)
+
+
+def _walrus(machine: Machine, node: ast.NamedExpr) -> Value:
+    value = evaluate(machine, node.value)
+    machine.assign(scope_of(machine, node.target.id), node.target.id, value)
+    return value
+
+
+def _yield(machine: Machine, node: ast.Yield) -> Value:
+    value = evaluate(machine, node.value) if node.value is not None else Const(None)
+    if machine.frame.on_yield is not None:
+        machine.frame.on_yield(value)
+    return UNIFORM
+
+
+def _await(machine: Machine, node: ast.Await) -> Value:
+    return evaluate(machine, node.value)
+
+
+def _slice(machine: Machine, node: ast.Slice) -> Value:
+    return derived([evaluate(machine, part) for part in (node.lower, node.upper, node.step) if part is not None])
+
+
+_HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
+    ast.Name: _name,
+    ast.Constant: _constant,
+    ast.Attribute: _attribute,
+    ast.Call: _call,
+    ast.BinOp: _binary,
+    ast.UnaryOp: _unary,
+    ast.Compare: _compare,
+    ast.BoolOp: _boolean,
+    ast.IfExp: _conditional,
+    ast.JoinedStr: _joined_string,
+    ast.List: _items,
+    ast.Tuple: _items,
+    ast.Set: _items,
+    ast.Dict: _dict,
+    ast.Subscript: _subscript,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.DictComp: _dict_comprehension,
+    ast.Lambda: _lambda,
+    ast.NamedExpr: _walrus,
+    ast.Yield: _yield,
+    ast.Await: _await,
+    ast.Slice: _slice,
+}

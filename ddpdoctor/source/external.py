@@ -1,0 +1,391 @@
+"""What calls of torch, of the standard library and of unknown code do to the four ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+from ddpdoctor.source.attributes import promised_by_name
+from ddpdoctor.source.buffers import note_buffer
+from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
+from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
+from ddpdoctor.source.launches import spawn, start_process
+from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
+from ddpdoctor.source.targets import overwrite
+from ddpdoctor.source.tensors import TENSOR_CALLS, tensor_method
+from ddpdoctor.source.trace import EventKind
+from ddpdoctor.source.values import (
+    NO_GRADIENTS,
+    NO_SYNC,
+    NONE,
+    OPAQUE,
+    UNIFORM,
+    VARYING,
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Mapped,
+    Partial,
+    ProjectClass,
+    Unknown,
+    Value,
+    by_rank,
+    constant,
+    derived,
+    join,
+    options_of,
+    tags_of,
+)
+from ddpdoctor.source.vocabulary import (
+    COLLECTIVE_METHODS,
+    COLLECTIVES,
+    DATA_LOADER,
+    DATA_PARALLEL,
+    DDP,
+    DISTRIBUTED_SAMPLER,
+    MODEL_PRESERVING,
+    MODULE_SELF_METHODS,
+    NOT_FALSE,
+    PROCESSES,
+    RANK_VARYING_CALLS,
+    RUNNERS,
+    SAME_ITEMS,
+    SPAWNERS,
+)
+from ddpdoctor.source.wraps import backward, wrap
+
+Named = dict[str, Value]
+_MUTATORS = frozenset(
+    {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
+)
+_EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
+_ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
+
+
+def call_external(
+    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """Call something that is not of the project, by its full name."""
+    if name in COLLECTIVES:
+        return _collective(machine, node, name, positional, named)
+    special = _SPECIAL.get(name)
+    if special is not None:
+        return special(machine, node, positional, named, complete)
+    if name in SPAWNERS:
+        return spawn(machine, node, positional, named)
+    if name in PROCESSES or name.endswith(".Process"):
+        return start_process(machine, node, positional, named)
+    if name in _EXITS:
+        code = constant(positional[0]) if positional else 0
+        machine.leave_program(node, raising=code not in (0, None))
+        return NONE
+    if name in RUNNERS:
+        return _run_callback(machine, node, positional, named)
+    return _plain(machine, node, name, positional, named, complete)
+
+
+def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool) -> Value:
+    arguments = [*positional, *named.values()]
+    last = name.rpartition(".")[2]
+    if name.startswith("builtins."):
+        handler = BUILTIN_CALLS.get(last)
+        if handler is not None and not named:
+            return by_rank(handler, *positional)
+    if name in NOT_FALSE:
+        return Const(True)
+    if name in MODEL_PRESERVING and positional:
+        return positional[0]
+    if last in SAME_ITEMS:
+        return _same_items(positional, last)
+    factory = TENSOR_CALLS.get(name)
+    if factory is not None:
+        return factory(positional, named)
+    if RANK_VARYING_CALLS.match(name):
+        return VARYING
+    if name in {"os.path.join", "pathlib.Path", "str.format"} or name.startswith(("os.path.", "pathlib.")):
+        return derived(arguments)
+    if name.startswith("torch.") and last[:1].islower():
+        return derived(arguments)
+    if last[:1].isupper():
+        number = machine.object_number(node)
+        kind: EventKind = "data-parallel" if name == DATA_PARALLEL else "sampler" if "Sampler" in last else "object"
+        machine.emit(kind, name, node, positional, named, number=number, complete=complete)
+        return Built(number, name)
+    promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
+    if promised is not None:
+        return promised
+    result = derived(arguments)
+    return Unknown(result.varying, opaque=not name.startswith("builtins."), tags=_batch_tags(result))
+
+
+def _batch_tags(value: Unknown) -> frozenset[tuple[str, int]]:
+    return frozenset(tag for tag in value.tags if tag[0] in ("batch", "ddp"))
+
+
+def _same_items(positional: list[Value], last: str) -> Value:
+    """``tqdm(loader)``, ``enumerate(loader)``: yields what its arguments yield."""
+    if last in {"list", "tuple"} and len(positional) == 1 and isinstance(positional[0], Items):
+        return positional[0]
+    tags: set[tuple[str, int]] = set()
+    for value in positional:
+        for option in options_of(value):
+            if isinstance(option, Built) and option.name == DATA_LOADER:
+                tags.add(("loader", option.number))
+    mixed = derived(positional, frozenset(tags))
+    if last == "next":
+        return Unknown(
+            mixed.varying or bool(tags),
+            False,
+            frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
+        )
+    return mixed
+
+
+def call_method(
+    machine: Machine, node: ast.AST, function: Bound, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """Call a method of an external or unknown object."""
+    receiver, name = function.receiver, function.name
+    arguments = [*positional, *named.values()]
+    if isinstance(receiver, Bound) and receiver.name == "super()":
+        return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+    if name == "backward":
+        backward(machine, node, positional, receiver)
+        return NONE
+    if name == "register_buffer":
+        note_buffer(machine, receiver, positional, named)
+        return NONE
+    if name == "set_epoch":
+        machine.emit("set-epoch", name, node, positional, named, receiver=receiver)
+        return NONE
+    if name == "no_sync":
+        return NO_SYNC
+    if name in _ARGUMENT_PARSERS:
+        namespace = Built(machine.object_number(node), "argparse.Namespace")
+        return namespace if name == "parse_args" else Items((namespace, UNIFORM))
+    if isinstance(receiver, Built) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
+        machine.emit("collective", name, node, positional, named, in_tree=True)
+        return UNIFORM
+    if isinstance(receiver, Instance) and name in MODULE_SELF_METHODS:
+        _note_device(machine, node, name, positional, named)
+        return receiver
+    if isinstance(receiver, Built) and name in MODULE_SELF_METHODS and ".nn." in receiver.name:
+        _note_device(machine, node, name, positional, named)
+        return receiver
+    if name in {"cuda", "to"}:
+        _note_device(machine, node, name, positional, named)
+    return _plain_method(machine, node, function, arguments)
+
+
+def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value:
+    receiver, name = function.receiver, function.name
+    sized = tensor_method(receiver, name, arguments)
+    if sized is not None:
+        return sized
+    if isinstance(receiver, External) and receiver.name == "os.environ":
+        return UNIFORM
+    if isinstance(receiver, Mapped) and name == "get" and arguments:
+        key = constant(arguments[0])
+        return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
+    if isinstance(receiver, (Items, Mapped)) and name in _MUTATORS and isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            overwrite(machine, node.func.value, derived([receiver, *arguments]))
+        return UNIFORM
+    text = constant(receiver)
+    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
+        return Const(getattr(text, name)())
+    result = derived([receiver, *arguments])
+    own = frozenset(tag for tag in tags_of(receiver) if tag[0] != "loader")
+    return Unknown(result.varying, opaque=_is_opaque(receiver), tags=_batch_tags(result) | own)
+
+
+def _is_opaque(receiver: Value) -> bool:
+    return isinstance(receiver, (Unknown, Bound, Built)) and not tags_of(receiver)
+
+
+def _call_super(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    from ddpdoctor.source.attributes import bases_of, bound_to, class_attribute
+    from ddpdoctor.source.calls import call_function
+
+    owner = machine.frame.owner.owner if machine.frame.owner is not None else None
+    if owner is None:
+        return UNIFORM
+    for base in bases_of(machine, owner):
+        if isinstance(base, ProjectClass):
+            method = class_attribute(machine, base, name)
+            if isinstance(method, Function):
+                return call_function(machine, node, bound_to(method, receiver), positional, named, complete)
+    return derived([*positional, *named.values()])
+
+
+def _collective(machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named) -> Value:
+    how = COLLECTIVES[name]
+    group = named.get("group", named.get("process_group"))
+    if group is None and 0 <= how.group_position < len(positional):
+        group = positional[how.group_position]
+    whole = group is None or constant(group) is None or group == WORLD_GROUP
+    short = name.removeprefix("torch.distributed.")
+    machine.emit("collective", short, node, positional, named, in_tree=whole)
+    if isinstance(node, ast.Call):
+        for position in how.writes:
+            target = (
+                node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
+            )
+            if target is not None:
+                overwrite(machine, target, UNIFORM if how.uniform and whole else VARYING)
+    return UNIFORM
+
+
+WORLD_GROUP = External("torch.distributed.group.WORLD")
+
+
+def _new_group(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if constant(named.get("use_local_synchronization", Const(False))) is False:
+        machine.emit("collective", "new_group", node, positional, named, in_tree=True)
+    ranks = named.get("ranks", positional[0] if positional else NONE)
+    return WORLD_GROUP if complete and constant(ranks) is None else Built(machine.object_number(node), "ProcessGroup")
+
+
+def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    group = named.get("group", positional[0] if positional else NONE)
+    if constant(group) is not None and group != WORLD_GROUP:
+        return VARYING
+    return exact_lanes(GLOBAL_RANK)
+
+
+def _world_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return WORLD_SIZE if not positional and not named else UNIFORM
+
+
+def _environment(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if not positional:
+        return UNIFORM
+    value = by_rank(lambda name: variable(machine, constant(name)), positional[0])
+    fallback = positional[1] if len(positional) > 1 else named.get("default", NONE)
+    if isinstance(value, Unknown) and not value.tags:
+        return join(value, fallback) if value.varying else derived((value,))
+    return value
+
+
+def _loader(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    number = machine.object_number(node)
+    machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
+    return Built(number, DATA_LOADER)
+
+
+def _sampler(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    number = machine.object_number(node)
+    machine.emit("sampler", DISTRIBUTED_SAMPLER, node, positional, named, number=number, complete=complete)
+    return Built(number, DISTRIBUTED_SAMPLER)
+
+
+def _ddp(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    for value in (named.get("device_ids"), positional[1] if len(positional) > 1 else None):
+        if value is not None:
+            _note_device(machine, node, "device_ids", [value], {})
+    return wrap(machine, node, positional, named, complete)
+
+
+def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    machine.emit("save", "torch.save", node, positional, named, complete=complete)
+    return NONE
+
+
+def _set_device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    _note_device(machine, node, "set_device", positional, named)
+    return NONE
+
+
+def _device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if len(positional) > 1 and constant(positional[0]) == "cuda":
+        _note_device(machine, node, "device", positional[1:2], {})
+        return by_rank(lambda index: _text_of_device(index), positional[1])
+    return positional[0] if len(positional) == 1 else derived(positional)
+
+
+def _text_of_device(index: Value) -> Value:
+    return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
+
+
+def _note_device(
+    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> None:
+    value = positional[0] if positional else named.get("device")
+    if value is not None:
+        machine.emit("device", name, node, [value])
+
+
+def _partial(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if not positional or not complete:
+        return OPAQUE
+    return Partial(positional[0], tuple(positional[1:]), tuple(named.items()))
+
+
+def _super(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    owner = machine.frame.owner
+    receiver = owner.receiver if owner is not None and owner.receiver is not None else OPAQUE
+    return Bound(receiver, "super()")
+
+
+def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    from ddpdoctor.source.attributes import attribute_of, seeded
+
+    if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
+        name = positional[1].value
+        value = seeded(machine, name, attribute_of(machine, positional[0], name))
+        return derived((value,)) if isinstance(value, Bound) else value
+    return derived(positional)
+
+
+def _set_grad_enabled(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return NO_GRADIENTS if positional and constant(positional[0]) is False else UNIFORM
+
+
+def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if len(positional) == 1 and isinstance(positional[0], Function):
+        function = positional[0]
+        return Function(function.node, function.module, function.scope, function.receiver, function.owner, False)
+    return NO_GRADIENTS
+
+
+def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named) -> Value:
+    from ddpdoctor.source.calls import apply
+
+    if positional and isinstance(positional[0], (Function, Partial, Choice)):
+        return apply(machine, node, positional[0], [], {}, complete=False)
+    return OPAQUE
+
+
+_SPECIAL: dict[str, Callable[[Machine, ast.AST, list[Value], Named, bool], Value]] = {
+    "torch.distributed.new_group": _new_group,
+    "torch.distributed.get_rank": _get_rank,
+    "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(
+        machine, "LOCAL_RANK"
+    ),
+    "torch.distributed.get_world_size": _world_size,
+    "os.getenv": _environment,
+    "os.environ.get": _environment,
+    DATA_LOADER: _loader,
+    DISTRIBUTED_SAMPLER: _sampler,
+    DDP: _ddp,
+    "torch.save": _save,
+    "torch.cuda.set_device": _set_device,
+    "torch.cuda.device": _set_device,
+    "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
+    "torch.device": _device,
+    "functools.partial": _partial,
+    "builtins.super": _super,
+    "builtins.getattr": _getattr,
+    "torch.no_grad": _no_gradients,
+    "torch.inference_mode": _no_gradients,
+    "torch.set_grad_enabled": _set_grad_enabled,
+    "torch.autograd.no_grad": _no_gradients,
+}

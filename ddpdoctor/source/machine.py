@@ -1,0 +1,426 @@
+"""The state of a rank projection: four ranks that run the script side by side.
+
+One walk serves all ranks. A mask says which of them run the present statement: a condition that ranks decide
+differently splits the mask; one that nobody can decide runs both arms on the same ranks and joins what they leave
+behind.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.mentions import Mentions, is_small, mentions_of
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.store import Cell, Store
+from ddpdoctor.source.trace import (
+    Event,
+    EventKind,
+    Exit,
+    Guard,
+    Item,
+    Jump,
+    Loop,
+    LoopAround,
+    branch_of,
+    settle,
+)
+from ddpdoctor.source.values import (
+    ALL_LANES,
+    RANKS,
+    Built,
+    Function,
+    Value,
+    is_guessed,
+    is_varying,
+    lane,
+    lanes_of,
+    truth,
+)
+
+MAXIMUM_STEPS = 120_000
+"""Statements and expressions of one projection, repeated walks included: about a second."""
+MAXIMUM_BARREN_WALKS = 4
+"""Walks after which a function that never did anything of interest is passed over."""
+MAXIMUM_DEPTH = 40
+"""Calls within calls."""
+LONGEST_CONDITION = 1_000
+"""Characters of a condition that are kept."""
+Sinks = list[list[Item]]
+
+
+class BoundReached(Exception):
+    """The work on one script reached its bound; the argument names the function in which it did."""
+
+
+class CallFrame:
+    """One call of a project function."""
+
+    def __init__(self, function: str, module: Module, scope: int, outer_scopes: tuple[int, ...]) -> None:
+        self.function = function
+        self.module = module
+        self.scope = scope
+        self.scopes = (scope, *outer_scopes)
+        """Scopes that names are looked up in, innermost first."""
+        self.globals: set[str] = set()
+        self.nonlocals: set[str] = set()
+        self.results: list[tuple[int, Value]] = []
+        """What was returned, by mask of ranks."""
+        self.left_behind: list[dict[Cell, Value]] = []
+        """What paths wrote that returned early."""
+        self.on_yield: Callable[[Value], None] | None = None
+        self.owner: Function | None = None
+
+
+class LoopFrame:
+    """One loop that is being walked."""
+
+    def __init__(self, around: LoopAround) -> None:
+        self.around = around
+        self.left = 0
+        """Mask of the ranks that left the turn by ``break`` or ``continue``."""
+        self.left_behind: list[dict[Cell, Value]] = []
+
+
+class Machine:
+    """Four ranks, their variables, and what they did so far."""
+
+    def __init__(self, script: Script, spawns: bool) -> None:
+        self.script = script
+        self.spawns = spawns
+        self.root = ""
+        """The function that the walk started from though nothing read calls it; empty in the script's own course."""
+        self.in_parent = spawns
+        """The present code runs in the process that spawns the ranks."""
+        self.store = Store()
+        self.mask = ALL_LANES
+        self.gone = 0
+        """Mask of the ranks that left the program."""
+        self.raised = 0
+        """Mask of the ranks that left it by an exception."""
+        self.sinks: Sinks = [[] for _ in RANKS]
+        self.frames: list[CallFrame] = []
+        self.loops: list[LoopFrame] = []
+        self.calls: list[Frame] = []
+        """Call sites of the frames, outermost first."""
+        self.guards: list[Guard] = []
+        self.conditions: list[str] = []
+        self.undecided = 0
+        """How many undecided conditions are around the present statement."""
+        self.trying = 0
+        """How many ``try`` statements with handlers are around it."""
+        self.quiet = 0
+        """Walks that only find out what a loop changes are around it."""
+        self.gradients = True
+        self.synchronising = True
+        """False inside of ``no_sync``."""
+        self.events: dict[int, Event] = {}
+        self.exits: list[Exit] = []
+        self.scope_modules: dict[str, int] = {}
+        """Scope of each project module that was run."""
+        self.outer_scopes: dict[int, tuple[int, ...]] = {}
+        """The scopes that a function defined in a scope can see, innermost first."""
+        self.visited: set[ast.AST] = set()
+        """Functions that were walked."""
+        self.objects: dict[tuple[object, ...], int] = {}
+        self.steps = 0
+        self._numbers = 0
+        self._mentions: Mentions | None = None
+        self._dull: dict[ast.AST, bool] = {}
+        self._barren_walks: dict[ast.AST, int] = {}
+        self.emitted = 0
+        """How often anything was recorded, in quiet walks too."""
+
+    @property
+    def frame(self) -> CallFrame:
+        """The call that is being walked."""
+        return self.frames[-1]
+
+    def number(self) -> int:
+        """A new number for a scope, an object or an event."""
+        self._numbers += 1
+        return self._numbers
+
+    def step(self) -> None:
+        """Count one statement or expression. Raises BoundReached."""
+        self.steps += 1
+        if self.steps > MAXIMUM_STEPS:
+            raise BoundReached(self.where())
+
+    def where(self) -> str:
+        """The function that is being walked, for messages."""
+        if not self.frames:
+            return str(self.script.path)
+        return f"{self.frame.function or 'module level'} ({self.frame.module.path})"
+
+    def object_number(self, node: ast.AST) -> int:
+        """The number of the object that a construction makes: one for each call chain, whatever the turn of a loop."""
+        key = (node, *((frame.file, frame.line) for frame in self.calls))
+        if key not in self.objects:
+            self.objects[key] = self.number()
+        return self.objects[key]
+
+    def assign(self, owner: int, name: str, value: Value) -> None:
+        """Give a name a value on the ranks that run the present statement."""
+        self.store.set(owner, name, value, ALL_LANES if self.mask == ALL_LANES & ~self.gone else self.mask)
+
+    @property
+    def mentions(self) -> Mentions:
+        """What the functions of the script may lead to."""
+        if self._mentions is None:
+            self._mentions = mentions_of(self.script.modules)
+        return self._mentions
+
+    def is_dull(self, node: ast.AST) -> bool:
+        """Whether a function can be passed over: it is not small, and nothing that checks ask about follows from it."""
+        if self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS:
+            return True
+        if node not in self._dull:
+            name = getattr(node, "name", "")
+            self._dull[node] = bool(name) and name not in self.mentions.telling and not is_small(node)
+        return self._dull[node]
+
+    def note_walk(self, node: ast.AST, *, barren: bool) -> None:
+        """Keep count of walks through a function that recorded nothing, changed nothing and told ranks nothing apart.
+
+        Functions that may run collectives are walked every time: what one rank skips has to be known.
+        """
+        if not barren or getattr(node, "name", "") in self.mentions.synchronising:
+            self._barren_walks[node] = -MAXIMUM_STEPS
+        else:
+            self._barren_walks[node] = self._barren_walks.get(node, 0) + 1
+
+    def emit(
+        self,
+        kind: EventKind,
+        name: str,
+        node: ast.AST,
+        positional: Sequence[Value] = (),
+        named: Mapping[str, Value] | None = None,
+        *,
+        number: int = 0,
+        complete: bool = True,
+        receiver: Value | None = None,
+        in_tree: bool = False,
+    ) -> Event:
+        """Record what the present ranks do; with ``in_tree`` it is a collective that peers have to match."""
+        frame = self.frame
+        self.emitted += 1
+        here = Frame(str(frame.module.path), getattr(node, "lineno", 1), frame.function or "<module>")
+        event = Event(
+            ordinal=number or self.number(),
+            kind=kind,
+            name=name,
+            node=node,
+            module=frame.module,
+            function=frame.function,
+            chain=(here, *reversed(self.calls)),
+            ranks=self.mask,
+            guards=tuple(self.guards),
+            conditions=tuple(self.conditions),
+            loops=tuple(loop.around for loop in self.loops),
+            positional=tuple(positional),
+            named=dict(named or {}),
+            complete=complete,
+            receiver=receiver,
+            gradients=self.gradients,
+            in_parent=self.in_parent,
+            root=self.root,
+            scopes=tuple(frame.scope for frame in self.frames),
+        )
+        if not self.quiet:
+            previous = self.events.get(event.ordinal)
+            self.events[event.ordinal] = event if previous is None else _wider(previous, event)
+        if in_tree:
+            for rank in RANKS:
+                if self.mask >> rank & 1:
+                    self.sinks[rank].append(event)
+        return event
+
+    def object(self, value: Value) -> Event | None:
+        """The construction of an external object."""
+        return self.events.get(value.number) if isinstance(value, Built) else None
+
+    def decide(self, value: Value) -> tuple[int, int, int]:
+        """Masks of the present ranks for which a condition is true, false, and not known."""
+        masks = [0, 0, 0]
+        for rank in RANKS:
+            if self.mask >> rank & 1:
+                outcome = truth(lane(value, rank))
+                masks[2 if outcome is None else 0 if outcome else 1] |= 1 << rank
+        return masks[0], masks[1], masks[2]
+
+    def split(self, test: ast.AST, value: Value, when_true: Callable[[], None], when_false: Callable[[], None]) -> None:
+        """Run the arms of a condition on the ranks that take them."""
+        yes, no, unknown = self.decide(value)
+        start = self.mask
+        if unknown == start:
+            self.fork([when_true, when_false], test, varying=is_varying(value))
+            return
+        if yes == start:
+            when_true()
+            return
+        if no == start:
+            when_false()
+            return
+        after = 0
+        for ranks, arm in ((yes, when_true), (no, when_false)):
+            after |= self.on(ranks, test, value, arm)
+        if unknown:
+            varying = is_varying(value)
+            after |= self.on(unknown, test, value, lambda: self.fork([when_true, when_false], varying=varying))
+        self.mask = after
+
+    def on(self, ranks: int, test: ast.AST, value: Value, arm: Callable[[], None]) -> int:
+        """Run one arm on some of the present ranks; return those that reach its end."""
+        if not ranks:
+            return 0
+        before, self.mask = self.mask, ranks
+        self.guards.append(Guard(test, self.frame.module, ranks, is_guessed(value), value, len(self.conditions)))
+        try:
+            arm()
+        finally:
+            self.guards.pop()
+            after, self.mask = self.mask, before
+        return after
+
+    def fork(self, arms: Sequence[Callable[[], None]], test: ast.AST | None = None, *, varying: bool = False) -> None:
+        """Run alternatives of which nobody knows which one is taken, and join what they leave behind."""
+        start, outer = self.mask, self.sinks
+        outcomes: list[tuple[dict[Cell, Value], int, Sinks]] = []
+        self.undecided += 1
+        if test is not None:
+            self.conditions.append(self.frame.module.excerpt(test, LONGEST_CONDITION) if not self.quiet else "")
+        for arm in arms:
+            self.mask, self.sinks = start, [[] for _ in RANKS]
+            self.store.begin()
+            try:
+                arm()
+            finally:
+                written = self.store.undo()
+            outcomes.append((written, self.mask, self.sinks))
+        if test is not None:
+            self.conditions.pop()
+        self.undecided -= 1
+        self.sinks = outer
+        for rank in RANKS:
+            if start >> rank & 1 and any(sinks[rank] for _, _, sinks in outcomes):
+                outer[rank].append(branch_of([sinks[rank] for _, _, sinks in outcomes]))
+        living = [(written, reached) for written, reached, _ in outcomes if reached]
+        for written, reached, sinks in outcomes:
+            if not reached and living and not _all_raise(sinks, start):
+                self._leave_behind(written, sinks, start)
+        self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
+        self.mask = 0
+        for _, reached, _ in outcomes:
+            self.mask |= reached
+
+    def _leave_behind(self, written: dict[Cell, Value], sinks: Sinks, ranks: int) -> None:
+        in_turn = any(
+            isinstance(sink[-1], Jump) and sink[-1].kind in ("break", "continue")
+            for rank, sink in enumerate(sinks)
+            if ranks >> rank & 1 and sink
+        )
+        if in_turn and self.loops:
+            self.loops[-1].left_behind.append(written)
+        else:
+            self.frame.left_behind.append(written)
+
+    def jump(self, jump: Jump, node: ast.AST) -> None:
+        """Let the present ranks leave the turn, the loop or the function."""
+        for rank in RANKS:
+            if self.mask >> rank & 1:
+                self.sinks[rank].append(jump)
+        self._note_exit(node, self.frame.scope)
+        self.mask = 0
+
+    def leave_program(self, node: ast.AST, *, raising: bool) -> None:
+        """Let the present ranks end; under an undecided condition that is no more than an early return."""
+        if self.undecided or self.trying:
+            self.jump(Jump("raise" if raising else "return"), node)
+            return
+        self._note_exit(node, 0)
+        self.gone |= self.mask
+        self.raised |= self.mask if raising else 0
+        self.mask = 0
+
+    def _note_exit(self, node: ast.AST, scope: int) -> None:
+        if self.guards and not self.quiet:
+            number = self.number()
+            self.exits.append(Exit(number, node, self.frame.module, self.guards[-1], self.mask, scope))
+
+    def collect(self, body: Callable[[], None]) -> list[list[Item]]:
+        """Run something and return what each rank did in it instead of adding it to the present trees."""
+        outer, self.sinks = self.sinks, [[] for _ in RANKS]
+        try:
+            body()
+        finally:
+            inner, self.sinks = self.sinks, outer
+        return inner
+
+    def add_call(self, inner: Sinks) -> None:
+        """Add what a called function did, its returns worked in."""
+        for rank, items in enumerate(inner):
+            if items:
+                settled = settle(items)
+                self.sinks[rank].extend(settled if settled is not None else (Jump("raise"),))
+
+    def add_loop(self, inner: Sinks, turns: Sequence[int | None], node: ast.AST) -> None:
+        """Add the body of a loop; ``turns`` holds its number of turns by rank, where ranks differ in it."""
+        for rank, items in enumerate(inner):
+            if items:
+                self.sinks[rank].append(Loop(tuple(items), turns[rank], node))
+
+
+def merged_results(
+    results: Sequence[tuple[int, Value]], fallback: Value, ranks: int, join: Callable[..., Value]
+) -> Value:
+    """One value of what a function returned on the ranks that called it; ``fallback`` where it returned nothing."""
+    if not results:
+        return fallback
+    by_rank: list[Value] = []
+    for rank in RANKS:
+        here = [value for mask, value in results if mask >> rank & 1]
+        if not here:
+            by_rank.append(fallback if ranks >> rank & 1 else lane(results[0][1], rank))
+            continue
+        if all(value is here[0] for value in here):
+            by_rank.append(lane(here[0], rank))
+            continue
+        value = lane(here[0], rank)
+        for other in here[1:]:
+            value = join(value, lane(other, rank))
+        by_rank.append(value)
+    return lanes_of(by_rank, is_guessed(*(value for _, value in results)))
+
+
+def _wider(previous: Event, event: Event) -> Event:
+    return Event(
+        ordinal=event.ordinal,
+        kind=event.kind,
+        name=event.name,
+        node=event.node,
+        module=event.module,
+        function=event.function,
+        chain=event.chain,
+        ranks=previous.ranks | event.ranks,
+        guards=event.guards,
+        conditions=event.conditions,
+        loops=event.loops,
+        positional=event.positional,
+        named=event.named,
+        complete=event.complete,
+        receiver=event.receiver,
+        gradients=event.gradients,
+        in_parent=event.in_parent,
+        root=event.root,
+        scopes=event.scopes,
+    )
+
+
+def _all_raise(sinks: Sinks, ranks: int) -> bool:
+    """Whether the arm ended by an exception on every rank that took it."""
+    ends = [sink[-1] if sink else None for rank, sink in enumerate(sinks) if ranks >> rank & 1]
+    return all(isinstance(end, Jump) and end.kind == "raise" for end in ends)

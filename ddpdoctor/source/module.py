@@ -1,0 +1,179 @@
+"""One parsed file: its tree, its imports, and the names that its expressions stand for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.source.vocabulary import canonical
+
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Import(msgspec.Struct, frozen=True):
+    """One imported name, wherever in the module the statement stands."""
+
+    module: str
+    """Absolute dotted name of the module; empty when a relative import leaves the project."""
+    name: str
+    """Name taken from the module; empty for ``import module``, ``*`` for a star import."""
+    bound_as: str
+    """Local name; empty for a star import."""
+    line: int
+
+
+class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
+    """A parsed source file."""
+
+    path: Path
+    """Absolute."""
+    name: str
+    """Dotted name by which project files import it; ``__main__`` for the entry script."""
+    package: str
+    """Dotted name of the package that relative imports start from; empty outside of packages."""
+    text: str
+    tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node, parents before children."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:
+            found.extend(ast.iter_child_nodes(node))
+        return tuple(found)
+
+    @cached_property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """The parent of every node but the root."""
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """Every import statement of the file, those in functions included."""
+        return tuple(entry for node in self.nodes for entry in _imports_of(node, self.package))
+
+    @cached_property
+    def aliases(self) -> Mapping[str, str]:
+        """Local names that stand for dotted full names, by imports and by plain assignments at module level."""
+        names = {entry.bound_as: full_name(entry) for entry in self.imports if entry.bound_as and entry.module}
+        for statement in self.tree.body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Name, ast.Attribute)):
+                target = dotted(statement.value)
+                head, _, rest = target.partition(".")
+                if target and head in names:
+                    full = f"{names[head]}.{rest}" if rest else names[head]
+                    names.update({name.id: full for name in statement.targets if isinstance(name, ast.Name)})
+        return names
+
+    def resolve(self, node: ast.AST) -> str:
+        """The canonical full name that an expression stands for, such as ``torch.distributed.all_reduce``; or empty."""
+        head, _, rest = dotted(node).partition(".")
+        full = self.aliases.get(head, "")
+        if not full:
+            return ""
+        return canonical(f"{full}.{rest}" if rest else full)
+
+    def calls(self) -> Iterator[tuple[ast.Call, str]]:
+        """Every call with the full name of what it calls, where an import or an alias says it."""
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                name = self.resolve(node.func)
+                if name:
+                    yield node, name
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around ``node``, innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def function_of(self, node: ast.AST) -> str:
+        """Qualified name of the function (or class) around a node; empty at module level."""
+        names = [around.name for around in self.ancestors(node) if isinstance(around, Scope)]
+        return ".".join(reversed(names))
+
+    def location(self, node: ast.AST) -> Location:
+        """The whole extent of a node."""
+        line = getattr(node, "lineno", 1)
+        end_line = getattr(node, "end_lineno", None) or line
+        return Location(
+            file=str(self.path),
+            line=line,
+            column=self.column(line, getattr(node, "col_offset", 0)),
+            end_line=end_line,
+            end_column=self.column(end_line, getattr(node, "end_col_offset", None) or 0),
+            function=self.function_of(node),
+        )
+
+    def head_location(self, node: ast.AST) -> Location:
+        """The first line of a statement, without its body."""
+        whole = self.location(node)
+        return Location(file=whole.file, line=whole.line, column=whole.column, function=whole.function)
+
+    def frame(self, node: ast.AST) -> Frame:
+        """The line of a node as one line of a call chain."""
+        return Frame(str(self.path), getattr(node, "lineno", 1), self.function_of(node) or "<module>")
+
+    def column(self, line: int, offset_bytes: int) -> int:
+        """Turn the parser's byte offset in a line into a 1-based column of characters."""
+        source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        return len(source.encode("utf-8")[:offset_bytes].decode("utf-8", "replace")) + 1
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the text as the parser counts them."""
+        return tuple(self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+
+    def excerpt(self, node: ast.AST, longest: int = 80) -> str:
+        """The source of a node on one line, shortened."""
+        text = " ".join(ast.unparse(node).split())
+        return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` for a chain of attributes on a name; empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def full_name(entry: Import) -> str:
+    """What the local name of an import stands for."""
+    if entry.name:
+        return f"{entry.module}.{entry.name}"
+    return (
+        entry.module if "." not in entry.module or entry.bound_as != entry.module.partition(".")[0] else entry.bound_as
+    )
+
+
+def _imports_of(node: ast.AST, package: str) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            bound_as = alias.asname or alias.name.partition(".")[0]
+            yield Import(alias.name, "", bound_as, node.lineno)
+    elif isinstance(node, ast.ImportFrom):
+        module = absolute(node.module or "", node.level, package)
+        for alias in node.names:
+            bound_as = "" if alias.name == "*" else alias.asname or alias.name
+            yield Import(module, alias.name, bound_as, node.lineno)
+
+
+def absolute(module: str, level: int, package: str) -> str:
+    """Resolve a relative import of ``level`` dots within ``package``; empty when it leaves the project."""
+    if level == 0:
+        return module
+    parts = package.split(".") if package else []
+    if level - 1 > len(parts):
+        return ""
+    base = parts[: len(parts) - (level - 1)]
+    return ".".join([*base, module] if module else base)

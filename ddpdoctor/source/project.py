@@ -1,0 +1,81 @@
+"""Where a script's project begins, and which file an import names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+LEVELS_UP = 4
+"""How far above the script a project file still counts."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The file of a project module."""
+
+    path: Path
+    name: str
+    package: str
+
+
+class Finder:
+    """Finds project modules by dotted name. What is installed is no project."""
+
+    def __init__(self, directory: Path, root: Path) -> None:
+        places = [directory, root, root / "src"]
+        self._places = [place for index, place in enumerate(places) if place not in places[:index]]
+        self._found: dict[str, Found | None] = {}
+
+    def find(self, name: str) -> Found | None:
+        """The file that ``import name`` would read, or None when it is not in the project."""
+        if name not in self._found:
+            self._found[name] = self._search(name)
+        return self._found[name]
+
+    def _search(self, name: str) -> Found | None:
+        if not all(part.isidentifier() for part in name.split(".")):
+            return None
+        for place in self._places:
+            base = place.joinpath(*name.split("."))
+            try:
+                if (base / "__init__.py").is_file():
+                    return Found(base / "__init__.py", name, name)
+                if base.with_suffix(".py").is_file():
+                    return Found(base.with_suffix(".py"), name, name.rpartition(".")[0])
+            except OSError:
+                continue
+        return None
+
+
+def project_root(path: Path) -> Path:
+    """The directory of the project that a script belongs to.
+
+    It is the nearest directory above with a project file, or else the one that holds the outermost package around the
+    script, or the script's own.
+    """
+    directory = path.parent
+    if INSTALLED.intersection(path.parts):
+        return _outside_packages(directory)
+    for level, parent in enumerate((directory, *directory.parents)):
+        if level > LEVELS_UP or parent == Path.home() or parent == parent.parent:
+            break
+        if any((parent / name).exists() for name in PROJECT_FILES):
+            return parent
+    return _outside_packages(directory)
+
+
+def package_of(path: Path, root: Path) -> str:
+    """Dotted name of the package that an entry script lies in; empty when it lies in none."""
+    directory = path.parent
+    outside = _outside_packages(directory)
+    if outside == directory:
+        return ""
+    return ".".join(directory.relative_to(outside).parts)
+
+
+def _outside_packages(directory: Path) -> Path:
+    while (directory / "__init__.py").is_file() and directory != directory.parent:
+        directory = directory.parent
+    return directory

@@ -1,0 +1,141 @@
+"""Runs a script on four imagined ranks and keeps what each of them did."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import msgspec
+
+from ddpdoctor.check import BoundHit
+from ddpdoctor.source.imports import run_module
+from ddpdoctor.source.machine import BoundReached, CallFrame, Machine
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.statements import execute
+from ddpdoctor.source.trace import Event, EventKind, Exit, Tree, settle
+from ddpdoctor.source.values import ALL_LANES, Function, Instance, ProjectClass
+
+RECURSION_LIMIT = 12_000
+_MAIN_NAMES = re.compile(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
+
+
+class Walk(msgspec.Struct, frozen=True, eq=False):
+    """What the ranks did from one starting point."""
+
+    trees: tuple[Tree, ...]
+    """One a rank; a rank that raised has what it did until then."""
+    raised: int
+    """Mask of the ranks that ended by an exception."""
+
+
+class Projection(msgspec.Struct, frozen=True, eq=False):
+    """A script as four ranks run it."""
+
+    machine: Machine
+    events: tuple[Event, ...]
+    """In the order of execution."""
+    exits: tuple[Exit, ...]
+    walks: tuple[Walk, ...]
+    """From the top of the entry script, then from functions that nothing read calls."""
+    bound: str = ""
+    """The function in which the bound of the work was reached; empty when it was not."""
+
+    def of_kind(self, *kinds: EventKind) -> Iterator[Event]:
+        """Events of some kinds that happen in ranks."""
+        return (event for event in self.events if event.kind in kinds and not event.in_parent)
+
+    def in_course(self, *kinds: EventKind) -> Iterator[Event]:
+        """Events of some kinds in ranks that the script itself comes to, or a function named like a main function."""
+        return (event for event in self.of_kind(*kinds) if not event.root or _MAIN_NAMES.match(event.root))
+
+
+def project(script: Script) -> Projection:
+    """Walk a script; the result is kept with the script. Never raises for what a script contains."""
+    kept: Projection | None = script.__dict__.get("_projection")
+    if kept is None:
+        kept = _project(script)
+        script.__dict__["_projection"] = kept
+    return kept
+
+
+def whole_projection(script: Script) -> Projection:
+    """Walk a script for a check that has to know all of it. Raises BoundHit when the walk was not finished."""
+    projection = project(script)
+    if projection.bound:
+        raise BoundHit(f"the script was too long to be followed to its end; the walk stopped in {projection.bound}")
+    return projection
+
+
+def _project(script: Script) -> Projection:
+    machine = Machine(script, spawns=script.spawns_ranks is not None)
+    walks: list[Walk] = []
+    bound = ""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
+    try:
+        walks.append(_walk(machine, lambda: run_module(machine, script.entry, execute)))
+        for root in _uncalled(machine, script.entry):
+            walks.append(_walk(machine, partial(_call_root, machine, script.entry, root)))
+    except BoundReached as reached:
+        bound = str(reached)
+    except RecursionError:
+        bound = "an expression that is nested too deeply"
+    finally:
+        sys.setrecursionlimit(limit)
+    events = tuple(machine.events[number] for number in sorted(machine.events))
+    return Projection(machine, events, tuple(machine.exits), tuple(walks), bound)
+
+
+def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
+    machine.mask, machine.gone, machine.raised = ALL_LANES, 0, 0
+    inner = machine.collect(run)
+    trees = tuple(settle(items) or () for items in inner)
+    return Walk(trees, machine.raised)
+
+
+def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:
+    """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
+    mentioned = {node.id for node in entry.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    mentioned |= {node.attr for node in entry.nodes if isinstance(node, ast.Attribute)}
+    for statement in entry.tree.body:
+        if (
+            isinstance(statement, ast.FunctionDef)
+            and statement not in machine.visited
+            and statement.name not in mentioned
+        ):
+            yield statement
+        if isinstance(statement, ast.ClassDef) and statement.name not in mentioned:
+            yield statement
+
+
+def _call_root(machine: Machine, entry: Module, root: ast.FunctionDef | ast.ClassDef) -> None:
+    from ddpdoctor.source.attributes import bound_to, class_attribute
+    from ddpdoctor.source.calls import apply, construct
+
+    scope = machine.scope_modules[entry.name]
+    value = machine.store.get(scope, root.name)
+    machine.in_parent, machine.root = False, root.name
+    machine.frames.append(CallFrame("", entry, scope, ()))
+    try:
+        if isinstance(root, ast.FunctionDef):
+            if isinstance(value, Function):
+                apply(machine, root, value, [], {}, complete=False)
+            return
+        if isinstance(value, ProjectClass):
+            instance = construct(machine, root, value, [], {}, complete=False)
+            for method in _own_methods(value):
+                found = class_attribute(machine, value, method.name)
+                if method not in machine.visited and isinstance(found, Function) and isinstance(instance, Instance):
+                    machine.mask = ALL_LANES & ~machine.gone
+                    apply(machine, method, bound_to(found, instance), [], {}, complete=False)
+    finally:
+        machine.root = ""
+        machine.frames.pop()
+
+
+def _own_methods(cls: ProjectClass) -> list[ast.FunctionDef]:
+    return [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")]

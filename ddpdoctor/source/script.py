@@ -1,0 +1,163 @@
+"""Reads an entry script and the project modules that it imports."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+import warnings
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.source.facts import SourceFact, cuda_demand, distributed_use, rank_launch
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.project import Finder, package_of, project_root
+
+MAXIMUM_MODULES = 300
+MAXIMUM_BYTES = 5_000_000
+"""Larger files are data or generated code."""
+
+
+class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
+    """An entry script with the project modules that can be reached from it by imports."""
+
+    path: Path
+    """The entry script, absolute."""
+    root: Path
+    """Directory of the project that the script belongs to."""
+    modules: tuple[Module, ...]
+    """The entry script first, then imported modules in the order in which they were met."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, in sentences."""
+
+    @property
+    def entry(self) -> Module:
+        """The entry script's module."""
+        return self.modules[0]
+
+    @property
+    def files(self) -> int:
+        """How many files were read."""
+        return len(self.modules)
+
+    def module(self, name: str) -> Module | None:
+        """The project module with a dotted name, if it was read."""
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Module]:
+        return {module.name: module for module in self.modules}
+
+    @cached_property
+    def spawns_ranks(self) -> SourceFact | None:
+        """Where the script starts its own ranks; None when a launcher has to."""
+        return rank_launch(self.modules)
+
+    @cached_property
+    def uses_distributed(self) -> SourceFact | None:
+        """Where the script first mentions process groups or DDP; None when it never does."""
+        return distributed_use(self.modules)
+
+    @cached_property
+    def asks_cuda(self) -> SourceFact | None:
+        """Where the script demands CUDA or NCCL whatever the machine has; None when it does not."""
+        return cuda_demand(self.modules)
+
+
+def read_script(path: Path, follow_imports: bool = True) -> Script:
+    """Read an entry script and, with ``follow_imports``, the project modules that it imports.
+
+    Raises UsageError when the entry script is missing, is no Python file, or does not parse; for imported modules these
+    become notes.
+    """
+    path = _checked(path)
+    root = project_root(path)
+    entry = _parse_entry(path, root)
+    modules = [entry]
+    notes: list[str] = []
+    if follow_imports:
+        notes.extend(_follow(modules, Finder(path.parent, root)))
+    return Script(path=path, root=root, modules=tuple(modules), notes=tuple(notes))
+
+
+def parse(path: Path, name: str, package: str) -> Module:
+    """Parse one file. Raises OSError, SyntaxError, ValueError or RecursionError when it cannot be read."""
+    raw = path.read_bytes()
+    if len(raw) > MAXIMUM_BYTES:
+        raise ValueError(f"it has {len(raw):,} bytes, more than {MAXIMUM_BYTES:,}")
+    if b"\0" in raw:
+        raise ValueError("it contains NUL bytes")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+    except SyntaxError:
+        raw.decode("utf-8")
+        raise
+    text = raw.decode(encoding)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(text, filename=str(path))
+    return Module(path, name, package, text, tree)
+
+
+def _checked(path: Path) -> Path:
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a directory", hint="Name the entry script of the job, the file that torchrun is given."
+        )
+    if not path.is_file():
+        raise UsageError(f"{path} is not a regular file")
+    if path.suffix not in {".py", ".pyw", ""}:
+        raise UsageError(f"{path} is not a Python file", hint="Name the .py file that torchrun is given.")
+    return path.absolute()
+
+
+def _parse_entry(path: Path, root: Path) -> Module:
+    try:
+        return parse(path, "__main__", package_of(path, root))
+    except SyntaxError as error:
+        line = error.lineno or 1
+        raise UsageError(
+            f"{path}, line {line}: {error.msg}", hint="The script has to parse before it can be examined."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise UsageError(f"{path} cannot be read: its expressions are nested too deeply") from error
+
+
+def _follow(modules: list[Module], finder: Finder) -> Iterator[str]:
+    """Append the project modules that ``modules`` import, breadth first; yield notes."""
+    seen = {modules[0].path.resolve()}
+    for module in modules:
+        for name in _wanted(module):
+            found = finder.find(name)
+            if found is None or found.path.resolve() in seen:
+                continue
+            if len(modules) >= MAXIMUM_MODULES:
+                yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
+                return
+            seen.add(found.path.resolve())
+            try:
+                modules.append(parse(found.path, found.name, found.package))
+            except SyntaxError as error:
+                yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
+            except (OSError, ValueError, RecursionError, MemoryError) as error:
+                yield f"{found.path} cannot be read: {error or type(error).__name__}"
+
+
+def _wanted(module: Module) -> Iterator[str]:
+    """Dotted names that a module's imports may refer to, packages before what is in them."""
+    for entry in module.imports:
+        parts = entry.module.split(".") if entry.module else []
+        for length in range(1, len(parts) + 1):
+            yield ".".join(parts[:length])
+        if entry.module and entry.name and entry.name != "*":
+            yield f"{entry.module}.{entry.name}"

@@ -1,0 +1,110 @@
+"""Assignments: where a value goes."""
+
+from __future__ import annotations
+
+import ast
+
+from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.values import (
+    Built,
+    Const,
+    Instance,
+    Items,
+    Mapped,
+    Value,
+    by_rank,
+    constant,
+    derived,
+    join,
+    options_of,
+)
+
+
+def scope_of(machine: Machine, name: str) -> int:
+    """The scope that an assignment to a name writes."""
+    frame = machine.frame
+    if name in frame.globals:
+        return machine.scope_modules[frame.module.name]
+    if name in frame.nonlocals:
+        for scope in frame.scopes[1:]:
+            if machine.store.get(scope, name) is not None:
+                return scope
+    return frame.scope
+
+
+def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
+    """Assign a value to a name, an attribute, an item, or several of them."""
+    if isinstance(target, ast.Name):
+        machine.assign(scope_of(machine, target.id), target.id, value)
+    elif isinstance(target, ast.Attribute):
+        _assign_attribute(machine, target, value)
+    elif isinstance(target, ast.Subscript):
+        _assign_item(machine, target, value)
+    elif isinstance(target, ast.Starred):
+        assign_to(machine, target.value, derived((value,)))
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for index, part in enumerate(target.elts):
+            exact = not any(isinstance(element, ast.Starred) for element in target.elts)
+            assign_to(machine, part, item_at(value, index) if exact else derived((value,)))
+
+
+def item_at(value: Value, key: object) -> Value:
+    """The value of ``value[key]`` for a constant key."""
+
+    def of_one(container: Value) -> Value:
+        if isinstance(container, Items) and isinstance(key, int):
+            if container.open and container.values:
+                return container.values[0]
+            if not container.open and -len(container.values) <= key < len(container.values):
+                return container.values[key]
+        if isinstance(container, Mapped):
+            for name, entry in container.entries:
+                if name == key:
+                    return entry
+        text = container.value if isinstance(container, Const) else None
+        if isinstance(text, str) and isinstance(key, int) and -len(text) <= key < len(text):
+            return Const(text[key])
+        return derived((container,))
+
+    return by_rank(of_one, value)
+
+
+def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
+    from ddpdoctor.source.expressions import evaluate
+
+    owners = [option for option in options_of(evaluate(machine, target.value)) if isinstance(option, (Instance, Built))]
+    for owner in owners:
+        if len(owners) > 1:
+            value = join(machine.store.get(owner.number, target.attr), value)
+        machine.assign(owner.number, target.attr, value)
+
+
+def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
+    from ddpdoctor.source.expressions import evaluate
+
+    evaluate(machine, target.slice)
+    container = evaluate(machine, target.value)
+    key = constant(evaluate(machine, target.slice))
+    if isinstance(container, Mapped) and key is not ...:
+        entries = dict(container.entries)
+        entries[key] = value
+        assign_to(machine, target.value, Mapped(tuple(entries.items())))
+    elif isinstance(container, (Mapped, Items)):
+        assign_to(machine, target.value, derived((container, value)))
+
+
+def forget(machine: Machine, target: ast.expr) -> None:
+    """What ``del`` does: the value is not known any more."""
+    if isinstance(target, ast.Name):
+        machine.assign(scope_of(machine, target.id), target.id, derived(()))
+
+
+def overwrite(machine: Machine, node: ast.expr, value: Value) -> None:
+    """Give a variable a value because a called function wrote into it."""
+    while isinstance(node, (ast.Subscript, ast.Starred)):
+        node = node.value
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        assign_to(machine, node, value)
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        for element in node.elts:
+            overwrite(machine, element, value)

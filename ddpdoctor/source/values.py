@@ -1,0 +1,322 @@
+"""The values of the rank projection: what is known of an expression on each of the four ranks looked at.
+
+A value is the same thing on all ranks unless it is ``Lanes``. What is unknown is still known to be uniform (the same on
+every rank) or varying.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+RANKS = (0, 1, 2, 3)
+ALL_LANES = 0b1111
+"""Mask with one bit a rank."""
+MAXIMUM_OPTIONS = 4
+Tag: TypeAlias = "tuple[str, int]"
+"""What a value comes from: ``("batch", loader)``, ``("ddp", wrap)``, ``("world-size", 0)``."""
+
+
+class Const(msgspec.Struct, frozen=True):
+    """A Python constant."""
+
+    value: object
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A value of which only the origin is known."""
+
+    varying: bool = False
+    """It may differ between ranks."""
+    opaque: bool = False
+    """It comes from outside of what was read, so that its name may say more than its origin."""
+    tags: frozenset[Tag] = frozenset()
+
+
+class External(msgspec.Struct, frozen=True):
+    """A module, class or function that is not of the project, by its full name."""
+
+    name: str
+
+
+class ProjectModule(msgspec.Struct, frozen=True):
+    """A module of the project, by its dotted name."""
+
+    name: str
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function or lambda of the project."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    module: str
+    scope: int
+    """The scope that its free names are looked up in."""
+    receiver: Value | None = None
+    """``self`` of a bound method."""
+    owner: ProjectClass | None = None
+    """The class whose body defines it."""
+    gradients: bool = True
+    """False under a ``no_grad`` decorator."""
+    first_rank_only: bool = False
+    """Decorated so that other ranks skip it."""
+
+
+class ProjectClass(msgspec.Struct, frozen=True):
+    """A class of the project."""
+
+    node: ast.ClassDef
+    module: str
+    scope: int
+    """The scope that holds its attributes."""
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """An object of a project class; its attributes are in the store under its number."""
+
+    number: int
+    cls: ProjectClass
+
+
+class Built(msgspec.Struct, frozen=True):
+    """An object of an external class; its construction is in the projection's events under its number."""
+
+    number: int
+    name: str
+    """Full name of the class."""
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """A method of an external or unknown object, not yet called."""
+
+    receiver: Value
+    name: str
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """``functools.partial``."""
+
+    function: Value
+    positional: tuple[Value, ...] = ()
+    named: tuple[tuple[str, Value], ...] = ()
+
+
+class Items(msgspec.Struct, frozen=True):
+    """A list, tuple or set."""
+
+    values: tuple[Value, ...]
+    open: bool = False
+    """It may hold any number of such items."""
+
+
+class Mapped(msgspec.Struct, frozen=True):
+    """A dict with constant keys."""
+
+    entries: tuple[tuple[object, Value], ...]
+
+
+class TensorSize(msgspec.Struct, frozen=True):
+    """A tensor made by a factory, of which the size is known."""
+
+    elements: int
+    size_bytes: int
+    tags: frozenset[Tag] = frozenset()
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One of a few values, decided by a condition that is not known."""
+
+    options: tuple[Value, ...]
+    varying: bool = False
+    """The condition may be decided differently by the ranks."""
+
+
+class Lanes(msgspec.Struct, frozen=True):
+    """A value that differs between ranks: one entry a rank, none of them ``Lanes``."""
+
+    values: tuple[Value, ...]
+    guessed: bool = False
+    """The variation was read from a name, not from an origin."""
+
+
+Value: TypeAlias = (
+    "Const | Unknown | External | ProjectModule | Function | ProjectClass | Instance | Built | Bound | Partial | Items"
+    " | Mapped | TensorSize | Choice | Lanes"
+)
+
+NONE = Const(None)
+UNIFORM = Unknown()
+VARYING = Unknown(varying=True)
+OPAQUE = Unknown(opaque=True)
+NO_GRADIENTS = External("torch.no_grad")
+"""The context in which no gradients are recorded."""
+NO_SYNC = External("torch.nn.parallel.DistributedDataParallel.no_sync")
+"""The context in which DDP does not synchronise."""
+
+
+def lane(value: Value, rank: int) -> Value:
+    """The value on one rank."""
+    return value.values[rank] if isinstance(value, Lanes) else value
+
+
+def lanes_of(values: Sequence[Value], guessed: bool = False) -> Value:
+    """Make one value of one entry a rank; equal entries collapse, unknown ones that differ from others vary."""
+    first = values[0]
+    if all(value == first for value in values[1:]):
+        return first
+    return Lanes(tuple(_vary(value) for value in values), guessed)
+
+
+def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
+    """Apply a function of plain values on every rank."""
+    if not any(isinstance(value, Lanes) for value in inputs):
+        return function(*inputs)
+    result = lanes_of([function(*(lane(value, rank) for value in inputs)) for rank in RANKS], is_guessed(*inputs))
+    return _vary(result)
+
+
+def is_guessed(*values: Value) -> bool:
+    """Whether any of the values varies only because of its name."""
+    return any(isinstance(value, Lanes) and value.guessed for value in values)
+
+
+def is_varying(value: Value) -> bool:
+    """Whether a value may differ between ranks."""
+    if isinstance(value, Lanes):
+        return True
+    if isinstance(value, Unknown):
+        return value.varying
+    if isinstance(value, Choice):
+        return value.varying or any(is_varying(option) for option in value.options)
+    if isinstance(value, Items):
+        return any(is_varying(item) for item in value.values)
+    if isinstance(value, Mapped):
+        return any(is_varying(item) for _, item in value.entries)
+    if isinstance(value, Bound):
+        return is_varying(value.receiver)
+    return False
+
+
+def tags_of(value: Value) -> frozenset[Tag]:
+    """What a value comes from."""
+    if isinstance(value, (Unknown, TensorSize)):
+        return value.tags
+    if isinstance(value, Bound):
+        return tags_of(value.receiver)
+    return frozenset(tag for part in parts_of(value) for tag in tags_of(part))
+
+
+def parts_of(value: Value) -> Iterator[Value]:
+    """The values that a compound value is made of."""
+    if isinstance(value, (Lanes, Items)):
+        yield from value.values
+    elif isinstance(value, Choice):
+        yield from value.options
+    elif isinstance(value, Mapped):
+        yield from (item for _, item in value.entries)
+
+
+def options_of(value: Value) -> Iterator[Value]:
+    """The alternatives of a value, across ranks and conditions."""
+    if isinstance(value, Lanes):
+        for entry in value.values:
+            yield from options_of(entry)
+    elif isinstance(value, Choice):
+        yield from value.options
+    else:
+        yield value
+
+
+def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque: bool = False) -> Unknown:
+    """An unknown value computed from others: it varies if one of them does, and comes from what they come from."""
+    varying = False
+    tags = extra
+    for value in inputs:
+        varying = varying or is_varying(value)
+        tags = tags | tags_of(value)
+    return Unknown(varying, opaque, tags)
+
+
+def tagged(value: Value, extra: frozenset[Tag]) -> Value:
+    """Add origins to a value, as far as it can carry them."""
+    if isinstance(value, Unknown):
+        return Unknown(value.varying, value.opaque, value.tags | extra)
+    if isinstance(value, Items):
+        return Items(tuple(tagged(item, extra) for item in value.values), value.open)
+    if isinstance(value, Mapped):
+        return Mapped(tuple((key, tagged(item, extra)) for key, item in value.entries))
+    if isinstance(value, Choice):
+        return Choice(tuple(tagged(item, extra) for item in value.options), value.varying)
+    if isinstance(value, TensorSize):
+        return Unknown(False, False, value.tags | extra)
+    if isinstance(value, Const) and value.value is not None:
+        return Unknown(False, False, extra)
+    return value
+
+
+def join(one: Value | None, other: Value | None, varying: bool = False) -> Value:
+    """What is known after a condition of which neither outcome is excluded.
+
+    A value that depends on the rank wins over its uniform alternative, which is what a job without ranks would have.
+    """
+    if one is None or other is None or one == other:
+        return one if one is not None else other if other is not None else UNIFORM
+    if isinstance(one, Lanes) or isinstance(other, Lanes):
+        return _join_lanes(one, other, varying)
+    if isinstance(one, Unknown) or isinstance(other, Unknown):
+        return _join_unknown(one, other, varying)
+    if isinstance(one, Const) and isinstance(other, Const) and one.value is not None and other.value is not None:
+        return Unknown(varying)
+    options: list[Value] = []
+    for option in (*options_of(one), *options_of(other)):
+        if option not in options:
+            options.append(option)
+    if len(options) > MAXIMUM_OPTIONS:
+        mixed = derived(options)
+        return Unknown(mixed.varying or varying, False, mixed.tags)
+    either = any(isinstance(value, Choice) and value.varying for value in (one, other))
+    return Choice(tuple(options), varying or either)
+
+
+def _join_unknown(one: Value, other: Value, varying: bool) -> Value:
+    mixed = derived((one, other))
+    opaque = any(isinstance(value, Unknown) and value.opaque for value in (one, other))
+    return Unknown(mixed.varying or varying, opaque, mixed.tags)
+
+
+def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
+    if not isinstance(other, Lanes) and not is_varying(other):
+        return one
+    if not isinstance(one, Lanes) and not is_varying(one):
+        return other
+    return lanes_of([join(lane(one, rank), lane(other, rank), True) for rank in RANKS], is_guessed(one, other))
+
+
+def _vary(value: Value) -> Value:
+    if isinstance(value, Unknown) and not value.varying:
+        return Unknown(True, value.opaque, value.tags)
+    return value
+
+
+def constant(value: Value) -> object:
+    """The constant that a value is, or ``...`` when it is none."""
+    return value.value if isinstance(value, Const) else ...
+
+
+def truth(value: Value) -> bool | None:
+    """Whether a value (of one rank) is true; None when that is not known."""
+    if isinstance(value, Const):
+        return bool(value.value)
+    if isinstance(value, (Function, External, ProjectClass, Instance, Partial, ProjectModule, Built)):
+        return True
+    if isinstance(value, Items):
+        return None if value.open else bool(value.values)
+    if isinstance(value, Mapped):
+        return bool(value.entries)
+    if isinstance(value, Choice):
+        outcomes = {truth(option) for option in value.options}
+        return outcomes.pop() if len(outcomes) == 1 else None
+    return None

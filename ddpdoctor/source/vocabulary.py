@@ -1,0 +1,186 @@
+"""What the reader knows of torch and its neighbours: full names, and what they mean for ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+_MOVED = (
+    ("torch.distributed.distributed_c10d.", "torch.distributed."),
+    ("torch.distributed.c10d.", "torch.distributed."),
+    ("torch.nn.parallel.distributed.DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel"),
+    ("torch.nn.parallel.data_parallel.DataParallel", "torch.nn.DataParallel"),
+    ("torch.nn.parallel.DataParallel", "torch.nn.DataParallel"),
+    ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"),
+    ("torch.utils.data.dataloader.DataLoader", "torch.utils.data.DataLoader"),
+    ("torch.utils.data.dataset.", "torch.utils.data."),
+    ("torch.utils.data.sampler.", "torch.utils.data."),
+    ("torch.multiprocessing.spawn.spawn", "torch.multiprocessing.spawn"),
+    ("torch.distributed.checkpoint.state_dict_saver.", "torch.distributed.checkpoint."),
+    ("torch.distributed.checkpoint.state_dict_loader.", "torch.distributed.checkpoint."),
+    ("accelerate.accelerator.Accelerator", "accelerate.Accelerator"),
+    ("torch.nn.modules.", "torch.nn."),
+)
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+DATA_PARALLEL = "torch.nn.DataParallel"
+DATA_LOADER = "torch.utils.data.DataLoader"
+DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
+INIT = "torch.distributed.init_process_group"
+SPAWNERS = frozenset(
+    {
+        "torch.multiprocessing.spawn",
+        "torch.multiprocessing.start_processes",
+        "torch.multiprocessing.spawn.start_processes",
+        "torch_xla.distributed.xla_multiprocessing.spawn",
+    }
+)
+PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process"})
+
+GLOBAL_RANK_VARIABLES = frozenset({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
+LOCAL_RANK_VARIABLES = frozenset({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"})
+NODE_RANK_VARIABLES = frozenset({"GROUP_RANK", "NODE_RANK", "SLURM_NODEID"})
+WORLD_SIZE_VARIABLES = frozenset({"WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+LOCAL_WORLD_SIZE_VARIABLES = frozenset({"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"})
+LAUNCHER_VARIABLES = (
+    GLOBAL_RANK_VARIABLES
+    | LOCAL_RANK_VARIABLES
+    | NODE_RANK_VARIABLES
+    | WORLD_SIZE_VARIABLES
+    | LOCAL_WORLD_SIZE_VARIABLES
+    | {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+)
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """How one collective function is called and what it leaves behind."""
+
+    group_position: int
+    """Position of the ``group`` argument; -1 when it has none."""
+    uniform: bool
+    """Afterwards every rank holds the same value in the argument that it writes."""
+    writes: tuple[int, ...] = (0,)
+    """Positions of the arguments that it writes."""
+
+
+COLLECTIVES: Mapping[str, Collective] = {
+    "torch.distributed.all_reduce": Collective(2, True),
+    "torch.distributed.all_reduce_coalesced": Collective(2, True),
+    "torch.distributed.broadcast": Collective(2, True),
+    "torch.distributed.broadcast_object_list": Collective(2, True),
+    "torch.distributed.all_gather": Collective(2, True),
+    "torch.distributed.all_gather_into_tensor": Collective(2, True),
+    "torch.distributed._all_gather_base": Collective(2, True),
+    "torch.distributed.all_gather_object": Collective(2, True),
+    "torch.distributed.reduce": Collective(3, False),
+    "torch.distributed.gather": Collective(3, False, (1,)),
+    "torch.distributed.gather_object": Collective(3, False, (1,)),
+    "torch.distributed.scatter": Collective(3, False),
+    "torch.distributed.scatter_object_list": Collective(3, False),
+    "torch.distributed.reduce_scatter": Collective(3, False),
+    "torch.distributed.reduce_scatter_tensor": Collective(3, False),
+    "torch.distributed.all_to_all": Collective(2, False),
+    "torch.distributed.all_to_all_single": Collective(4, False),
+    "torch.distributed.barrier": Collective(0, True, ()),
+    "torch.distributed.monitored_barrier": Collective(0, True, ()),
+    "torch.distributed.init_process_group": Collective(-1, True, ()),
+    "torch.distributed.checkpoint.save": Collective(-1, True, ()),
+    "torch.distributed.checkpoint.load": Collective(-1, True, ()),
+    "torch.distributed.checkpoint.async_save": Collective(-1, True, ()),
+}
+COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
+    "accelerate.Accelerator": frozenset(
+        {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
+    ),
+}
+"""Methods that every rank must call, by the class of their object."""
+
+NOT_FALSE = frozenset(
+    {
+        "torch.distributed.is_available",
+        "torch.distributed.is_initialized",
+        "torch.distributed.is_torchelastic_launched",
+        "torch.cuda.is_available",
+    }
+)
+"""Asked by scripts that also run without ranks or without a GPU: read as they are in a job with both."""
+
+MODEL_PRESERVING = frozenset(
+    {
+        "torch.compile",
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+        "apex.parallel.convert_syncbn_model",
+        "torch.jit.script",
+    }
+)
+"""Functions that return the module that they were given."""
+MODULE_SELF_METHODS = frozenset(
+    {"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "double", "requires_grad_", "apply"}
+)
+"""Methods of a module that return the module."""
+
+SAME_ITEMS = frozenset({"enumerate", "zip", "iter", "next", "list", "tuple", "reversed", "tqdm", "track", "trange"})
+"""Last names of functions whose result yields the items of their arguments."""
+
+STATEFUL_BUFFER_MODULES = re.compile(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$|SpectralNorm$|FakeQuantize")
+"""Modules of torch.nn whose buffers change in forward."""
+BUFFERLESS_MODULE = re.compile(
+    r"torch\.nn\.(Linear|Bilinear|Identity|Conv\dd|ConvTranspose\dd|Embedding|EmbeddingBag|LayerNorm|GroupNorm|RMSNorm"
+    r"|ReLU|ReLU6|LeakyReLU|PReLU|GELU|SiLU|Mish|Tanh|Sigmoid|Softmax|LogSoftmax|ELU|Hardswish|Softplus|Dropout\dd|Dropout"
+    r"|MaxPool\dd|AvgPool\dd|Adaptive\w+Pool\dd|Flatten|Unflatten|Upsample|PixelShuffle|ZeroPad2d|LSTM|GRU|RNN"
+    r"|MultiheadAttention|Transformer\w*|\w+Loss|Parameter|ParameterList|ParameterDict)$"
+)
+CONTAINER_MODULES = frozenset({"torch.nn.Sequential", "torch.nn.ModuleList", "torch.nn.ModuleDict"})
+
+MAP_STYLE_DATASETS = re.compile(
+    r"(torchvision\.datasets\.\w+|torch\.utils\.data\.(TensorDataset|Subset|ConcatDataset|StackDataset)"
+    r"|torchaudio\.datasets\.\w+)$"
+)
+RANK_VARYING_CALLS = re.compile(
+    r"^(time\.|datetime\.|os\.getpid$|os\.urandom$|socket\.|uuid\.|tempfile\.|random\.|numpy\.random\.|secrets\.|platform\.node"
+    r"|os\.path\.(exists|isfile|isdir|getmtime|getsize)$|os\.(listdir|scandir|stat|access)$|glob\.|psutil\.)"
+)
+"""Functions whose results differ between processes: clocks, process and host names, files, unseeded random numbers."""
+
+RANK_NAMES = frozenset({"rank", "global_rank", "world_rank", "process_index", "proc_id", "rank_id", "process_rank"})
+LOCAL_RANK_NAMES = frozenset({"local_rank", "local_process_index", "local_rank_id", "localrank"})
+FIRST_RANK_NAMES = re.compile(
+    r"^_?(is_|am_i_|on_)?((global|world|main|master|rank|process|proc|local)_?)*"
+    r"(main_process|master_process|main_proc|master_proc|main_rank|master_rank|global_zero|world_zero|world_process_zero"
+    r"|rank_?0|rank_zero|main|master|primary|chief|global_master|local_master|local_main_process)$"
+)
+"""Names of variables, attributes and functions that are true on the first rank only."""
+FIRST_RANK_DECORATORS = frozenset(
+    {"rank_zero_only", "main_process_only", "master_only", "on_main_process", "rank0_only", "only_on_master"}
+)
+RUNNERS = frozenset({"fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torch.distributed.run.elastic_launch"})
+"""Functions that call the function that they are given."""
+
+
+def canonical(name: str) -> str:
+    """The public full name of something that has several."""
+    for old, new in _MOVED:
+        if name.startswith(old):
+            return new + name[len(old) :]
+    return name
+
+
+def is_first_rank_name(name: str) -> bool:
+    """Tell whether a name promises to be true on one rank only; bare ``main`` and ``master`` need an ``is_``."""
+    if name in {"main", "master", "_main", "_master", "primary", "chief", "local", "global"}:
+        return False
+    return FIRST_RANK_NAMES.match(name) is not None
+
+
+def speaks_of_ranks(text: str) -> bool:
+    """Tell whether the text of a condition hints at a rank test that could not be resolved."""
+    return _RANK_WORDS.search(text) is not None
+
+
+_RANK_WORDS = re.compile(
+    r"rank|master|main_proc|is_main|primary|chief|leader|process_zero|is_zero|should_save|world_zero|node_?0|proc_?id"
+    r"|process_index|is_root|is_head|coordinator|is_first|save_on_each_node|logger_?on|is_logger",
+    re.IGNORECASE,
+)

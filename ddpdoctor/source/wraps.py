@@ -1,0 +1,116 @@
+"""DDP in the rank projection: what its construction, its forward and a backward through it synchronise."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.source.buffers import constant_buffers, has_buffers
+from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.trace import Event
+from ddpdoctor.source.values import (
+    NONE,
+    UNIFORM,
+    Built,
+    Choice,
+    Instance,
+    Unknown,
+    Value,
+    constant,
+    derived,
+    tagged,
+    tags_of,
+)
+from ddpdoctor.source.vocabulary import DDP
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.projection import Projection
+
+BROADCAST_POSITION = 4
+"""Position of ``broadcast_buffers`` among DDP's arguments."""
+
+
+class IdleBroadcast(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrap that broadcasts buffers which nothing changes."""
+
+    location: Location
+    names: tuple[str, ...]
+    size_bytes: int
+    exact: bool
+    """The size of every buffer is known; otherwise ``size_bytes`` is the sum of those that are."""
+    registered: tuple[Location, ...]
+    """Where each buffer is registered."""
+
+
+def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
+    """Wraps with the default synchronisation of buffers, of modules that only their constructors give buffers."""
+    for made in projection.of_kind("wrap"):
+        options = ("broadcast_buffers", "forward_sync_buffers")
+        if (
+            not made.complete
+            or len(made.positional) > BROADCAST_POSITION
+            or any(name in made.named for name in options)
+        ):
+            continue
+        module = made.argument("module", 0)
+        buffers = constant_buffers(projection.machine, module) if module is not None else None
+        if buffers is not None:
+            yield IdleBroadcast(
+                location=made.module.location(made.node),
+                names=buffers.names,
+                size_bytes=buffers.size_bytes,
+                exact=buffers.exact,
+                registered=buffers.locations,
+            )
+
+
+def wrap(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value], complete: bool) -> Value:
+    """Construct DDP: a collective of its process group."""
+    number = machine.object_number(node)
+    group = named.get("process_group", NONE)
+    in_tree = complete and constant(group) is None
+    machine.emit("wrap", DDP, node, positional, named, number=number, complete=complete, in_tree=in_tree)
+    return Built(number, DDP)
+
+
+def call_wrapped(
+    machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    """A forward through DDP; it broadcasts buffers when the module has some and gradients are recorded."""
+    from ddpdoctor.source.calls import apply
+
+    made = machine.object(value)
+    module = made.argument("module", 0) if made is not None else None
+    tags = frozenset({("ddp", value.number)}) if machine.gradients else frozenset()
+    recording = machine.gradients and machine.synchronising and made is not None and _syncs(made)
+    if recording and module is not None and has_buffers(machine, module):
+        machine.emit("forward", "forward of the DDP model", node, positional, named, receiver=value, in_tree=True)
+    arguments = [*positional, *named.values()]
+    if isinstance(module, Instance) and module.cls.node.name in machine.mentions.synchronising:
+        result = apply(machine, node, module, positional, named, complete)
+        return tagged(result if not isinstance(result, (Built, Instance, Choice)) else derived(arguments), tags)
+    result = derived(arguments, tags)
+    return Unknown(result.varying, False, result.tags)
+
+
+def _syncs(made: Event) -> bool:
+    options = ("broadcast_buffers", "forward_sync_buffers")
+    return made.complete and not any(constant(made.named.get(name, UNIFORM)) is False for name in options)
+
+
+def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Value) -> None:
+    """A call of ``backward``: it synchronises when what it starts from went through DDP."""
+    tags = frozenset(tag for loss in (*losses, receiver) for tag in tags_of(loss))
+    through_ddp = any(kind == "ddp" for kind, _ in tags)
+    machine.emit(
+        "backward",
+        "backward through the DDP model",
+        node,
+        losses,
+        receiver=Unknown(tags=tags),
+        in_tree=through_ddp and machine.synchronising,
+    )

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.finding import Severity
+from ddpdoctor.source.script import read_script
+from tests.source.marked import check_marks, findings_of, written
+
+TRAINING = """
+dist.init_process_group("gloo")
+model = DDP(nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(100, 4))
+"""
+LOOP = """
+for epoch in range(3):
+    for (x,) in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+"""
+
+UNDIVIDED = {
+    "shuffled loader": "loader = DataLoader(data, batch_size=4, shuffle=True)  # DDP101",
+    "loader in order": "loader = DataLoader(data, batch_size=4)  # DDP101",
+    "random sampler": "loader = DataLoader(data, sampler=torch.utils.data.RandomSampler(data))  # DDP101",
+    "sampler=None": "loader = DataLoader(data, shuffle=True, sampler=None)  # DDP101",
+    "data of unknown origin, shuffled": """
+from somewhere import build_dataset
+loader = DataLoader(build_dataset("train"), shuffle=True)  # DDP101
+""",
+    "own map-style data set": """
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return (torch.ones(4),)
+
+loader = DataLoader(Pictures(), batch_size=4)  # DDP101
+""",
+    "from a helper": """
+def build(data):
+    return DataLoader(data, shuffle=True)  # DDP101
+
+loader = build(data)
+""",
+    "under a progress bar": """
+from tqdm import tqdm
+loader = tqdm(DataLoader(data, shuffle=True))  # DDP101
+""",
+}
+
+DIVIDED = {
+    "sampler": "loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))",
+    "sampler in a variable": """
+sampler = DistributedSampler(data, shuffle=False)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+""",
+    "sampler or none by a flag": """
+import argparse
+args = argparse.ArgumentParser().parse_args()
+sampler = DistributedSampler(data, shuffle=False) if args.distributed else None
+loader = DataLoader(data, shuffle=(sampler is None), sampler=sampler)
+""",
+    "the loader without sampler is for one process": """
+import argparse
+args = argparse.ArgumentParser().parse_args()
+if args.distributed:
+    loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+else:
+    loader = DataLoader(data, shuffle=True)
+""",
+    "made in a helper with two returns": """
+def build(data, distributed):
+    if distributed:
+        return DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+    return DataLoader(data, shuffle=True)
+
+loader = build(data, "RANK" in os.environ and bool(torch.initial_seed()))
+""",
+    "own sharding sampler": """
+class ShardSampler(torch.utils.data.Sampler):
+    def __init__(self, data, rank, size):
+        self.data, self.rank, self.size = data, rank, size
+
+    def __iter__(self):
+        return iter(range(self.rank, len(self.data), self.size))
+
+loader = DataLoader(data, sampler=ShardSampler(data, dist.get_rank(), dist.get_world_size()))
+""",
+    "sampler of another package": """
+from timm.data.distributed_sampler import RepeatAugSampler
+loader = DataLoader(data, sampler=RepeatAugSampler(data))
+""",
+    "batch sampler around a sharding sampler": """
+from torch.utils.data import BatchSampler
+loader = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data, shuffle=False), 4, True))
+""",
+    "iterable data set": """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield (torch.ones(4),)
+
+loader = DataLoader(Stream(), batch_size=4)
+""",
+    "data split by rank": """
+part = torch.utils.data.Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+loader = DataLoader(part, shuffle=True)
+""",
+    "data set that knows its rank": """
+class Shards(torch.utils.data.Dataset):
+    def __init__(self):
+        self.offset = dist.get_rank() * 100
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return (torch.full((4,), self.offset + index),)
+
+loader = DataLoader(Shards(), shuffle=True)
+""",
+    "data set split by a helper of another package": """
+from datasets.distributed import split_dataset_by_node
+loader = DataLoader(split_dataset_by_node(data, rank=dist.get_rank(), world_size=dist.get_world_size()), shuffle=True)
+""",
+    "generator seeded by rank": """
+loader = DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(dist.get_rank()))
+""",
+    "prepared by accelerate": """
+from accelerate import Accelerator
+loader = Accelerator().prepare(DataLoader(data, shuffle=True))
+""",
+    "subclass with a sampler inside": """
+class ShardedLoader(DataLoader):
+    def __init__(self, data):
+        super().__init__(data, sampler=DistributedSampler(data, shuffle=False))
+
+loader = ShardedLoader(data)
+""",
+    "options from elsewhere": """
+from somewhere import loader_options
+loader = DataLoader(data, **loader_options)
+""",
+}
+
+
+@pytest.mark.parametrize("text", UNDIVIDED.values(), ids=UNDIVIDED)
+def test_loaders_that_give_every_rank_everything(tmp_path: Path, text: str) -> None:
+    check_marks(tmp_path, TRAINING + text + LOOP, "DDP101")
+
+
+@pytest.mark.parametrize("text", DIVIDED.values(), ids=DIVIDED)
+def test_loaders_that_are_divided(tmp_path: Path, text: str) -> None:
+    check_marks(tmp_path, TRAINING + text + LOOP, "DDP101")
+
+
+SILENT_SCRIPTS = {
+    "evaluation loader": """
+        dist.init_process_group("gloo")
+        model = DDP(nn.Linear(4, 4))
+        data = TensorDataset(torch.randn(100, 4))
+        loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+        test_loader = DataLoader(data, batch_size=4)
+        for (x,) in loader:
+            model(x).sum().backward()
+        with torch.no_grad():
+            for (x,) in test_loader:
+                model(x)
+        """,
+    "model that is not wrapped": """
+        model = nn.Linear(4, 4)
+        data = TensorDataset(torch.randn(100, 4))
+        for (x,) in DataLoader(data, shuffle=True):
+            model(x).sum().backward()
+        """,
+    "horovod": """
+        import horovod.torch as hvd
+        hvd.init()
+        model = nn.Linear(4, 4)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for (x,) in DataLoader(TensorDataset(torch.randn(100, 4)), shuffle=True):
+            model(x).sum().backward()
+        """,
+    "random batches seeded by rank": """
+        dist.init_process_group("gloo")
+        torch.manual_seed(1337 + dist.get_rank())
+        model = DDP(nn.Linear(4, 4))
+        tokens = torch.arange(1000)
+
+        def get_batch():
+            starts = torch.randint(900, (8,))
+            return torch.stack([tokens[i : i + 4] for i in starts]).float()
+
+        for step in range(100):
+            model(get_batch()).sum().backward()
+        """,
+}
+
+
+@pytest.mark.parametrize("text", SILENT_SCRIPTS.values(), ids=SILENT_SCRIPTS)
+def test_scripts_in_which_no_loader_needs_a_sampler(tmp_path: Path, text: str) -> None:
+    check_marks(tmp_path, text, "DDP101", "DDP102")
+
+
+def test_loader_handed_to_a_trainer_in_a_spawned_function(tmp_path: Path) -> None:
+    check_marks(
+        tmp_path,
+        """
+        class Trainer:
+            def __init__(self, model, loader, gpu):
+                self.loader = loader
+                self.model = DDP(model.to(gpu), device_ids=[gpu])
+                self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+            def _batch(self, x):
+                self.optimizer.zero_grad()
+                loss = nn.functional.mse_loss(self.model(x), x)
+                loss.backward()
+                self.optimizer.step()
+
+            def train(self, epochs):
+                for epoch in range(epochs):
+                    for x in self.loader:
+                        self._batch(x)
+
+        def main(rank, world_size):
+            dist.init_process_group("gloo", rank=rank, world_size=world_size)
+            data = TensorDataset(torch.randn(10, 4))
+            loader = DataLoader(data, shuffle=True)  # DDP101
+            Trainer(nn.Linear(4, 4), loader, rank).train(3)
+
+        if __name__ == "__main__":
+            mp.spawn(main, args=(2,), nprocs=2)
+        """,
+        "DDP101",
+    )
+
+
+def test_location_covers_the_whole_construction(tmp_path: Path) -> None:
+    loader = """
+loader = DataLoader(
+    data,
+    batch_size=4,
+    shuffle=True,
+)
+"""
+    path = written(tmp_path, TRAINING + loader + LOOP)
+    (finding,) = findings_of(read_script(path), "DDP101")
+    first = path.read_text().splitlines().index("loader = DataLoader(") + 1
+    place = finding.locations[0]
+    assert (place.line, place.end_line, place.column, place.end_column) == (first, first + 4, 10, 2)
+    assert finding.severity is Severity.WARNING
+
+
+SET_EPOCH = {
+    "never called": """
+        sampler = DistributedSampler(data)
+        loader = DataLoader(data, sampler=sampler)  # DDP102
+        for epoch in range(3):
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "called on another sampler": """
+        sampler = DistributedSampler(data)
+        val_sampler = DistributedSampler(data)
+        loader = DataLoader(data, sampler=sampler)  # DDP102
+        for epoch in range(3):
+            val_sampler.set_epoch(epoch)
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "epochs in another function": """
+        def one_epoch(loader):
+            for i, (x,) in enumerate(loader):
+                model(x).sum().backward()
+
+        loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=True))  # DDP102
+        epoch = 0
+        while epoch < 10:
+            one_epoch(loader)
+            epoch += 1
+        """,
+    "called": """
+        sampler = DistributedSampler(data)
+        loader = DataLoader(data, sampler=sampler)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "through the loader": """
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "through the batch sampler": """
+        batches = torch.utils.data.BatchSampler(DistributedSampler(data), 4, True)
+        loader = DataLoader(data, batch_sampler=batches)
+        for epoch in range(3):
+            loader.batch_sampler.sampler.set_epoch(epoch)
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "on a sampler given as argument": """
+        def fit(loader, sampler):
+            for epoch in range(3):
+                if sampler is not None:
+                    sampler.set_epoch(epoch)
+                for (x,) in loader:
+                    model(x).sum().backward()
+
+        sampler = DistributedSampler(data)
+        fit(DataLoader(data, sampler=sampler), sampler)
+        """,
+    "on an attribute": """
+        class Trainer:
+            def __init__(self):
+                self.train_data = DataLoader(data, sampler=DistributedSampler(data))
+
+            def fit(self):
+                for epoch in range(3):
+                    self.train_data.sampler.set_epoch(epoch)
+                    for (x,) in self.train_data:
+                        model(x).sum().backward()
+
+        Trainer().fit()
+        """,
+    "where the sampler can have one": """
+        from somewhere import maybe_sampler
+        sampler = maybe_sampler(data)
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+        for epoch in range(3):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "not needed without shuffle": """
+        loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+        for epoch in range(3):
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "not needed for one epoch": """
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+        for (x,) in loader:
+            model(x).sum().backward()
+        """,
+    "not needed for range(1)": """
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+        for epoch in range(1):
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+    "a sampler for each fold": """
+        for fold in range(5):
+            loader = DataLoader(data, sampler=DistributedSampler(data))
+            for (x,) in loader:
+                model(x).sum().backward()
+        """,
+}
+
+
+@pytest.mark.parametrize("text", SET_EPOCH.values(), ids=SET_EPOCH)
+def test_set_epoch(tmp_path: Path, text: str) -> None:
+    head = """
+        dist.init_process_group("gloo")
+        model = DDP(nn.Linear(4, 4))
+        data = TensorDataset(torch.randn(100, 4))
+        """
+    check_marks(tmp_path, head + text, "DDP102")

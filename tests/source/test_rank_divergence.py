@@ -1,0 +1,589 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.finding import Severity
+from ddpdoctor.source.script import read_script
+from tests.source.marked import check_marks, findings_of, written
+
+BROKEN = {
+    "rank equals zero": """
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.barrier()  # DDP301
+        """,
+    "truth of the rank": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if not rank:
+            dist.all_reduce(torch.ones(1))  # DDP301
+        """,
+    "environment": """
+        dist.init_process_group("gloo")
+        if os.environ["RANK"] == "0":
+            dist.broadcast(torch.ones(1), 0)  # DDP301
+        """,
+    "environment with a default, through int": """
+        dist.init_process_group("gloo")
+        rank = int(os.environ.get("RANK", 0))
+        if rank > 0:
+            dist.barrier()  # DDP301
+        """,
+    "local rank": """
+        dist.init_process_group("gloo")
+        local_rank = int(os.environ["LOCAL_RANK"])
+        if local_rank == 0:
+            dist.barrier()  # DDP301
+        """,
+    "helper that tests the rank": """
+        def is_main_process():
+            return dist.get_rank() == 0
+
+        def main():
+            dist.init_process_group("gloo")
+            if is_main_process():
+                torch.distributed.barrier()  # DDP301
+
+        main()
+        """,
+    "collective in a helper": """
+        def average(value):
+            dist.all_reduce(value)  # DDP301
+            return value / dist.get_world_size()
+
+        def main():
+            dist.init_process_group("gloo")
+            loss = torch.zeros(1)
+            if dist.get_rank() == 0:
+                print(average(loss))
+
+        if __name__ == "__main__":
+            main()
+        """,
+    "early return": """
+        def save(rank):
+            if rank != 0:
+                return
+            print("saving")
+            dist.barrier()  # DDP301
+
+        def main():
+            dist.init_process_group("gloo")
+            save(dist.get_rank())
+
+        main()
+        """,
+    "early return under a further condition": """
+        def step(rank, batch):
+            if rank == 1 and batch is None:
+                return
+            dist.all_reduce(batch)  # DDP301
+
+        dist.init_process_group("gloo")
+        step(dist.get_rank(), torch.load("x.pt"))
+        """,
+    "continue": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for step in range(100):
+            if rank == 1 and step % 10 == 0:
+                continue
+            dist.barrier()  # DDP301
+        """,
+    "break": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for step in range(100):
+            dist.barrier()  # DDP301
+            if rank == 0:
+                break
+        """,
+    "exit of one rank": """
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            sys.exit(0)
+        dist.barrier()  # DDP301
+        """,
+    "ternary": """
+        dist.init_process_group("gloo")
+        dist.barrier() if dist.get_rank() == 0 else None  # DDP301
+        """,
+    "and": """
+        dist.init_process_group("gloo")
+        dist.get_rank() == 0 and dist.barrier()  # DDP301
+        """,
+    "attribute of a trainer": """
+        class Trainer:
+            def __init__(self):
+                self.rank = dist.get_rank()
+
+            def fit(self):
+                if self.rank == 0:
+                    self.log()
+
+            def log(self):
+                dist.reduce(torch.ones(1), 0)  # DDP301
+
+        dist.init_process_group("gloo")
+        Trainer().fit()
+        """,
+    "spawned function": """
+        def worker(gpu, world_size):
+            dist.init_process_group("gloo", rank=gpu, world_size=world_size)
+            if gpu == 0:
+                dist.barrier()  # DDP301
+
+        if __name__ == "__main__":
+            mp.spawn(worker, args=(2,), nprocs=2)
+        """,
+    "DDP built on one rank": """
+        dist.init_process_group("gloo")
+        model = nn.Linear(4, 4)
+        if dist.get_rank() == 0:
+            model = DDP(model)  # DDP301
+        """,
+    "new_group on members only": """
+        dist.init_process_group("gloo")
+        if dist.get_rank() < 2:
+            group = dist.new_group([0, 1])  # DDP301
+        """,
+    "backward on one rank": """
+        dist.init_process_group("gloo")
+        model = DDP(nn.Linear(4, 4))
+        loss = model(torch.ones(1, 4)).sum()
+        if dist.get_rank() == 0:
+            loss.backward()  # DDP301
+        """,
+    "backward skipped by one rank in a loop": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        model = DDP(nn.Linear(4, 4))
+        for step in range(100):
+            loss = model(torch.ones(1, 4)).sum()
+            if rank == 1 and step == 40:
+                continue
+            loss.backward()  # DDP301
+        """,
+    "forward of a model with running statistics": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.BatchNorm1d(4)
+
+            def forward(self, x):
+                return self.norm(x)
+
+        dist.init_process_group("gloo")
+        model = DDP(Net())
+        x = torch.ones(2, 4)
+        if dist.get_rank() == 0:
+            model(x)  # DDP301
+        """,
+    "different collectives in the arms": """
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        if dist.get_rank() == 0:
+            dist.broadcast(x, 0)  # DDP301
+        else:
+            dist.barrier()
+        """,
+    "rank_zero_only": """
+        from pytorch_lightning.utilities import rank_zero_only
+
+        @rank_zero_only
+        def log():
+            dist.barrier()  # DDP301
+
+        dist.init_process_group("gloo")
+        log()
+        """,
+    "own decorator": """
+        import functools
+
+        def main_only(function):
+            @functools.wraps(function)
+            def wrapped(*args):
+                if dist.get_rank() == 0:
+                    return function(*args)
+            return wrapped
+
+        @main_only
+        def log():
+            dist.barrier()  # DDP301
+
+        dist.init_process_group("gloo")
+        log()
+        """,
+    "accelerator": """
+        from accelerate import Accelerator
+
+        accelerator = Accelerator()
+        if accelerator.is_main_process:
+            print("saving")
+            accelerator.wait_for_everyone()  # DDP301
+        """,
+    "argument of the launcher": """
+        import argparse
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--local_rank", type=int)
+        args = parser.parse_args()
+        dist.init_process_group("nccl")
+        if args.local_rank == 0:
+            dist.barrier()  # DDP301
+        """,
+    "break under a further condition": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for step in range(100):
+            dist.barrier()  # DDP301
+            if rank == 0 and step > torch.initial_seed():
+                break
+        """,
+    "return out of a loop": """
+        def train(rank):
+            for step in range(100):
+                dist.barrier()
+                if rank == 0 and step > torch.initial_seed():
+                    return
+            dist.all_reduce(torch.ones(1))
+
+        dist.init_process_group("gloo")
+        train(dist.get_rank())
+        """,
+    "match": """
+        dist.init_process_group("gloo")
+        match dist.get_rank():
+            case 0:
+                dist.barrier()  # DDP301
+            case _:
+                pass
+        """,
+    "loop bound": """
+        dist.init_process_group("gloo")
+        for _ in range(dist.get_rank()):
+            dist.barrier()  # DDP301
+        """,
+    "two defects": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank == 0:
+            dist.barrier()  # DDP301
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if rank == 0:
+            dist.broadcast(x, 0)  # DDP301
+        """,
+}
+
+CORRECT = {
+    "rank 0 first, then the others": """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank != 0:
+            dist.barrier()
+        data = torch.load("data.pt")
+        if rank == 0:
+            dist.barrier()
+        """,
+    "rank 0 first, with the values of older launchers": """
+        import argparse
+        args = argparse.ArgumentParser().parse_args()
+        if args.local_rank not in [-1, 0]:
+            dist.barrier()
+        data = torch.load("data.pt")
+        if args.local_rank == 0:
+            dist.barrier()
+        """,
+    "rank 0 first, as a context manager": """
+        from contextlib import contextmanager
+
+        @contextmanager
+        def rank_zero_first(rank):
+            if rank != 0:
+                dist.barrier()
+            yield
+            if rank == 0:
+                dist.barrier()
+
+        def load(rank):
+            with rank_zero_first(rank):
+                return torch.load("data.pt")
+
+        dist.init_process_group("gloo")
+        load(dist.get_rank())
+        dist.barrier()
+        """,
+    "payload prepared on rank 0 only": """
+        dist.init_process_group("gloo")
+        box = [None]
+        if dist.get_rank() == 0:
+            box[0] = torch.load("index.pt")
+        dist.broadcast_object_list(box, src=0)
+        if box[0] is not None:
+            dist.barrier()
+        """,
+    "same collective in both arms": """
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            x = torch.load("x.pt")
+            dist.broadcast(x, src=0)
+        else:
+            x = torch.empty(3)
+            dist.broadcast(x, src=0)
+        """,
+    "gather with and without a list": """
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        if dist.get_rank() == 0:
+            dist.gather(x, [torch.ones(1) for _ in range(dist.get_world_size())])
+        else:
+            dist.gather(x)
+        """,
+    "return after the last collective": """
+        def report(rank, total):
+            dist.all_reduce(total)
+            if rank != 0:
+                return
+            print(total)
+
+        dist.init_process_group("gloo")
+        report(dist.get_rank(), torch.ones(1))
+        """,
+    "point to point": """
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+        elif dist.get_rank() == 1:
+            dist.recv(x, 0)
+        """,
+    "a sub-group whose members all come": """
+        dist.init_process_group("gloo")
+        members = dist.new_group([0, 1])
+        if dist.get_rank() in (0, 1):
+            dist.all_reduce(torch.ones(1), group=members)
+        """,
+    "stop decided together": """
+        dist.init_process_group("gloo")
+        for epoch in range(10):
+            stop = torch.zeros(1)
+            if dist.get_rank() == 0:
+                stop += 1
+            dist.all_reduce(stop)
+            if stop.item() > 0:
+                break
+            dist.barrier()
+        """,
+    "script that also runs alone": """
+        distributed = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        rank = 0
+        if distributed:
+            dist.init_process_group("gloo")
+            rank = dist.get_rank()
+        if rank == 0:
+            print("hello")
+        if distributed:
+            dist.barrier()
+        """,
+    "negative rank stands for no ranks": """
+        ddp = int(os.environ.get("RANK", -1)) != -1
+        if ddp:
+            dist.init_process_group("gloo")
+            rank = int(os.environ["RANK"])
+            master = rank == 0
+        else:
+            master = True
+        if master:
+            os.makedirs("out", exist_ok=True)
+        if ddp:
+            dist.destroy_process_group()
+        """,
+    "helper that returns early without ranks": """
+        def reduce_mean(x):
+            if not dist.is_available() or not dist.is_initialized():
+                return x
+            if dist.get_world_size() == 1:
+                return x
+            dist.all_reduce(x)
+            return x
+
+        dist.init_process_group("gloo")
+        total = reduce_mean(torch.ones(1))
+        if dist.get_rank() == 0:
+            print(total)
+        """,
+    "dead branch": """
+        dist.init_process_group("gloo")
+        DEBUG = False
+        if DEBUG and dist.get_rank() == 0:
+            dist.barrier()
+        if False:
+            dist.barrier()
+        """,
+    "rank of an adapter": """
+        class Adapter(nn.Module):
+            def __init__(self, rank=8):
+                super().__init__()
+                self.rank = rank
+                if self.rank > 0:
+                    dist.barrier()
+
+        dist.init_process_group("gloo")
+        Adapter()
+        """,
+    "a rank that raises": """
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0 and not os.path.exists("data"):
+            raise SystemExit("no data")
+        dist.barrier()
+        """,
+    "validation of model.module on rank 0": """
+        dist.init_process_group("gloo")
+        model = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                model.module(torch.ones(2, 4))
+        """,
+    "forward of a model without buffers on rank 0": """
+        dist.init_process_group("gloo")
+        model = DDP(nn.Linear(4, 4))
+        if dist.get_rank() == 0:
+            model(torch.ones(2, 4))
+        """,
+    "loops over all ranks": """
+        dist.init_process_group("gloo")
+        for turn in range(dist.get_world_size()):
+            if turn == dist.get_rank():
+                print("my turn")
+            dist.barrier()
+        """,
+    "backward of a model of its own": """
+        dist.init_process_group("gloo")
+        model = nn.Linear(4, 4)
+        if dist.get_rank() == 0:
+            model(torch.ones(1, 4)).sum().backward()
+        """,
+    "parent of spawned ranks": """
+        def worker(rank):
+            dist.init_process_group("gloo", rank=rank, world_size=2)
+            dist.barrier()
+
+        if __name__ == "__main__":
+            if not os.path.exists("data"):
+                os.makedirs("data")
+            mp.spawn(worker, nprocs=2)
+        """,
+    "exception handler": """
+        try:
+            rank = int(os.environ["RANK"])
+        except KeyError:
+            rank = 0
+        dist.init_process_group("gloo")
+        try:
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+        """,
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_collective_that_a_rank_test_keeps_from_some_ranks_is_found(tmp_path: Path, text: str) -> None:
+    if "# DDP301" in text:
+        check_marks(tmp_path, text, "DDP301")
+    else:
+        assert len(findings_of(read_script(written(tmp_path, text)), "DDP301")) == 1
+
+
+@pytest.mark.parametrize("text", CORRECT.values(), ids=CORRECT)
+def test_correct_code_stays_silent(tmp_path: Path, text: str) -> None:
+    check_marks(tmp_path, text, "DDP301")
+
+
+def test_finding_names_ranks_condition_and_call_chain(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        def total(x):
+            dist.all_reduce(x)
+
+        def main():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                total(torch.ones(1))
+
+        main()
+        """,
+    )
+    (finding,) = findings_of(read_script(path), "DDP301")
+    assert finding.severity is Severity.ERROR
+    assert finding.title == (
+        "only rank 0 of 4 reaches all_reduce: rank 0 runs [all_reduce]; ranks 1-3 run nothing more"
+    )
+    call, condition = finding.locations
+    assert (call.line, call.column, call.end_column, call.function) == (12, 5, 23, "total")
+    assert (condition.line, condition.function) == (16, "main")
+    assert finding.evidence[0].text == "`dist.get_rank() == 0` decides"
+    assert [frame.line for frame in finding.evidence[1].stack] == [12, 17, 19]
+
+
+def test_a_rank_that_leaves_early_is_told_with_the_line(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for step in range(10):
+            if rank == 1 and step == 5:
+                break
+            dist.barrier()
+        """,
+    )
+    (finding,) = findings_of(read_script(path), "DDP301")
+    assert finding.title == "rank 1 can leave at line 15, before barrier, which ranks 0, 2 and 3 run"
+    assert [place.line for place in finding.locations] == [16, 15, 14]
+
+
+def test_a_rank_known_by_its_name_only_is_a_warning(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        def train(rank, world_size):
+            dist.init_process_group("gloo", rank=rank, world_size=world_size)
+            if rank == 0:
+                dist.barrier()
+        """,
+    )
+    (finding,) = findings_of(read_script(path), "DDP301")
+    assert finding.severity is Severity.WARNING
+
+
+def test_the_defect_may_be_in_an_imported_module(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        """
+        def main_rank():
+            return dist.get_rank() == 0
+
+        def finish(value):
+            if main_rank():
+                dist.all_reduce(value)
+        """,
+        name="tools/comm.py",
+    )
+    (tmp_path / "tools" / "__init__.py").write_text("")
+    path = written(
+        tmp_path,
+        """
+        from tools.comm import finish
+
+        dist.init_process_group("gloo")
+        finish(torch.ones(1))
+        """,
+    )
+    (finding,) = findings_of(read_script(path), "DDP301")
+    assert finding.locations[0].file == str(tmp_path / "tools" / "comm.py")
+    assert finding.locations[0].line == 16

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.source.machine import MAXIMUM_STEPS
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.projection import project, whole_projection
+from ddpdoctor.source.script import MAXIMUM_BYTES, read_script
+from tests.source.marked import findings_of, written
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        read_script(tmp_path / "train.py")
+
+
+def test_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        read_script(tmp_path)
+
+
+def test_file_that_is_not_python(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("a: 1\n")
+    with pytest.raises(UsageError, match="not a Python file"):
+        read_script(path)
+
+
+def test_syntax_error_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import os\n\ndef main(:\n    pass\n")
+    with pytest.raises(UsageError, match=r"train\.py, line 3: "):
+        read_script(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"x = 1\0\n", "NUL"),
+        (b"x = '\xff\xfe'\n", "is not text in utf-8"),
+        (b"# -*- coding: no-such-encoding -*-\n", "unknown encoding"),
+        (b"x = (" + b"(" * 100_000, "train"),
+        (b"x = " + b"-" * 200_000 + b"1\n", "train"),
+        (b"#" * (MAXIMUM_BYTES + 1), "bytes"),
+        (b"print 'python 2'\n", "line 1"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, raw: bytes, message: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(raw)
+    with pytest.raises(UsageError, match=message):
+        read_script(path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xef\xbb\xbfx = 1\n", "# -*- coding: latin-1 -*-\nx = 'é'\n".encode("latin-1")])
+def test_files_that_are_unusual_but_right(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(raw)
+    script = read_script(path)
+    assert script.files == 1
+    assert findings_of(script) == []
+
+
+def test_project_modules_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    written(tmp_path, "from . import b\nfrom .sub.c import f\n", name="pkg/__init__.py", head="")
+    written(tmp_path, "import json\n", name="pkg/b.py", head="")
+    written(tmp_path, "", name="pkg/sub/__init__.py", head="")
+    written(tmp_path, "from ..b import json\ndef f(): ...\n", name="pkg/sub/c.py", head="")
+    written(tmp_path, "def g(): import local2\n", name="scripts/local.py", head="")
+    written(tmp_path, "import train\n", name="scripts/local2.py", head="")
+    path = written(tmp_path, "import pkg, local, torch\n", name="scripts/train.py", head="")
+    script = read_script(path)
+    assert script.root == tmp_path
+    assert {module.name for module in script.modules} == {
+        "__main__",
+        "pkg",
+        "pkg.b",
+        "pkg.sub",
+        "pkg.sub.c",
+        "local",
+        "local2",
+    }
+    assert script.notes == ()
+
+
+def test_imported_files_that_cannot_be_read_are_notes(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = 1\nif:\n")
+    (tmp_path / "nul.py").write_bytes(b"\0")
+    path = written(tmp_path, "import broken, nul\n")
+    script = read_script(path)
+    assert script.files == 1
+    assert [note.removeprefix(str(tmp_path) + "/") for note in script.notes] == [
+        "broken.py, line 2, does not parse: invalid syntax",
+        "nul.py cannot be read: it contains NUL bytes",
+    ]
+
+
+def test_resolved_names(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch.distributed as dist\n"
+        "from torch.nn.parallel.distributed import DistributedDataParallel as DDP\n"
+        "import torch.nn as nn\n"
+        "Wrapper = nn.parallel.DistributedDataParallel\n"
+        "dist.all_reduce(x)\n"
+        "DDP(m)\n"
+        "Wrapper(m)\n"
+        "nn.DataParallel(m)\n"
+        "unknown.thing()\n"
+    )
+    assert [name for _, name in read_script(path).entry.calls()] == [
+        "torch.distributed.all_reduce",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.DataParallel",
+    ]
+
+
+def test_columns_count_characters(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("é = f(1)\n", encoding="utf-8")
+    module: Module = read_script(path).entry
+    (call,) = (node for node in module.nodes if type(node).__name__ == "Call")
+    place = module.location(call)
+    assert (place.column, place.end_column) == (5, 9)
+
+
+LAUNCHES = {
+    "spawned": ('mp.spawn(main, nprocs=2)\nos.environ["RANK"]\n', True),
+    "spawned under a condition": ("if torch.cuda.device_count() > 1:\n    mp.spawn(main, nprocs=2)\n", True),
+    "both": ('if args.spawn:\n    mp.spawn(main, nprocs=2)\nelse:\n    main(int(os.environ["LOCAL_RANK"]))\n', False),
+    "launched": ('main(int(os.environ["RANK"]))\n', False),
+    "processes": ("for rank in range(2):\n    mp.Process(target=main, args=(rank,)).start()\n", True),
+    "a process that is no rank": ("mp.Process(target=serve).start()\n", False),
+}
+
+
+@pytest.mark.parametrize(("text", "spawns"), LAUNCHES.values(), ids=LAUNCHES)
+def test_who_starts_the_ranks(tmp_path: Path, text: str, spawns: bool) -> None:
+    path = written(tmp_path, "def main(rank): ...\ndef serve(): ...\n" + text)
+    assert (read_script(path).spawns_ranks is not None) is spawns
+
+
+def test_use_of_ranks_and_of_cuda(tmp_path: Path) -> None:
+    script = read_script(written(tmp_path, "x = 1\nmodel.cuda()\n"))
+    assert script.uses_distributed is not None
+    assert script.uses_distributed.location.line == 5
+    assert script.asks_cuda is not None
+    assert (script.asks_cuda.location.line, script.asks_cuda.text) == (11, "model.cuda()")
+    plain = read_script(
+        written(tmp_path, "if torch.cuda.is_available():\n    model.cuda()\n", "b.py", "import torch\n")
+    )
+    assert plain.uses_distributed is None
+    assert plain.asks_cuda is None
+    assert read_script(written(tmp_path, "dist.init_process_group('nccl')\n", "c.py")).asks_cuda is not None
+
+
+PATHOLOGICAL = {
+    "many branches": "def f(x):\n" + "".join(f"    if x[{i}]:\n        x = g(x)\n" for i in range(200)) + "f(y)\n",
+    "many returns": "def f(x):\n" + "".join(f"    if x[{i}]:\n        return {i}\n" for i in range(200)) + "f(y)\n",
+    "half returns with collectives": "def f(x):\n"
+    + "".join(f"    if x[{i}]:\n        if x:\n            return 1\n    dist.barrier()\n" for i in range(200))
+    + "f(y)\n",
+    "deep calls": "".join(f"def f{i}(x):\n    return f{i + 1}(x)\n" for i in range(100)) + "f0(1)\n",
+    "wide calls": "".join(f"def f{i}(x):\n    f{i + 1}(x)\n    f{i + 1}(x)\n" for i in range(30))
+    + "def f30(x):\n    dist.barrier()\nf0(1)\n",
+    "recursion": "def f(x):\n    dist.barrier()\n    return f(x) + f(x)\nf(1)\n",
+    "mutual recursion": "def f(x):\n    return g(x)\ndef g(x):\n    return f(x)\nf(1)\n",
+    "nested loops": "".join("    " * i + f"for i{i} in range(100):\n" for i in range(15))
+    + "    " * 15
+    + "dist.barrier()\n",
+    "long expression": "x = " + " + ".join(["1"] * 300) + "\n",
+    "long text": "x = 'a' * 10**9\ny = 10 ** 10 ** 10\nz = '%99999999d' % 1\nr = range(10**30)\n",
+    "import of itself": "import train\nfrom train import *\n",
+    "class that derives from itself": "class A: pass\nclass A(A):\n    def f(self): return super().f()\nA().f()\n",
+    "ten thousand lines": "x = f(1)\nif x:\n    y = x.z\n" * 3_400,
+}
+
+
+@pytest.mark.parametrize("text", PATHOLOGICAL.values(), ids=PATHOLOGICAL)
+def test_pathological_scripts_end_within_the_bound(tmp_path: Path, text: str) -> None:
+    script = read_script(written(tmp_path, text))
+    projection = project(script)
+    assert projection.machine.steps <= MAXIMUM_STEPS + 1
+    if not projection.bound:
+        assert findings_of(script) == []
+
+
+def test_a_script_that_is_too_long_is_said_to_be(tmp_path: Path) -> None:
+    from ddpdoctor.check import BoundHit
+
+    script = read_script(written(tmp_path, PATHOLOGICAL["wide calls"]))
+    with pytest.raises(BoundHit, match=r"the walk stopped in f\d+ \(.*train\.py\)"):
+        whole_projection(script)
+
+
+def test_the_reader_does_not_fail_on_the_standard_library() -> None:
+    directory = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(path for path in directory.rglob("*.py") if "site-packages" not in path.parts)[::40]:
+        try:
+            script = read_script(path, follow_imports=False)
+        except UsageError:
+            continue
+        project(script)
+
+
+def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
+    path = written(tmp_path, "dist.init_process_group('gloo')\n")
+    code = (
+        "import sys, pathlib\n"
+        "from ddpdoctor.source.script import read_script\n"
+        "from ddpdoctor.source.projection import project\n"
+        f"project(read_script(pathlib.Path({str(path)!r})))\n"
+        "heavy = {'torch', 'textual', 'psutil', 'click', 'rich', 'numpy', 'dataclasses', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
