@@ -102,6 +102,8 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         return _Judgement("failed", reason, _HINTS["no-ranks"], _any_output(record))
     if unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]:
         return _Judgement("failed", f"it is not known how {named_ranks(unknown)} ended", "", _any_output(record))
+    if not record.wraps and record.stream("wraps").state == "truncated":
+        return _Judgement("failed", f"it is not known what the script wrapped: {record.stream('wraps').reason}")
     if not record.wraps:
         reason = "the script ended without wrapping a model in DistributedDataParallel"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))

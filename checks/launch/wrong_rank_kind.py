@@ -7,8 +7,8 @@ What it finds
 
 Why it is bad
     On one node both numbers are the same, so everything works until the first job on two nodes. There a global rank
-    asks for GPUs that the node does not have, a local rank makes two processes claim the same place in the group, and the
-    first rank of every node writes the checkpoint at the same time.
+    asks for GPUs that the node does not have, a local rank makes two processes claim the same place in the group, and
+    the first rank of every node writes the checkpoint at the same time.
 
 Example
     torch.cuda.set_device(dist.get_rank())

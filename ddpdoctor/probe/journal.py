@@ -7,10 +7,12 @@ import sys
 import threading
 from collections import deque
 from types import FrameType
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from ..record.writer import CollectiveRing, EventWriter
 from .user_code import UserCode
+
+Result = TypeVar("Result")
 
 
 class Journal:
@@ -74,6 +76,14 @@ class Journal:
                 number = self._signatures.setdefault(key, len(self._signatures))
                 self.event("signature", number=number, **fields)
         return number
+
+    def guarded(self, note: Callable[..., Result], *arguments: Any) -> Optional[Result]:
+        """Call one of our own functions; a fault of it is noted, gives None, and never reaches the user's code."""
+        try:
+            return note(*arguments)
+        except Exception as error:
+            self.event("probe_fault", where=getattr(note, "__name__", "probe"), text=repr(error))
+            return None
 
     def settle(self) -> int:
         """Mark the collectives that have completed; the oldest row that has not, -1 when there is none."""

@@ -38,6 +38,22 @@ from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
 
 _NOT_RECORDED = ("parameter_digests", "lines")
+_HARMED_BY = {
+    "tap": ("collectives",),
+    "ring": ("collectives",),
+    "heartbeat": ("collectives",),
+    "samples": ("loaders",),
+    "_note": ("loaders", "passes"),
+    "begin": ("passes",),
+    "keep": ("passes",),
+    "_indices": ("passes",),
+    "_note_wrap": ("wraps", "forwards", "missing_gradients", "buffers"),
+    "_note_forward": ("forwards", "missing_gradients", "buffers"),
+    "_note_backward": ("backwards",),
+    "close_iterations": ("missing_gradients",),
+    "exit": ("missing_gradients",),
+}
+"""Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
 
 
 class Assembly:
@@ -49,6 +65,8 @@ class Assembly:
         self.book = RankBook()
         self.faults: list[str] = []
         """What the probe said of its own faults."""
+        self._harmed: dict[str, str] = {}
+        """Streams that lack something because of a fault, and which."""
         self.refusal: str = ""
         """Sentence of the first thing that the no-touch rule refused."""
         self._sites: dict[Site, int] = {}
@@ -130,6 +148,9 @@ class Assembly:
         if not self.book.worlds:
             for name in ("collectives", "wraps", "forwards", "backwards"):
                 states[name] = StreamState("absent", "no rank initialised a process group")
+        for name, fault in self._harmed.items():
+            if states[name].state == "complete":
+                states[name] = StreamState("truncated", f"a part of the observation failed: {fault}")
         return states
 
     def _tracks(self) -> tuple[CollectiveTrack, ...]:
@@ -347,7 +368,10 @@ class Assembly:
         )
 
     def _on_fault(self, pid: int, event: dict[str, Any]) -> None:
-        self.faults.append(f"process {pid}: {event['where']}: {event['text']}")
+        where, fault = str(event["where"]), str(event["text"])
+        self.faults.append(f"process {pid}: {where}: {fault}")
+        for name in _HARMED_BY.get(where, tuple(name for name in STREAMS if name not in _NOT_RECORDED)):
+            self._harmed.setdefault(name, fault)
 
     def _exception(self, event: dict[str, Any]) -> RankException:
         return RankException(

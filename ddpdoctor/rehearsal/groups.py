@@ -33,31 +33,38 @@ class Groups:
                 setattr(module, name, replacement)
 
     def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        journal, distributed = self._journal, self._torch.distributed
+        journal = self._journal
 
         @functools.wraps(function)
         def wait_noted(*arguments: Any, **options: Any) -> Any:
             number = self._waits = self._waits + 1
-            ranks = options.get("ranks", arguments[0] if arguments and name == "new_group" else None)
-            journal.event(
-                "wait_begun",
-                number=number,
-                kind=name,
-                ranks=[int(rank) for rank in ranks] if ranks and name == "new_group" else [],
-                site=journal.here(),
-            )
+            ranks = options.get("ranks", arguments[0] if arguments else None) if name == "new_group" else None
+            journal.event("wait_begun", number=number, kind=name, ranks=_plain(ranks), site=journal.here())
             result = function(*arguments, **options)
             journal.event("wait_ended", number=number)
             if name == "init_process_group":
-                rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
-                journal.event(
-                    "world",
-                    rank=rank,
-                    world_size=world_size,
-                    backend=str(distributed.get_backend()),
-                    local_rank=int(os.environ["LOCAL_RANK"]) if os.environ.get("LOCAL_RANK", "").isdigit() else rank,
-                )
-                self._world_made(rank, world_size)
+                journal.guarded(self._note_world)
             return result
 
         return wait_noted
+
+    def _note_world(self) -> None:
+        distributed = self._torch.distributed
+        rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+        local_rank = os.environ.get("LOCAL_RANK", "")
+        self._journal.event(
+            "world",
+            rank=rank,
+            world_size=world_size,
+            backend=str(distributed.get_backend()),
+            local_rank=int(local_rank) if local_rank.isdigit() else rank,
+        )
+        self._world_made(rank, world_size)
+
+
+def _plain(ranks: Any) -> list[int]:
+    """The ranks of a new group as JSON takes them; empty when it is made of all."""
+    try:
+        return [int(rank) for rank in ranks] if ranks is not None else []
+    except (TypeError, ValueError):
+        return []

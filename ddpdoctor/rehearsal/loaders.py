@@ -21,10 +21,10 @@ LISTS_KEPT = 6
 class ShortPass:
     """An iterator over a loader that ends after a few batches; everything else it asks of the real one."""
 
-    def __init__(self, loaders: Loaders, loader: Any, inner: Iterator[Any], site: int) -> None:
+    def __init__(self, loaders: Loaders, trail: Trail, inner: Iterator[Any]) -> None:
         self._loaders = loaders
         self._inner = inner
-        self._trail = loaders.begin(loader, site)
+        self._trail = trail
 
     def __iter__(self) -> ShortPass:
         return self
@@ -94,7 +94,7 @@ class Loaders:
         def __init__(loader: Any, *arguments: Any, **options: Any) -> None:
             construct(loader, *arguments, **options)
             if journal.rank is not None or journal.plan.get("spawns_ranks"):
-                loaders._note(loader, journal.here())
+                journal.guarded(loaders._note, loader, journal.here())
 
         @functools.wraps(iterate)
         def __iter__(loader: Any) -> Any:
@@ -103,7 +103,8 @@ class Loaders:
             inner = iterate(loader)
             if not hasattr(loader, "_ddpdoctor_number"):
                 return inner
-            return ShortPass(loaders, loader, inner, site)
+            trail = journal.guarded(loaders.begin, loader, site)
+            return inner if trail is None else ShortPass(loaders, trail, inner)
 
         @functools.wraps(length)
         def __len__(loader: Any) -> int:
@@ -117,13 +118,13 @@ class Loaders:
 
     def _watch_indices(self, iterator_class: Any) -> None:
         """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
-        draw = iterator_class._next_index
+        draw, journal = iterator_class._next_index, self._journal
 
         @functools.wraps(draw)
         def _next_index(iterator: Any) -> Any:
             index = draw(iterator)
             if iterator._dataset_kind == 0:
-                keep(iterator, index)
+                journal.guarded(keep, iterator, index)
             return index
 
         def keep(iterator: Any, index: Any) -> None:
@@ -136,8 +137,7 @@ class Loaders:
 
     def _note(self, loader: Any, site: int) -> None:
         """Write what is known of a loader at its construction."""
-        object.__setattr__(loader, "_ddpdoctor_number", self._made)
-        self._made += 1
+        number, self._made = self._made, self._made + 1
         sampler = sharding_sampler(loader)
         dataset = loader.dataset
         iterable = isinstance(dataset, self._torch.utils.data.IterableDataset)
@@ -147,7 +147,7 @@ class Loaders:
             samples = None
         self._journal.event(
             "loader",
-            loader=loader._ddpdoctor_number,
+            loader=number,
             site=site,
             dataset_type=type(dataset).__qualname__,
             dataset_length=samples,
@@ -160,6 +160,7 @@ class Loaders:
             drop_last=bool(getattr(loader, "drop_last", False)),
             length=self._length(loader),
         )
+        object.__setattr__(loader, "_ddpdoctor_number", number)
 
     def begin(self, loader: Any, site: int) -> Trail:
         """A pass begins."""
@@ -199,7 +200,7 @@ class Loaders:
         backwards = self._journal.backwards - trail.backwards_before
         fields: dict[str, Any] = {}
         if end != "abandoned":
-            fields = self._indices(inner, trail.number)
+            fields = self._journal.guarded(self._indices, inner, trail.number) or {}
         self._journal.event(
             "pass_ended", number=trail.number, yielded=trail.yielded, end=end, backwards=backwards, **fields
         )

@@ -67,12 +67,12 @@ class Modules:
             construct(ddp, *arguments, **options)
             bound = dict(zip(list(parameters)[1:], arguments))
             bound.update(options)
-            modules._guarded(modules._note_wrap, ddp, bound, site)
+            modules._journal.guarded(modules._note_wrap, ddp, bound, site)
 
         @functools.wraps(forward)
         def forward_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
             modules._ending.check()
-            modules._guarded(modules._note_forward, ddp, arguments, options, sys._getframe(1))
+            modules._journal.guarded(modules._note_forward, ddp, arguments, options, sys._getframe(1))
             return forward(ddp, *arguments, **options)
 
         ddp_class.__init__, ddp_class.forward = __init__, forward_noted
@@ -180,13 +180,6 @@ class Modules:
         from .digests import leaves
 
         return ".".join(leaves((arguments, options), self._torch))
-
-    def _guarded(self, note: Any, *arguments: Any) -> None:
-        """A fault of ours is noted; the user's forward goes on."""
-        try:
-            note(*arguments)
-        except Exception as error:
-            self._journal.event("probe_fault", where=note.__name__, text=repr(error))
 
 
 def _describe(name: str, tensor: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Steps:
         def backward_noted(*arguments: Any, **options: Any) -> None:
             steps._ending.check()
             backward(*arguments, **options)
-            steps._note_backward(sys._getframe(1))
+            steps._journal.guarded(steps._note_backward, sys._getframe(1))
 
         autograd.backward = backward_noted
         # The package hides its module of the same name.
@@ -60,7 +60,7 @@ class Steps:
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self._ending.check()
-        self._modules.close_iterations()
+        self._journal.guarded(self._modules.close_iterations)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         journal = self._journal

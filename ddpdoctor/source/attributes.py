@@ -60,16 +60,16 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     return Bound(value, name)
 
 
-def seeded(machine: Machine, name: str, value: Value) -> Value:
-    """Read a rank from a name whose origin is not known."""
+def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False) -> Value:
+    """Read a rank from a name whose origin is not known.
+
+    ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
+    """
     if isinstance(value, Bound):
-        if name in {"rank", "get_rank", "size"} and isinstance(value.receiver, Built) and "Mesh" in value.receiver.name:
-            return value
-        opaque = isinstance(value.receiver, (Unknown, Bound)) or (
-            isinstance(value.receiver, Built) and not value.receiver.name.startswith("torch.")
-        )
-        return rank_by_name(machine, name) or value if opaque else value
-    if isinstance(value, Unknown) and value.opaque:
+        receiver = value.receiver
+        known = isinstance(receiver, Built) and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
+        return value if known else rank_by_name(machine, name) or value
+    if isinstance(value, Unknown) and (value.opaque or (of_object and name != "rank")):
         return rank_by_name(machine, name) or value
     return value
 

@@ -10,7 +10,6 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.attributes import base_names, bases_of
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import (
     Bound,
     Built,
@@ -90,11 +89,6 @@ def note_buffer(machine: Machine, receiver: Value, positional: list[Value], name
         if isinstance(option, Instance) and isinstance(name, str) and value is not None:
             machine.assign(option.number, f"buffer {name}", value)
             machine.assign(option.number, name, value)
-
-
-def wrapped_module(event: Event) -> Value | None:
-    """The module that a DDP construction wraps."""
-    return event.argument("module", 0)
 
 
 def _parts(machine: Machine, module: Value) -> Iterator[Value]:

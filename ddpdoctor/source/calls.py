@@ -141,11 +141,21 @@ def _call_option(
 def _call_instance(
     machine: Machine, node: ast.AST, value: Instance, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
+    if not _worth_calling(machine, value):
+        return derived([*positional, *named.values()])
     for name in ("__call__", "forward"):
         method = class_attribute(machine, value.cls, name)
         if isinstance(method, Function):
             return call_function(machine, node, bound_to(method, value), positional, named, complete)
     return derived([*positional, *named.values()])
+
+
+def _worth_calling(machine: Machine, value: Instance) -> bool:
+    """Whether calling an object may run a collective: by the names in its class, or because DDP is one of its parts."""
+    if value.cls.node.name in machine.mentions.synchronising:
+        return True
+    attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
+    return any(isinstance(part, Built) and part.name == DDP for part in attributes)
 
 
 def _call_built(
@@ -230,12 +240,12 @@ def call_function(
     for written in frame.left_behind:
         machine.store.merge(written)
     machine.mask = entry & ~machine.gone & ~_raised_everywhere(machine, inner)
-    result = merged_results(frame.results, NONE, entry, join)
+    returned = merged_results(frame.results, NONE, entry, join)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
     changed_nothing = machine.store.oldest_written >= frame.scope
-    machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(result, (Const, Unknown)))
+    machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(returned, (Const, Unknown)))
     machine.store.oldest_written = min(machine.store.oldest_written, oldest)
-    return result
+    return returned
 
 
 def _raised_everywhere(machine: Machine, inner: Sequence[Sequence[object]]) -> int:

@@ -159,7 +159,8 @@ def _made_elsewhere(projection: Projection, event: Event, guard: Guard, others: 
     if event.kind != "wrap" and len(event.conditions) <= guard.conditions:
         return False
     return any(
-        other is not event and other.node is event.node and other.ranks & others == others for other in projection.events
+        other is not event and other.node is event.node and other.ranks & others == others
+        for other in projection.events
     )
 
 

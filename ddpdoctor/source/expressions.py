@@ -135,7 +135,7 @@ def _constant(machine: Machine, node: ast.Constant) -> Value:
 
 
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
-    return seeded(machine, node.attr, attribute_of(machine, evaluate(machine, node.value), node.attr))
+    return seeded(machine, node.attr, attribute_of(machine, evaluate(machine, node.value), node.attr), of_object=True)
 
 
 def _call(machine: Machine, node: ast.Call) -> Value:

@@ -50,7 +50,9 @@ _TELLING = (
 )
 _NEARLY_FREE = 12
 """Functions of fewer nodes are walked whatever they mention."""
-_TOO_COMMON = frozenset({"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"})
+_TOO_COMMON = frozenset(
+    {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}
+)
 """Method names that say nothing about which function is called."""
 
 

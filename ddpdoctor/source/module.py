@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Location
 from ddpdoctor.source.vocabulary import canonical
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -114,10 +114,6 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         """The first line of a statement, without its body."""
         whole = self.location(node)
         return Location(file=whole.file, line=whole.line, column=whole.column, function=whole.function)
-
-    def frame(self, node: ast.AST) -> Frame:
-        """The line of a node as one line of a call chain."""
-        return Frame(str(self.path), getattr(node, "lineno", 1), self.function_of(node) or "<module>")
 
     def column(self, line: int, offset_bytes: int) -> int:
         """Turn the parser's byte offset in a line into a 1-based column of characters."""

@@ -137,7 +137,6 @@ class Jump(msgspec.Struct, frozen=True):
 
 Item: TypeAlias = "Event | Branch | Loop | Jump"
 Tree: TypeAlias = "tuple[Item, ...]"
-RETURN = Jump("return")
 BREAK = Jump("break")
 
 

@@ -28,7 +28,6 @@ DDP = "torch.nn.parallel.DistributedDataParallel"
 DATA_PARALLEL = "torch.nn.DataParallel"
 DATA_LOADER = "torch.utils.data.DataLoader"
 DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
-INIT = "torch.distributed.init_process_group"
 SPAWNERS = frozenset(
     {
         "torch.multiprocessing.spawn",

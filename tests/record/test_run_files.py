@@ -65,6 +65,22 @@ def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, line: bytes) 
     assert assembly.files.damaged_lines + len(assembly.faults) == 1
 
 
+@pytest.mark.parametrize(
+    ("where", "harmed", "whole"), [("tap", "collectives", "passes"), ("_note_wrap", "wraps", "loaders")]
+)
+def test_a_fault_of_the_probe_makes_its_streams_incomplete(
+    tmp_path: Path, where: str, harmed: str, whole: str
+) -> None:
+    writer = EventWriter(str(tmp_path))
+    writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
+    writer.write("probe_fault", where=where, text="KeyError('x')")
+    assembly = Assembly(tmp_path)
+    assembly.poll()
+    record = assembly.record(Job(kind="rehearsal"))
+    assert record.stream(harmed).state == "truncated" and "KeyError" in record.stream(harmed).reason
+    assert record.stream(whole).state == "complete"
+
+
 def test_a_line_is_read_only_once_it_is_whole(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     path = tmp_path / layout.events_name(9)

@@ -466,6 +466,45 @@ CORRECT = {
         if dist.get_rank() == 0:
             model(torch.ones(1, 4)).sum().backward()
         """,
+    "a wrap made at its first use": """
+        class Runner:
+            def __init__(self, model):
+                self._model = model
+                self._wrapped = None
+
+            @property
+            def model(self):
+                if self._wrapped is None:
+                    self._wrapped = DDP(self._model)
+                return self._wrapped
+
+            def log(self):
+                if dist.get_rank() == 0:
+                    print(self.model)
+
+            def train(self):
+                self.model(torch.ones(1, 4)).sum().backward()
+                self.log()
+
+        dist.init_process_group("gloo")
+        Runner(nn.Linear(4, 4)).train()
+        """,
+    "a decorator that returns early on other ranks": """
+        def main_process(function):
+            def wrapper(*args):
+                if dist.get_rank() != 0:
+                    return None
+                return function(*args)
+            return wrapper
+
+        @main_process
+        def log(text):
+            print(text)
+
+        dist.init_process_group("gloo")
+        log("hello")
+        dist.barrier()
+        """,
     "parent of spawned ranks": """
         def worker(rank):
             dist.init_process_group("gloo", rank=rank, world_size=2)

@@ -68,6 +68,15 @@ SAVES = {
         if logger.should_save and logger.is_primary(model):
             torch.save(model.state_dict(), "model.pt")
         """,
+    "path with a rank of an object that cannot be read": """
+        from somewhere import Base
+
+        class Saver(Base):
+            def save(self):
+                torch.save(model.state_dict(), f"model_{self.process_index}.pt")
+
+        Saver().save()
+        """,
     "as older examples guard it": """
         import argparse
         args = argparse.ArgumentParser().parse_args()

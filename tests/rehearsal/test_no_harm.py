@@ -1,0 +1,53 @@
+"""A fault of ours inside a rank costs evidence, never the training, and never passes for clean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.examine import ExamineRequest, examine
+
+from .conftest import HEAD
+
+TRAINING = """
+PLANT
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4))
+sampler = DistributedSampler(data)
+model = DDP(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for (x,) in DataLoader(data, batch_size=4, sampler=sampler):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+print("trained to the end")
+"""
+
+FAULTS = {
+    "tap": "from _ddpdoctor.rehearsal import tap; tap.origin_of = None",
+    "wrap": "from _ddpdoctor.rehearsal import modules; modules._describe = None",
+    "forward": "from _ddpdoctor.rehearsal import modules; modules.Modules._digest_inputs = None",
+    "gradients": "from _ddpdoctor.rehearsal import modules; modules.Modules._close = None",
+    "pass": "from _ddpdoctor.rehearsal import loaders; loaders.Loaders._length = None",
+    "indices": "from _ddpdoctor.rehearsal import loaders; loaders._base_indices = None",
+}
+
+
+@pytest.mark.parametrize("part", FAULTS)
+def test_training_goes_on_and_the_verdict_is_inconclusive(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(HEAD + TRAINING.replace("PLANT", FAULTS[part]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    examination = examine(ExamineRequest(target="train.py", time_limit_s=180.0))
+    assert examination.rehearsal.steps >= 4
+    assert not examination.findings
+    assert (examination.exit_code, examination.complete) == (3, False), examination.rehearsal
+    assert any("observation failed" in note for note in examination.rehearsal.notes)
