@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpdoctor.diagnosis.matching import Matcher
-from ddpdoctor.diagnosis.waiting import Blocked, is_echo, left_on_their_own
+from ddpdoctor.diagnosis.waiting import LEFT, Blocked, is_echo, left_on_their_own
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
 
@@ -19,7 +19,7 @@ def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blo
         waited_for = any(rank.rank in entry.missing for entry in blocked.values())
         raised = root_exception(rank)
         if raised is None:
-            if waited_for:
+            if waited_for or unmatched_group(record, matcher, rank) is not None:
                 return rank
         elif not _raised_by_all(record, raised) and (waited_for or _others_went_on(record, matcher, rank)):
             return rank
@@ -29,6 +29,23 @@ def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blo
 def root_exception(rank: Rank) -> RankException | None:
     """The first exception of a rank that ended by one."""
     return min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
+
+
+def unmatched_group(record: RunRecord, matcher: Matcher, rank: Rank) -> int | None:
+    """Find a group in which another rank called a collective that this one, which ran to its end, never called.
+
+    Only where every rank left by itself: then nothing is still to come, whoever swallowed the error of its collective.
+    Groups in which `join()` is at work, or whose beginning is lost, say nothing.
+    """
+    if any(other.end not in LEFT for other in record.ranks):
+        return None
+    for group, lanes in sorted(matcher.lanes.items()):
+        if rank.rank not in record.groups[group].ranks or not matcher.is_comparable(group):
+            continue
+        end = lanes[rank.rank].end if rank.rank in lanes else 0
+        if any(lane.end > end for lane in lanes.values()):
+            return group
+    return None
 
 
 def _raised_by_all(record: RunRecord, raised: RankException) -> bool:

@@ -165,7 +165,10 @@ def _absentee_title(divergence: Divergence) -> str:
     )
     waiting = [turn for turn in every if turn.waiting and turn.rank != divergence.culprit]
     what = f"rank {divergence.culprit} left" if left is None else f"rank {left.rank} {_doing([left])}"
-    return what if not waiting else f"{what} while {_waiting(waiting)}"
+    if waiting:
+        return f"{what} while {_waiting(waiting)}"
+    went_on = [turn for turn in every if turn.row is not None and turn.rank != divergence.culprit]
+    return f"{what}; {_waiting(went_on)}, which it never called" if went_on else what
 
 
 def _desync_title(divergence: Divergence) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.absence import find_absentee
+from ddpdoctor.diagnosis.absence import find_absentee, unmatched_group
 from ddpdoctor.diagnosis.crossing import find_crossing
 from ddpdoctor.diagnosis.culprit import line_culprit, step_culprit
 from ddpdoctor.diagnosis.matching import Matcher, Parting
@@ -103,7 +103,11 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
     # What the rank did last may look incomplete, because nobody was left to see it complete.
     blocked = {rank: entry for rank, entry in blocked.items() if rank != absentee.rank}
     first = next((entry for entry in waiting if entry.group is not None), None)
-    if first is None or first.group is None or first.position is None:
+    at = None if first is None or first.group is None or first.position is None else (first.group, first.position)
+    if at is None and (unmatched := unmatched_group(record, matcher, absentee)) is not None:
+        lane = matcher.lanes[unmatched].get(absentee.rank)
+        at = unmatched, 0 if lane is None else lane.end
+    if at is None:
         everyone = tuple(
             elsewhere(record, rank.rank, rank, blocked.get(rank.rank))
             for rank in sorted(record.ranks, key=lambda entry: entry.rank)
@@ -111,20 +115,21 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
         return Divergence(
             form="absentee", turns=everyone, hung=bool(waiting), culprit=absentee.rank, culprit_reason=reason
         )
-    lanes = Lanes(record, matcher, first.group)
-    group = record.groups[first.group]
-    own_end = matcher.lanes[first.group][absentee.rank].end if absentee.rank in matcher.lanes[first.group] else 0
-    common = last_common_position(lanes, group.ranks, min(own_end, first.position))
+    number, position = at
+    lanes = Lanes(record, matcher, number)
+    group = record.groups[number]
+    own_end = lanes.lanes[absentee.rank].end if absentee.rank in lanes.lanes else 0
+    common = last_common_position(lanes, group.ranks, min(own_end, position))
     after = turns(record, lanes, group.ranks, common + 1, blocked)
-    proof = turns(record, lanes, group.ranks, first.position, blocked) if common + 1 < own_end else ()
+    proof = turns(record, lanes, group.ranks, position, blocked) if common + 1 < own_end else ()
     return Divergence(
         form="absentee",
         group=group,
         sequence=common + 1,
-        last_common=lanes.turn(first.rank, common, False),
+        last_common=lanes.turn(min(lanes.lanes), common, False),
         turns=after,
         proof=proof,
-        hung=True,
+        hung=bool(waiting),
         culprit=absentee.rank,
         culprit_reason=reason,
     )

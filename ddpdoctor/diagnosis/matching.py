@@ -82,6 +82,10 @@ class Matcher:
         self._joined: set[int] = set()
         """Groups in which `join()` is at work: ranks may run different numbers of steps."""
 
+    def is_comparable(self, group: int) -> bool:
+        """Tell whether the ranks of a group have to come to the same number of entries."""
+        return group not in self._joined and group not in self._lost
+
     def advance(self, record: RunRecord) -> Parting | None:
         """Take in what the tracks hold beyond the last call, and return the first parting if there is one."""
         if self.parting is not None:

@@ -93,7 +93,7 @@ class ProcessEnd:
             self._activity_at_exit = self._activity()
             if os.getpid() == self._pid:
                 handled = sys.exc_info()[1]
-                if isinstance(handled, Exception):
+                if isinstance(handled, Exception) and code not in (None, 0):
                     self.report(handled)
                 self._journal.event("sys_exit", code=code if isinstance(code, int) else None, site=self._journal.here())
             raise SystemExit(code) if code is not None else SystemExit

@@ -145,6 +145,13 @@ class Assembly:
             states["collectives"] = StreamState("truncated", next(iter(self.files.refused.values())))
         if any(ring.truncated for ring in self.files.rings.values()):
             states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
+        unlogged = sorted(
+            entry.rank
+            for pid, entry in self.book.processes.items()
+            if pid in self.book.worlds and pid not in self.files.rings and entry.rank is not None
+        )
+        if unlogged:
+            states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")
         if not self.book.worlds:
             for name in ("collectives", "wraps", "forwards", "backwards"):
                 states[name] = StreamState("absent", "no rank initialised a process group")

@@ -64,7 +64,11 @@ class CollectiveRing:
         size = layout.HEAD_BYTES + layout.RING_ROWS * layout.ROW_BYTES
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            if hasattr(os, "posix_fallocate"):
+                # Reserve the blocks: a store into a hole of a full disk would kill the job with SIGBUS.
+                os.posix_fallocate(descriptor, 0, size)
+            else:
+                os.ftruncate(descriptor, size)
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

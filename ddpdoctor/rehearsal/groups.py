@@ -15,10 +15,17 @@ WAITS = ("init_process_group", "new_group", "destroy_process_group")
 class Groups:
     """Patches the functions of ``torch.distributed`` that wait in the store."""
 
-    def __init__(self, journal: Journal, torch: Any, world_made: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        torch: Any,
+        world_made: Callable[[int, int], None],
+        group_made: Callable[[Any], object],
+    ) -> None:
         self._journal = journal
         self._torch = torch
         self._world_made = world_made
+        self._group_made = group_made
         self._waits = 0
 
     def install(self) -> None:
@@ -44,6 +51,8 @@ class Groups:
             journal.event("wait_ended", number=number)
             if name == "init_process_group":
                 journal.guarded(self._note_world)
+            elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):
+                journal.guarded(self._group_made, result)
             return result
 
         return wait_noted
@@ -63,8 +72,8 @@ class Groups:
 
 
 def _plain(ranks: Any) -> list[int]:
-    """The ranks of a new group as JSON takes them; empty when it is made of all."""
+    """The ranks of a new group; empty when it is made of all, or of an iterator that only the script may use up."""
     try:
-        return [int(rank) for rank in ranks] if ranks is not None else []
+        return [int(rank) for rank in ranks] if ranks is not None and len(ranks) else []
     except (TypeError, ValueError):
         return []

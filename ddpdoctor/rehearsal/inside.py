@@ -54,7 +54,7 @@ class Rehearsal:
         Samples(journal, torch).install()
         modules.install()
         Steps(journal, modules, schedule, self._ending, torch).install()
-        Groups(journal, torch, self._world_made).install()
+        Groups(journal, torch, self._world_made, self._tap.note_group).install()
         self._modules = modules
         self._process_end.before_exit = self._close
         self._process_end.is_consequence = loaders.caused
@@ -79,6 +79,7 @@ class Rehearsal:
         if self._tap is not None:
             self._tap.forget_groups()
             self._tap.install()
+            self._tap.note_group(self._tap.world())
 
     def _child_started(self, command: str) -> None:
         """Note a program that the user's code starts; what torch starts for itself is no news."""

@@ -133,15 +133,22 @@ class Tap:
 
     def _group(self, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
         """Number and global ranks of the process group among the arguments."""
-        distributed = self._torch.distributed
         boxed = next(argument for argument in arguments if _is_process_group(argument))
-        group = distributed.ProcessGroup.unbox(boxed)
+        return self.note_group(self._torch.distributed.ProcessGroup.unbox(boxed))
+
+    def note_group(self, group: Any) -> tuple[int, tuple[int, ...]]:
+        """Number a group when it is made: its ordinal must not depend on which rank uses which group first."""
+        distributed = self._torch.distributed
         known = self._groups.get(group.group_name)
         if known is None:
             ranks = tuple(sorted(distributed.get_process_group_ranks(group)))
             known = self._groups[group.group_name] = (len(self._groups), ranks)
             self._journal.event("group", number=known[0], ranks=ranks, backend=distributed.get_backend(group))
         return known
+
+    def world(self) -> Any:
+        """The default group."""
+        return self._torch.distributed.group.WORLD
 
     def forget_groups(self) -> None:
         """A new world has begun: groups made from now on are others, even under old names."""

@@ -106,6 +106,10 @@ def _write(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except (BrokenPipeError, ConnectionResetError):
         _forget(stream)
+    except OSError as error:
+        _forget(stream)
+        if stream is sys.stdout:
+            raise UsageError(f"cannot write to the standard output: {error.strerror or error}") from error
     except ValueError:
         if not stream.closed:
             raise
