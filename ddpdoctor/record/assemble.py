@@ -148,7 +148,9 @@ class Assembly:
         unlogged = sorted(
             entry.rank
             for pid, entry in self.book.processes.items()
-            if pid in self.book.worlds and pid not in self.files.rings and entry.rank is not None
+            if pid in self.book.worlds
+            and pid not in self.files.rings.keys() | self.files.refused.keys()
+            and entry.rank is not None
         )
         if unlogged:
             states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")

@@ -68,9 +68,8 @@ def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, line: bytes) 
 @pytest.mark.parametrize(
     ("where", "harmed", "whole"), [("tap", "collectives", "passes"), ("_note_wrap", "wraps", "loaders")]
 )
-def test_a_fault_of_the_probe_makes_its_streams_incomplete(
-    tmp_path: Path, where: str, harmed: str, whole: str
-) -> None:
+def test_a_fault_of_the_probe_makes_its_streams_incomplete(tmp_path: Path, where: str, harmed: str, whole: str) -> None:
+    CollectiveRing(str(tmp_path))
     writer = EventWriter(str(tmp_path))
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
     writer.write("probe_fault", where=where, text="KeyError('x')")
