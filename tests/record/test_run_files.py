@@ -41,7 +41,7 @@ def test_an_overflowing_ring_is_marked_truncated(tmp_path: Path) -> None:
 
 
 def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
-    (tmp_path / layout.ring_name(4)).write_bytes(layout.MAGIC + b"short")
+    (tmp_path / layout.ring_name(os.getpid())).write_bytes(layout.MAGIC + b"short")
     EventWriter(str(tmp_path)).write("world", rank=1, local_rank=1, world_size=2, backend="gloo")
     assembly = Assembly(tmp_path)
     assembly.poll()
