@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.account import whereabouts
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.places import named_ranks, shown_path
@@ -86,6 +87,8 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     job = record.job
     if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch"):
         reason = job.stop_text or _SENTENCES[job.stop_reason]
+        if job.stop_reason == "time-limit" and (where := whereabouts(record)):
+            reason = f"{reason}: {where}"
         return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""))
     failure = _failure(record, root)
     unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
@@ -96,6 +99,9 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         return _Judgement("failed", reason, _HINTS.get(job.stop_reason, ARGUMENTS_HINT), _any_output(record))
     if unseen and not job.ranks_expected:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
+    if unseen and record.ranks and not job.ranks_reported and record.stream("ranks").state == "complete":
+        reason = "the script never imported torch"
+        return _Judgement("failed", reason, "Name the script that trains.", _any_output(record))
     if unseen:
         reason = f"{len(job.ranks_reported)} of {job.ranks_expected} ranks reported"
         reason += f"; {failure.reason}" if failure is not None else ""

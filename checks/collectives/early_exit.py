@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 
@@ -46,9 +47,20 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             account.title(divergence),
-            remedy="Let all ranks leave together: all-reduce the reason for leaving first, or run the missing "
-            "collectives on the rank that leaves.",
+            remedy=_remedy(divergence),
             locations=account.locations(divergence),
             ranks=account.ranks(divergence),
             evidence=account.facts(divergence, record.job.kind),
         )
+
+
+def _remedy(divergence: Divergence) -> str:
+    if any(turn.action == "signalled" and turn.rank == divergence.culprit for turn in divergence.turns):
+        return (
+            "Find out what killed it: the kernel when memory ran out (`dmesg | grep -i oom`), the scheduler, or the "
+            "script itself."
+        )
+    return (
+        "Let all ranks leave together: all-reduce the reason for leaving first, or run the missing collectives on the "
+        "rank that leaves."
+    )

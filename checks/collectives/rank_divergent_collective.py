@@ -59,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             evidence=(
                 Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
                 Fact(
-                    text=f"{spoken(parting.running)} of 4 come to {parting.collective} by this call chain",
+                    text=f"this call chain leads {spoken(parting.running)} of 4 to {parting.collective}",
                     basis="source",
                     location=parting.location,
                     stack=parting.chain,

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.diagnosis.sharding import judge_sharding
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
@@ -78,6 +78,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy=sharding.remedy,
                 locations=() if sharding.location is None else (sharding.location,),
                 ranks=sharding.ranks,
+                severity=sharding.severity,
                 evidence=tuple(
                     Fact(
                         text=sentence,
@@ -88,5 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                     for position, sentence in enumerate(sharding.evidence)
                 ),
             )
+        elif sharding.duplicated is None:
+            raise BoundHit(sharding.sentence)
         elif sharding.location is not None:
             yield Refuted(location=sharding.location, reason=sharding.sentence)

@@ -151,3 +151,5 @@ def _refuse_output(output: Path, script: Path) -> None:
         raise UsageError(f"cannot write {output}: there is no directory {output.absolute().parent}")
     if output.exists() and script.exists() and output.samefile(script):
         raise UsageError(f"cannot write {output}: it is the script to be examined")
+    if output.exists() and output.suffix == ".py":
+        raise UsageError(f"cannot write {output}: it is a Python file that exists already")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 
 from ddpdoctor.diagnosis.divergence import Divergence
-from ddpdoctor.diagnosis.turns import Turn
+from ddpdoctor.diagnosis.matching import Matcher
+from ddpdoctor.diagnosis.turns import Turn, elsewhere
+from ddpdoctor.diagnosis.waiting import blocked_ranks
 from ddpdoctor.diagnosis.wording import collective, details, elements, location_of, place, rank_list, verb
 from ddpdoctor.finding import Basis, Fact, Location
+from ddpdoctor.record.model import RunRecord
 
 FACTS_SHOWN = 8
 """With more ranks than this, ranks that did the same share one fact."""
@@ -39,6 +42,15 @@ def title(divergence: Divergence) -> str:
     return ("the ranks wait for each other: " if divergence.form == "standstill" else "the ranks part: ") + "; ".join(
         parts
     )
+
+
+def whereabouts(record: RunRecord) -> str:
+    """Say for each rank what it does at the end of the record; empty when nothing is known of any."""
+    matcher = Matcher()
+    matcher.advance(record)
+    blocked = blocked_ranks(record, matcher)
+    turns = tuple(elsewhere(record, rank.rank, rank, blocked.get(rank.rank)) for rank in record.ranks)
+    return _waiting([turn for turn in turns if turn.line is not None])
 
 
 def disputed_call(divergence: Divergence) -> str:
@@ -146,7 +158,7 @@ def _doing(turns: list[Turn]) -> str:
             what = "an exception" if raised is None else f"{raised.type}: {_first_line(raised.message)}"
             return f"raised {what} at {place(turn.line)}"
         case "signalled":
-            return f"{verb(numbers, 'was', 'were')} killed by {_signal_name(turn.signal)}"
+            return f"{verb(numbers, 'was', 'were')} killed{_by_signal(turn.signal)}"
         case "left-by-exit":
             return f"left with exit code {turn.exit_code}"
         case "finished":
@@ -222,8 +234,10 @@ def _first_line(message: str) -> str:
     return first if len(first) <= 200 else f"{first[:199]}…"
 
 
-def _signal_name(number: int | None) -> str:
+def _by_signal(number: int | None) -> str:
+    if number is None:
+        return ""
     try:
-        return signal.Signals(number or 0).name
+        return f" by {signal.Signals(number).name}"
     except ValueError:
-        return f"signal {number}"
+        return f" by signal {number}"

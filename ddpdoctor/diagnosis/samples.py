@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ddpdoctor.record.model import Loader, SampleProbe
 
+Comparison = Literal["same", "different", "meaningless", "unknown"]
 
-def same_samples(loaders: Sequence[Loader]) -> bool | None:
-    """Compare the samples that were fetched by index on every rank.
 
-    Only informative leaves count: those that the index determines (equal under both seeds) and that differ between the
-    probed indices. Returns True when all of them are equal on all ranks, False when none is, None when it cannot be
-    known: nothing probed in common, random samples, constants.
+def compare_samples(loaders: Sequence[Loader]) -> Comparison:
+    """Compare the samples that were fetched by index, under the same seed, on every rank.
+
+    Only informative leaves count: those that differ between the probed indices although the seed is the same, so that
+    augmentation at random does no harm and batches made of random numbers alone prove nothing. ``meaningless``: the
+    index does not determine the data. ``unknown``: nothing comparable was fetched.
     """
     probes = [{probe.index: probe for probe in loader.samples} for loader in loaders]
     common = sorted(set.intersection(*(set(found) for found in probes))) if probes else []
-    informative = [_informative([found[index] for index in common]) for found in probes]
-    leaves = set.intersection(*informative) if informative else set()
-    if len(common) < 2 or not leaves:
-        return None
+    if len(common) < 2:
+        return "unknown"
+    widths = {len(found[index].leaves) for found in probes for index in common}
+    if len(widths) != 1:
+        return "unknown"
+    informative = [_informative([found[index] for index in common], max(widths)) for found in probes]
+    leaves = set.intersection(*informative)
+    if not leaves:
+        return "different" if any(informative) else "meaningless"
     agreements = {
-        leaf: all(len({found[index].leaves_first_seed[leaf] for found in probes}) == 1 for index in common)
+        all(len({found[index].leaves[leaf] for found in probes}) == 1 for index in common)
         for leaf in leaves
     }
-    if all(agreements.values()):
-        return True
-    return None if any(agreements.values()) else False
+    if agreements == {True}:
+        return "same"
+    return "different" if agreements == {False} else "unknown"
 
 
-def _informative(probes: Sequence[SampleProbe]) -> set[int]:
-    widths = {len(probe.leaves_first_seed) for probe in probes} | {len(probe.leaves_second_seed) for probe in probes}
-    if len(widths) != 1:
-        return set()
-    return {
-        leaf
-        for leaf in range(widths.pop())
-        if all(probe.leaves_first_seed[leaf] == probe.leaves_second_seed[leaf] for probe in probes)
-        and len({probe.leaves_first_seed[leaf] for probe in probes}) > 1
-    }
+def _informative(probes: Sequence[SampleProbe], width: int) -> set[int]:
+    return {leaf for leaf in range(width) if len({probe.leaves[leaf] for probe in probes}) > 1}

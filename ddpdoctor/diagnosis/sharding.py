@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.loaders import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
-from ddpdoctor.diagnosis.samples import same_samples
-from ddpdoctor.diagnosis.wording import rank_list
-from ddpdoctor.finding import Location
+from ddpdoctor.diagnosis.samples import compare_samples
+from ddpdoctor.diagnosis.wording import rank_list, site_location
+from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.model import Pass, RunRecord
 
 DUPLICATED_SHARE = 0.9
@@ -23,20 +23,24 @@ INPUTS_COMPARED = 3
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one loader that feeds training."""
 
-    duplicated: bool
-    """True: every rank draws the same samples. False: they draw different ones."""
+    duplicated: bool | None
+    """True: every rank draws the same samples. False: they draw different ones. None: it cannot be known."""
     sentence: str
     location: Location | None
     ranks: tuple[int, ...]
     numbers: Mapping[str, int | float] = {}
     evidence: tuple[str, ...] = ()
     remedy: str = ""
+    severity: Severity | None = None
+    """None: as bad as the check says."""
 
 
 def judge_sharding(record: RunRecord) -> Iterator[Sharding]:
     """Yield a verdict for each loader that feeds a DDP module and about which something can be proved."""
     if not record.wraps:
         return
+    if (unloaded := _judge_unloaded(record)) is not None:
+        yield unloaded
     for loader in loaders_on_all_ranks(record):
         if not all(feeds_ddp(record, entry) for entry in loader.loaders):
             continue
@@ -56,19 +60,24 @@ def _judge_indices(loader: LoaderOnRanks) -> Sharding | None:
     if overlap is None:
         return None
     counts = [entry.index_count or 0 for entry in place]
-    same = same_samples(loader.loaders)
+    comparison = compare_samples(loader.loaders)
     total = loader.loaders[0].dataset_length or max(counts)
     drawn = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     overlapping = f"each draw {drawn} of {total:,} samples, {overlap.common:,} of them the same"
     if overlap.share <= SHARDED_SHARE:
         return _different(loader, f"{rank_list(loader.ranks)} {overlapping}")
-    if same is False:
+    if comparison == "different":
         return _different(loader, "the data behind equal indices differ between the ranks")
-    if overlap.common < DUPLICATED_SHARE * min(counts) or overlap.repetitions or same is None:
+    if overlap.common < DUPLICATED_SHARE * min(counts) or overlap.repetitions or comparison == "meaningless":
         return None
-    if any(entry.sampler_shards for entry in loader.loaders):
-        return None
+    shards = any(entry.sampler_shards for entry in loader.loaders)
+    if shards and overlap.common >= total:
+        return None  # a data set smaller than the number of ranks is padded to the same on all of them
+    if comparison == "unknown":
+        reason = f"{rank_list(loader.ranks)} {overlapping}, but the samples behind the indices could not be compared"
+        return Sharding(duplicated=None, sentence=reason, location=loader.location, ranks=loader.ranks)
     sampler = loader.loaders[0].sampler_type or "no sampler"
+    divides = "was given the same rank everywhere" if shards else "does not divide by rank"
     return Sharding(
         duplicated=True,
         sentence=f"{rank_list(loader.ranks)} train on the same samples: they {overlapping}",
@@ -82,10 +91,13 @@ def _judge_indices(loader: LoaderOnRanks) -> Sharding | None:
         },
         evidence=(
             f"the whole index lists of the first training pass have {overlap.common:,} of {min(counts):,} indices in "
-            f"common on all ranks; the sampler is {sampler}, which does not divide by rank",
+            f"common on all ranks; the sampler is {sampler}, which {divides}",
             "the samples behind equal indices were fetched on every rank and are equal",
         ),
-        remedy="Give the loader sampler=DistributedSampler(dataset, shuffle=…) instead of shuffle=…, and call "
+        remedy=f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
+        "by itself when they are left out."
+        if shards
+        else "Give the loader sampler=DistributedSampler(dataset, shuffle=…) instead of shuffle=…, and call "
         "sampler.set_epoch(epoch) before every epoch.",
     )
 
@@ -158,6 +170,36 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Sharding | None:
         ),
         remedy="Let the data set skip by rank in __iter__ (items rank, rank + world_size, …), and by worker within the "
         "rank.",
+    )
+
+
+def _judge_unloaded(record: RunRecord) -> Sharding | None:
+    """Compare the inputs of training that draws from no loader; only equal ones say something."""
+    ranks = record.rank_numbers()
+    fed = [
+        [
+            forward
+            for forward in record.forwards
+            if forward.rank == rank and forward.wrapped and forward.training and forward.gradients
+        ]
+        for rank in ranks
+    ]
+    if len(ranks) < 2 or any(forward.pass_loader != -1 for forwards in fed for forward in forwards):
+        return None
+    steps = [step for step in zip(*fed, strict=False) if all(forward.input_digest for forward in step)]
+    equal = [step for step in steps if len({forward.input_digest for forward in step}) == 1]
+    if len(steps) < INPUTS_COMPARED or len(equal) < len(steps) or len({s[0].input_digest for s in steps}) == 1:
+        return None
+    return Sharding(
+        duplicated=True,
+        severity=Severity.WARNING,
+        sentence=f"{rank_list(ranks)} train on the same batches: the inputs of all {len(steps)} steps are equal",
+        location=site_location(record.site(steps[0][0].site)),
+        ranks=ranks,
+        numbers={"steps": len(steps), "ranks": len(ranks)},
+        evidence=(f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks",),
+        remedy="Draw different batches on each rank: seed what draws them with seed + rank, or give each rank its own "
+        "part of the data.",
     )
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -16,6 +16,7 @@ from typing import IO
 from ddpdoctor.record import layout
 
 _SET_CHILD_SUBREAPER = 36
+_GET_CHILD_SUBREAPER = 37
 _END_AT_MOST_S = 2.0
 
 
@@ -25,6 +26,8 @@ class JobProcesses:
     def __init__(self, launcher: subprocess.Popen[bytes], before: frozenset[int], run_directory: Path) -> None:
         self._launcher = launcher
         self._before = before
+        self._seen: set[int] = set()
+        """Processes of the job that were alive at some look."""
         self._run_directory = run_directory
 
     def launcher_exit_code(self) -> int | None:
@@ -36,6 +39,7 @@ class JobProcesses:
         deadline = time.monotonic() + _END_AT_MOST_S
         while time.monotonic() < deadline:
             alive = self._alive()
+            self._seen.update(alive)
             for pid in alive:
                 _kill(pid)
             self._launcher.poll()
@@ -49,13 +53,26 @@ class JobProcesses:
 
         left = False
         for child in psutil.Process().children():
-            if child.pid not in self._before and child.pid != self._launcher.pid:
+            if child.pid not in self._before and child.pid != self._launcher.pid and self._is_ours(child.pid):
                 left = True
                 try:
                     os.waitpid(child.pid, os.WNOHANG)
                 except OSError:
                     continue
         return left or self._launcher.poll() is None
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Take down processes that are known to belong to the job."""
+        self._seen.update(pids)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Tell whether a process that we became the parent of belongs to the job, dead or alive."""
+        if pid in self._seen:
+            return True
+        try:
+            return os.getsid(pid) in (self._launcher.pid, *self._seen)
+        except OSError:
+            return False
 
     def _alive(self) -> list[int]:
         """Every process below the launcher, and every one that carries the run in its environment."""
@@ -159,9 +176,11 @@ def _undisturbed() -> Iterator[None]:
 def _adopting_orphans() -> Iterator[None]:
     """On Linux, become the parent of ranks whose launcher died, so that they can be waited for."""
     process_control = None
+    before = ctypes.c_int(0)
     if sys.platform == "linux":
         try:
             process_control = ctypes.CDLL(None, use_errno=True).prctl
+            process_control(_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
             process_control(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         except (OSError, AttributeError):
             process_control = None
@@ -169,7 +188,7 @@ def _adopting_orphans() -> Iterator[None]:
         yield
     finally:
         if process_control is not None:
-            process_control(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            process_control(_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def _kill(pid: int) -> None:

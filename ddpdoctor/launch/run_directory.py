@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.launch.created_files import remove_created
+from ddpdoctor.launch.processes import is_alive
+from ddpdoctor.record import layout
 
 
 def state_directory() -> Path:
@@ -25,11 +29,34 @@ def temporary_run_directory() -> Iterator[Path]:
 
     Raises ``ConfigurationError`` when neither the state directory nor the temporary one can be written.
     """
+    _sweep(state_directory() / "runs")
     directory = _make()
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep(runs: Path) -> None:
+    """Finish what a doctor that was killed left: files that its ranks made, and its run directory."""
+    try:
+        abandoned = [directory for directory in runs.glob("rehearsal-*") if _is_abandoned(directory)]
+    except OSError:
+        return
+    for directory in abandoned:
+        remove_created(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Tell whether the doctor who made a run directory is dead; a directory without a plan says nothing."""
+    try:
+        plan = json.loads((directory / layout.JOB_FILE).read_text(encoding="utf-8"))
+        supervisor = int(plan["supervisor_pid"])
+        keeps = bool(plan.get("keep", False))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return not keeps and not is_alive(supervisor)
 
 
 def _make() -> Path:

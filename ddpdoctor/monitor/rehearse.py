@@ -115,6 +115,7 @@ class _Rehearsal:
             "spawns_ranks": self._request.spawns_ranks,
             "batches": self._request.batches,
             "allow_writes": self._request.allow_writes,
+            "keep": self._request.keep,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE
@@ -129,6 +130,7 @@ class _Rehearsal:
             self._note_the_gone()
             self._assembly.poll()
             seconds = time.monotonic() - began
+            processes.note(self._assembly.book.processes)
             self._stuck = self._liveness.look(self._assembly.files.rings)
             record = self._record("", "")
             if self._assembly.refusal and (over or self._since_our_ending_s() > AFTER_OUR_ENDING_S):

@@ -42,7 +42,7 @@ _HARMED_BY = {
     "tap": ("collectives",),
     "ring": ("collectives",),
     "heartbeat": ("collectives",),
-    "samples": ("loaders",),
+    "_probe": ("loaders",),
     "_note": ("loaders", "passes"),
     "begin": ("passes",),
     "keep": ("passes",),
@@ -250,8 +250,7 @@ class Assembly:
     def _on_sample(self, pid: int, event: dict[str, Any]) -> None:
         probe = SampleProbe(
             index=event["index"],
-            leaves_first_seed=tuple(event["first"]),
-            leaves_second_seed=tuple(event["second"]),
+            leaves=tuple(event["leaves"]),
         )
         rank = self.book.rank_or_parent(pid)
         if rank is not None:
@@ -276,6 +275,7 @@ class Assembly:
             site=self._site(pid, event["site"]),
             set_epoch=event["set_epoch"],
             true_length=event["true_length"],
+            joined=bool(event.get("joined", False)),
         )
 
     def _on_pass_ended(self, pid: int, event: dict[str, Any]) -> None:

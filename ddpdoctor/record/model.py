@@ -187,14 +187,12 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample fetched twice by its index under two fixed seeds, so that ranks can be compared.
-
-    Leaves are the tensors, numbers and strings of the sample in a fixed order, as digests.
-    """
+    """One sample fetched by its index under a fixed seed, so that ranks can be compared."""
 
     index: int
-    leaves_first_seed: tuple[str, ...]
-    leaves_second_seed: tuple[str, ...]
+    """Index into the base data set, beneath any ``Subset``."""
+    leaves: tuple[str, ...]
+    """The tensors, numbers and strings of the sample in a fixed order, as digests."""
 
 
 class Loader(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,6 +109,18 @@ class FileRules:
         target = target_path(path)
         return None if target is None else self.written(target, "write", creates=False, changes=True)
 
+    def attributes_changed(self, path: object, dir_fd: object = None) -> Refusal | None:
+        """``os.chmod``, ``os.chown`` and extended attributes, not times; a descriptor is not judged."""
+        target = self._resolve(target_path, "write", path, dir_fd)
+        if not isinstance(target, str):
+            return target
+        status = status_of_target(target)
+        if status is None or self._allow_writes or self._is_exempt(target):
+            return None
+        if not (is_regular(status) or is_directory(status)) or self._created.maker(target) is not None:
+            return None
+        return Refusal("write", target, f"would change the mode or owner of {shown(target)}, {_NOT_OURS}")
+
     def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """``os.remove`` and ``os.unlink``."""
         name = self._resolve(name_path, "remove", path, dir_fd)

@@ -79,6 +79,8 @@ class Loaders:
         self._passes = 0
         self._made = 0
         self._cuts = 0
+        self._joins = 0
+        """Enabled `join()` contexts that are open."""
         self.newest = -1
         """Loader that was drawn from last."""
 
@@ -111,10 +113,33 @@ class Loaders:
             true = int(length(loader))
             if not hasattr(loader, "_ddpdoctor_number"):
                 return true
-            return min(true, loaders._schedule.batches(0, 0))
+            # Before the first pass schedules are made of it, which must last for the whole script.
+            begun = loader._ddpdoctor_number in loaders._ordinals
+            return min(true, loaders._schedule.batches(0, 0)) if begun else true
 
         loader_class.__init__, loader_class.__iter__, loader_class.__len__ = __init__, __iter__, __len__
         self._watch_indices(data.dataloader._BaseDataLoaderIter)
+        self._watch_joins()
+
+    def _watch_joins(self) -> None:
+        """Count the open `join()` contexts: inside of one the ranks may draw different numbers of batches."""
+        try:
+            from torch.distributed.algorithms.join import Join
+        except ImportError:
+            return
+        enter, leave, loaders = Join.__enter__, Join.__exit__, self
+
+        @functools.wraps(enter)
+        def __enter__(join: Any) -> Any:
+            loaders._joins += bool(getattr(join, "_enable", True))
+            return enter(join)
+
+        @functools.wraps(leave)
+        def __exit__(join: Any, *error: Any) -> Any:
+            loaders._joins -= bool(getattr(join, "_enable", True))
+            return leave(join, *error)
+
+        Join.__enter__, Join.__exit__ = __enter__, __exit__
 
     def _watch_indices(self, iterator_class: Any) -> None:
         """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
@@ -178,6 +203,7 @@ class Loaders:
             site=site,
             set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
             true_length=self._length(loader),
+            joined=self._joins > 0,
         )
         return trail
 

@@ -32,6 +32,10 @@ _RULES = {
     "os.link": ("linked", (0, 1, 2, 3)),
     "os.symlink": ("symlinked", (1, 2)),
     "os.mkdir": ("directory_made", (0, 2)),
+    "os.chmod": ("attributes_changed", (0, 2)),
+    "os.chown": ("attributes_changed", (0, 3)),
+    "os.setxattr": ("attributes_changed", (0,)),
+    "os.removexattr": ("attributes_changed", (0,)),
     "os.truncate": ("truncated", (0,)),
     "sqlite3.connect": ("database_connected", (0,)),
 }

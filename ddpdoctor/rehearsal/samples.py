@@ -1,4 +1,4 @@
-"""Fetches a few samples twice, under two fixed seeds, so that the ranks' data can be compared sample by sample.
+"""Fetches a few samples under a fixed seed, so that the ranks' data can be compared sample by sample.
 
 It happens right after the first batch, in the process that fetches (a worker's or the rank's own), with every random
 state put back as it was.
@@ -10,12 +10,13 @@ import functools
 import random
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..probe.journal import Journal
 from .digests import leaves
 
-SEEDS = (20_011, 40_013)
+SEED = 20_011
 MOST_S = 1.0
 
 
@@ -35,9 +36,9 @@ class Samples:
         @functools.wraps(fetch)
         def fetch_and_probe(fetcher: Any, index: Any) -> Any:
             batch = fetch(fetcher, index)
-            if id(fetcher.dataset) not in self._probed:
+            if id(fetcher.dataset) not in self._probed and _is_number(index):
                 self._probed.add(id(fetcher.dataset))
-                self._probe(fetcher.dataset)
+                self._journal.guarded(self._probe, fetcher.dataset)
             return batch
 
         fetcher_class.fetch = fetch_and_probe
@@ -48,50 +49,65 @@ class Samples:
         except TypeError:
             return
         started = time.monotonic()
-        states = self._states()
+        states = self._states(dataset)
         try:
             for index in sorted({0, length // 3, length // 2, length - 1}):
-                first, second = (self._leaves_under(seed, dataset, index) for seed in SEEDS)
+                sample = self._fetch(dataset, index)
+                if sample is None:
+                    return
                 self._journal.event(
                     "sample",
                     dataset_type=type(dataset).__qualname__,
                     dataset_length=length,
                     index=self._base_index(dataset, index),
-                    first=first,
-                    second=second,
+                    leaves=leaves(sample, self._torch),
                 )
                 if time.monotonic() - started > MOST_S:
-                    break
-        except Exception as error:
-            self._journal.event("probe_fault", where="samples", text=repr(error))
+                    return
         finally:
-            self._put_back(states)
+            for put_back, state in states:
+                put_back(state)
 
-    def _leaves_under(self, seed: int, dataset: Any, index: int) -> tuple[str, ...]:
-        self._torch.default_generator.manual_seed(seed)
-        random.seed(seed)
+    def _fetch(self, dataset: Any, index: int) -> Any:
+        """One sample under the seed; None when the data set does not take the index, which is no fault of it."""
+        self._torch.default_generator.manual_seed(SEED)
+        random.seed(SEED)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            numpy.random.seed(seed)
-        return leaves(dataset[index], self._torch)
+            numpy.random.seed(SEED)
+        try:
+            return dataset[index]
+        except Exception:
+            return None
 
-    def _states(self) -> tuple[Any, Any, Any]:
+    def _states(self, dataset: Any) -> list[tuple[Callable[[Any], Any], Any]]:
+        """How to put back every random state that a fetch may move, the data set's own generators included."""
+        generator = self._torch.default_generator
+        states: list[tuple[Callable[[Any], Any], Any]] = [
+            (generator.set_state, generator.get_state()),
+            (random.setstate, random.getstate()),
+        ]
         numpy = sys.modules.get("numpy")
-        return (
-            self._torch.default_generator.get_state(),
-            random.getstate(),
-            numpy.random.get_state() if numpy is not None else None,
-        )
-
-    def _put_back(self, states: tuple[Any, Any, Any]) -> None:
-        self._torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and states[2] is not None:
-            numpy.random.set_state(states[2])
+        if numpy is not None:
+            states.append((numpy.random.set_state, numpy.random.get_state()))
+        with_states = (self._torch.Generator, numpy.random.RandomState) if numpy else (self._torch.Generator,)
+        for value in list(vars(dataset).values()) if hasattr(dataset, "__dict__") else ():
+            if isinstance(value, random.Random):
+                states.append((value.setstate, value.getstate()))
+            elif isinstance(value, with_states):
+                states.append((value.set_state, value.get_state()))
+            elif numpy is not None and isinstance(value, numpy.random.Generator):
+                states.append((functools.partial(setattr, value.bit_generator, "state"), value.bit_generator.state))
+        return states
 
     def _base_index(self, dataset: Any, index: int) -> int:
         while isinstance(dataset, self._torch.utils.data.Subset):
             index = int(dataset.indices[index])
             dataset = dataset.dataset
         return index
+
+
+def _is_number(index: Any) -> bool:
+    """Tell whether the sampler draws plain numbers; other keys cannot be made up."""
+    first = index[0] if isinstance(index, (list, tuple)) and index else index
+    return isinstance(first, int)

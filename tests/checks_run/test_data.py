@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.check import BoundHit
 from ddpdoctor.checks.data import missing_distributed_sampler, missing_set_epoch, uneven_inputs
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from tests.checks_run.training import LOADER_LINE, forward, probes, training, training_pass
@@ -96,16 +97,21 @@ def test_without_proof_of_shared_samples_nothing_is_said(change: Any) -> None:
 @pytest.mark.parametrize(
     "loader",
     [
-        {"samples": probes(random=True)},
-        {"samples": ()},
+        {"samples": probes(lambda index: "noise")},
         {"samples": probes(lambda index: "the same")},
         {"sampler_shards": True},
     ],
-    ids=["random batches", "nothing probed", "constant samples", "a sharding sampler that padded"],
+    ids=["random batches", "constant samples", "a sharding sampler that padded"],
 )
 def test_samples_that_tell_nothing_are_no_proof(loader: dict[str, Any]) -> None:
     job = JobBuilder(2)
     assert sampler_results(training(job, **loader), job) == []
+
+
+def test_samples_that_could_not_be_compared_are_said_to_be_unknown() -> None:
+    job = JobBuilder(2)
+    with pytest.raises(BoundHit, match="could not be compared"):
+        sampler_results(training(job, samples=()), job)
 
 
 def test_an_iterable_data_set_that_gives_all_ranks_the_same_is_an_error() -> None:

@@ -12,16 +12,9 @@ LOADER_LINE = 20
 WRAP_LINE = 30
 
 
-def probes(value: Callable[[int], str] = "sample {}".format, *, random: bool = False) -> tuple[SampleProbe, ...]:
+def probes(value: Callable[[int], str] = "sample {}".format) -> tuple[SampleProbe, ...]:
     """Three samples fetched by index: an image and a constant."""
-    return tuple(
-        SampleProbe(
-            index=index,
-            leaves_first_seed=(value(index) + ("first" if random else ""), "constant"),
-            leaves_second_seed=(value(index) + ("second" if random else ""), "constant"),
-        )
-        for index in (0, 1, 7)
-    )
+    return tuple(SampleProbe(index=index, leaves=(value(index), "constant")) for index in (0, 1, 7))
 
 
 def training(job: JobBuilder, **loader: Any) -> dict[str, Any]:
