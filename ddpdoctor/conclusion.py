@@ -99,9 +99,11 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         return _Judgement("failed", reason, _HINTS.get(job.stop_reason, ARGUMENTS_HINT), _any_output(record))
     if unseen and not job.ranks_expected:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
-    if unseen and record.ranks and not job.ranks_reported and record.stream("ranks").state == "complete":
+    if unseen and not job.ranks_reported and _ended_without_torch(record):
         reason = "the script never imported torch"
-        return _Judgement("failed", reason, "Name the script that trains.", _any_output(record))
+        return _Judgement(
+            "failed", reason, "Name the script that trains; `--static` reads the source only.", _any_output(record)
+        )
     if unseen:
         reason = f"{len(job.ranks_reported)} of {job.ranks_expected} ranks reported"
         reason += f"; {failure.reason}" if failure is not None else ""
@@ -147,6 +149,13 @@ def _failed(rank: Rank) -> bool:
         # torch 2.13 sometimes aborts while a process that has done all its work is torn down.
         return bool(rank.signal) and not rank.main_finished
     return rank.end == "left-by-exit" and rank.exit_code not in (0, None)
+
+
+def _ended_without_torch(record: RunRecord) -> bool:
+    """Tell whether every rank's script ran to its end under our eyes, so that torch cannot have been missed."""
+    if not record.ranks or record.stream("ranks").state != "complete":
+        return False
+    return all(rank.end == "finished" for rank in record.ranks)
 
 
 def _end_is_unknown(rank: Rank) -> bool:

@@ -91,9 +91,18 @@ def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
         (training(ARGUMENTS), "left with exit code 2", "the following arguments are required: --data"),
         (NO_DDP, "without wrapping a model in DistributedDataParallel", "nothing to train"),
         (NO_WORKER, "the script started no rank", ""),
+        ("print('hello')", "the script never imported torch", "hello"),
         (WITHOUT_THE_PROBE + training(), "0 of 2 ranks reported", ""),
     ],
-    ids=["raises", "no data set", "missing arguments", "no DDP", "mp.spawn without a worker", "python -E"],
+    ids=[
+        "raises",
+        "no data set",
+        "missing arguments",
+        "no DDP",
+        "mp.spawn without a worker",
+        "no torch in it",
+        "python -E",
+    ],
 )
 def test_a_rehearsal_that_shows_nothing_is_inconclusive_with_the_words_of_the_script(
     text: str, reason: str, output: str, tmp_path: Path
