@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpdoctor.diagnosis.matching import Matcher
-from ddpdoctor.diagnosis.waiting import LEFT, Blocked, is_echo, left_on_their_own
+from ddpdoctor.diagnosis.waiting import LEFT, Blocked, is_echo, left_on_their_own, was_ended_by_launcher
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
 
 def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked]) -> Rank | None:
     """Find the rank that left first and that others wait for, or failed or went ahead without.
 
-    A rank that left without an exception is one only if another waits for it. Exceptions that all ranks raised alike
+    A rank that left without an exception is one only if another waits for it, or was ended for it. Exceptions that all ranks raised alike
     are a plain bug of the script and no divergence.
     """
     for rank in left_on_their_own(record):
         waited_for = any(rank.rank in entry.missing for entry in blocked.values())
         raised = root_exception(rank)
         if raised is None:
-            if waited_for or unmatched_group(record, matcher, rank) is not None:
+            if waited_for or unmatched_group(record, matcher, rank) is not None or _ended_the_others(record, rank):
                 return rank
         elif not _raised_by_all(record, raised) and (waited_for or _others_went_on(record, matcher, rank)):
             return rank
@@ -46,6 +46,14 @@ def unmatched_group(record: RunRecord, matcher: Matcher, rank: Rank) -> int | No
         if any(lane.end > end for lane in lanes.values()):
             return group
     return None
+
+
+def _ended_the_others(record: RunRecord, rank: Rank) -> bool:
+    """Tell whether a rank died or failed and the launcher ended all others before they could come to wait for it."""
+    failed = rank.end == "left-by-exit" and rank.exit_code not in (0, None)
+    died = rank.end == "signalled" and not rank.main_finished and not was_ended_by_launcher(rank)
+    others = [other for other in record.ranks if other.rank != rank.rank]
+    return (failed or died) and bool(others) and all(map(was_ended_by_launcher, others))
 
 
 def _raised_by_all(record: RunRecord, raised: RankException) -> bool:

@@ -74,8 +74,14 @@ def left_on_their_own(record: RunRecord) -> list[Rank]:
         for rank in left
         if not is_echo(rank) and not (limit_ns and left_ns(rank) > limit_ns) and not (stopped and _terminated(rank))
     ]
-    own.sort(key=lambda rank: (left_ns(rank), rank.rank))
+    # The launcher ends the peers of a dead rank within milliseconds, so that times say little between the two.
+    own.sort(key=lambda rank: (was_ended_by_launcher(rank), left_ns(rank), rank.rank))
     return [rank for position, rank in enumerate(own) if position == 0 or not _terminated(rank)]
+
+
+def was_ended_by_launcher(rank: Rank) -> bool:
+    """Tell whether a rank died as the launcher ends those whose peer is dead."""
+    return rank.end == "signalled" and rank.signal == signal.SIGTERM and not rank.main_finished
 
 
 def is_echo(rank: Rank) -> bool:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
@@ -236,6 +240,18 @@ def test_a_rank_killed_for_its_memory_left_early_although_the_launcher_ends_the_
     job.leave(0, "signalled", signal=15)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP306", 1)
+
+
+@pytest.mark.parametrize(("end", "details"), [("signalled", {"signal": 9}), ("left-by-exit", {"exit_code": 3})])
+def test_a_rank_that_died_is_named_although_the_launcher_ended_the_other_before_it_waited(
+    end: Any, details: dict[str, Any]
+) -> None:
+    job = healthy_job()
+    job.leave(0, "signalled", signal=15)
+    job.leave(1, end, **details)
+    divergence, code = diagnose(job.record())
+    assert (code, divergence.culprit) == ("DDP306", 1)
+    assert account.title(divergence).startswith(("rank 1 was killed by SIGKILL", "rank 1 left with exit code 3"))
 
 
 def test_all_ranks_terminated_together_are_no_divergence() -> None:
