@@ -12,8 +12,8 @@ from ddpdoctor.record.model import Rank, RankException, RunRecord
 def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked]) -> Rank | None:
     """Find the rank that left first and that others wait for, or failed or went ahead without.
 
-    A rank that left without an exception is one only if another waits for it, or was ended for it. Exceptions that all ranks raised alike
-    are a plain bug of the script and no divergence.
+    A rank that left without an exception is one only if another waits for it, or was ended for it. Exceptions that all
+    ranks raised alike are a plain bug of the script and no divergence.
     """
     for rank in left_on_their_own(record):
         waited_for = any(rank.rank in entry.missing for entry in blocked.values())
