@@ -35,6 +35,11 @@ MAXIMUM_BASES = 20
 
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     """The value of ``value.name``."""
+    kind = value.__class__
+    if kind is External:
+        return External(canonical(f"{value.name}.{name}"))  # type: ignore[union-attr]
+    if kind is Unknown or kind is Bound or kind is Const:
+        return Bound(value, name)
     if isinstance(value, Lanes):
         return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
     if isinstance(value, Choice):
@@ -43,8 +48,6 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
             if option != Const(None):
                 result = join(result, attribute_of(machine, option, name), value.varying)
         return result or UNIFORM
-    if isinstance(value, External):
-        return External(canonical(f"{value.name}.{name}"))
     if isinstance(value, ProjectModule):
         return _of_module(machine, value, name)
     if isinstance(value, Instance):
@@ -65,6 +68,8 @@ def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False
 
     ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
     """
+    if value.__class__ is not Bound and value.__class__ is not Unknown:
+        return value
     if isinstance(value, Bound):
         receiver = value.receiver
         known = isinstance(receiver, Built) and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)

@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.attributes import base_names, bases_of
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.module import descend
 from ddpdoctor.source.values import (
     Bound,
     Built,
@@ -27,7 +28,13 @@ from ddpdoctor.source.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.vocabulary import BUFFERLESS_MODULE, CONTAINER_MODULES, STATEFUL_BUFFER_MODULES
+from ddpdoctor.source.vocabulary import (
+    BUFFERLESS_MODULE,
+    CONTAINER_MODULES,
+    MODEL_LIBRARY,
+    MODELS_WITH_STATISTICS,
+    STATEFUL_BUFFER_MODULES,
+)
 
 MAXIMUM_PARTS = 2_000
 
@@ -47,10 +54,16 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
 def has_buffers(machine: Machine, module: Value) -> bool:
     """Whether a module certainly holds buffers."""
     return any(
-        (isinstance(part, Built) and STATEFUL_BUFFER_MODULES.search(part.name.rpartition(".")[2]) is not None)
+        (isinstance(part, Built) and _holds_statistics(part.name))
         or (isinstance(part, Instance) and next(_registrations(machine, part.cls), None) is not None)
-        for part in _parts(machine, module)
+        for part in parts_of_module(machine, module)
     )
+
+
+def _holds_statistics(name: str) -> bool:
+    if name.startswith(MODEL_LIBRARY):
+        return MODELS_WITH_STATISTICS.match(name) is not None
+    return STATEFUL_BUFFER_MODULES.search(name.rpartition(".")[2]) is not None
 
 
 def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
@@ -58,7 +71,7 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
     names: list[str] = []
     places: list[Location] = []
     size_bytes, exact = 0, True
-    for part in _parts(machine, module):
+    for part in parts_of_module(machine, module):
         if not isinstance(part, Instance):
             if not _is_plain(part):
                 return None
@@ -91,7 +104,7 @@ def note_buffer(machine: Machine, receiver: Value, positional: list[Value], name
             machine.assign(option.number, name, value)
 
 
-def _parts(machine: Machine, module: Value) -> Iterator[Value]:
+def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
     """A module and everything reachable from its attributes, once each."""
     waiting, seen, count = [module], set[int](), 0
     while waiting and count < MAXIMUM_PARTS:
@@ -140,15 +153,16 @@ def _readable_bases(machine: Machine, cls: ProjectClass) -> bool:
 def _registrations(machine: Machine, cls: ProjectClass) -> Iterator[tuple[str, ast.Call, Location]]:
     for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
         module = machine.script.module(owner.module)
-        for node in ast.walk(owner.node):
+        if module is None or "register_buffer" not in module.text:
+            continue
+        for node in descend(owner.node):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr == "register_buffer"
             ):
                 name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "?"
-                if module is not None:
-                    yield str(name), node, module.location(node)
+                yield str(name), node, module.location(node)
 
 
 def _registered_in_init(call: ast.Call) -> bool:
@@ -160,7 +174,7 @@ def _changes(machine: Machine, cls: ProjectClass, name: str) -> bool:
     for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
         for method in owner.node.body:
             is_method = isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name != "__init__"
-            if is_method and any(_writes(node, name) for node in ast.walk(method)):
+            if is_method and any(_writes(node, name) for node in descend(method)):
                 return True
     return False
 
@@ -172,7 +186,7 @@ def _writes(node: ast.AST, name: str) -> bool:
         return _is_attribute(node.value, name)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
-        return in_place and any(_is_attribute(inner, name) for inner in ast.walk(node.func.value))
+        return in_place and any(_is_attribute(inner, name) for inner in descend(node.func.value))
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ddpdoctor.source.own_data import extent_of
 from ddpdoctor.source.values import Const, Items, Mapped, TensorSize, Unknown, Value, derived, truth
 
 LONGEST_RANGE = 10_000
@@ -47,7 +48,7 @@ def _len(*arguments: Value) -> Value:
         return Const(len(value.entries))
     if isinstance(value, Const) and isinstance(value.value, str):
         return Const(len(value.value))
-    return Unknown()
+    return extent_of(value) or Unknown()
 
 
 def _range(*arguments: Value) -> Value:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.attributes import bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.effort import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.external import call_external, call_method
-from ddpdoctor.source.machine import MAXIMUM_DEPTH, BoundReached, CallFrame, Machine, merged_results
+from ddpdoctor.source.machine import CallFrame, Machine, merged_results
+from ddpdoctor.source.noted_training import bare_forward
+from ddpdoctor.source.own_data import chooses_keys
 from ddpdoctor.source.ranks import FIRST, guessed_lanes
 from ddpdoctor.source.store import NEVER
 from ddpdoctor.source.values import (
@@ -86,8 +89,15 @@ def apply(
     complete: bool = True,
 ) -> Value:
     """Call a value."""
+    if isinstance(function, External):
+        return call_external(machine, node, function.name, positional, named, complete)
+    if isinstance(function, Bound):
+        return call_method(machine, node, function, positional, named, complete)
     if isinstance(function, Function):
-        return call_function(machine, node, function, positional, named, complete)
+        result = call_function(machine, node, function, positional, named, complete)
+        if function.receiver is not None and machine.wrapped:
+            return bare_forward(machine, node, function.receiver, positional, named, result)
+        return result
     if isinstance(function, ProjectClass):
         return construct(machine, node, function, positional, named, complete)
     if isinstance(function, Partial):
@@ -99,10 +109,6 @@ def apply(
             {**dict(function.named), **named},
             complete,
         )
-    if isinstance(function, External):
-        return call_external(machine, node, function.name, positional, named, complete)
-    if isinstance(function, Bound):
-        return call_method(machine, node, function, positional, named, complete)
     if isinstance(function, Instance):
         return _call_instance(machine, node, function, positional, named, complete)
     if isinstance(function, Built):
@@ -142,20 +148,26 @@ def _call_instance(
     machine: Machine, node: ast.AST, value: Instance, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
     if not _worth_calling(machine, value):
-        return derived([*positional, *named.values()])
+        return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
     for name in ("__call__", "forward"):
         method = class_attribute(machine, value.cls, name)
         if isinstance(method, Function):
-            return call_function(machine, node, bound_to(method, value), positional, named, complete)
-    return derived([*positional, *named.values()])
+            result = call_function(machine, node, bound_to(method, value), positional, named, complete)
+            return bare_forward(machine, node, value, positional, named, result)
+    return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
 
 
 def _worth_calling(machine: Machine, value: Instance) -> bool:
-    """Whether calling an object may run a collective: by the names in its class, or because DDP is one of its parts."""
-    if value.cls.node.name in machine.mentions.synchronising:
+    """Whether calling an object may run a collective: by the names in its class, or because DDP is one of its parts.
+
+    What DDP itself calls was chosen to be read.
+    """
+    if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
         return True
     attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-    return any(isinstance(part, Built) and part.name == DDP for part in attributes)
+    if any(isinstance(part, Built) and part.name == DDP for part in attributes):
+        return True
+    return chooses_keys(machine, value.cls.node)
 
 
 def _call_built(
@@ -165,7 +177,7 @@ def _call_built(
 
     if value.name == DDP:
         return call_wrapped(machine, node, value, positional, named, complete)
-    return derived([*positional, *named.values()])
+    return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
 
 
 def construct(
@@ -199,24 +211,28 @@ def call_function(
 ) -> Value:
     """Run a project function on the present ranks and return what it returns."""
     if function.first_rank_only:
-        result: list[Value] = [NONE]
+        held: list[Value] = [NONE]
         test = guessed_lanes(FIRST)
         unguarded = Function(
             function.node, function.module, function.scope, function.receiver, function.owner, function.gradients
         )
 
         def run() -> None:
-            result[0] = call_function(machine, node, unguarded, positional, named, complete, on_yield)
+            held[0] = call_function(machine, node, unguarded, positional, named, complete, on_yield)
 
         machine.split(node, test, run, lambda: None)
-        return result[0]
+        return held[0]
     module = machine.script.module(function.module)
     active = sum(1 for frame in machine.frames if frame.owner is not None and frame.owner.node is function.node)
     if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.is_dull(function.node)):
         return derived([*positional, *named.values()])
-    if len(machine.frames) > MAXIMUM_DEPTH:
-        raise BoundReached(machine.where())
+    name = f"{_qualified(function)} ({module.path})"
+    known = machine.effort.passes_over(function.node, machine.steps)
+    if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
+        return _passed_over(machine, function, name, known, on_yield)
     machine.visited.add(function.node)
+    started = machine.steps
+    machine.effort.note(function.node, 0, NONE, None, began=True)
     frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
     frame.owner, frame.on_yield = function, on_yield
     machine.outer_scopes[frame.scope] = frame.scopes
@@ -231,7 +247,7 @@ def call_function(
     machine.frames.append(frame)
     machine.calls.append(site)
     try:
-        inner = machine.collect(lambda: _run_body(machine, function))
+        inner = machine.collect_safely(lambda: _run_body(machine, function), function.node, name)
     finally:
         machine.calls.pop()
         machine.frames.pop()
@@ -245,7 +261,28 @@ def call_function(
     changed_nothing = machine.store.oldest_written >= frame.scope
     machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(returned, (Const, Unknown)))
     machine.store.oldest_written = min(machine.store.oldest_written, oldest)
+    machine.effort.note(function.node, machine.steps - started, returned, inner if entry == ALL_LANES else None)
     return returned
+
+
+def _passed_over(
+    machine: Machine, function: Function, name: str, known: Walks | None, on_yield: Callable[[Value], None] | None
+) -> Value:
+    """Let what earlier walks of a function came to stand for one more call of it."""
+    synchronises = getattr(function.node, "name", "") in machine.mentions.synchronising
+    if known is None or (synchronises and not known.alike):
+        machine.effort.cut[function.node] = name
+    if on_yield is not None:
+        on_yield(OPAQUE)
+        return OPAQUE
+    if known is None or not known.alike:
+        alone = machine.mask != ALL_LANES & ~machine.gone or bool(machine.own_tests)
+        machine.uncertain = machine.uncertain or (synchronises and alone)
+    if known is None or not known.items:
+        return OPAQUE
+    if synchronises:
+        machine.add_call([list(items) if machine.mask >> rank & 1 else [] for rank, items in enumerate(known.items)])
+    return known.result
 
 
 def _raised_everywhere(machine: Machine, inner: Sequence[Sequence[object]]) -> int:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Fact, Frame, Location
+from ddpdoctor.source.module import descend
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks import numbers_in, spoken
 from ddpdoctor.source.trace import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
-from ddpdoctor.source.values import ALL_LANES, RANKS
+from ddpdoctor.source.values import ALL_LANES, RANKS, is_guessed
 
 SHOWN = 3
 """Collectives shown of what a rank runs."""
 
 
+Cause = Literal["collective", "group", "wrap", "forward"]
+"""What the ranks part at: something that is no other cause, making a group, building DDP, a forward through DDP."""
+
+
 class Parting(msgspec.Struct, frozen=True, kw_only=True):
     """A place where ranks run different collectives."""
+
+    cause: Cause
 
     collective: str
     """Name of the collective that only some ranks run."""
@@ -39,20 +47,72 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
     guessed: bool
     """The rank test is one by its name only."""
     chain: tuple[Frame, ...]
+    turns: tuple[int, int] | None = None
+    """How often the ones and the others run the loop that it stands in, where that is the difference."""
 
 
-def partings(projection: Projection) -> Iterator[Parting]:
-    """Every place where ranks part, one for each collective call."""
+def partings(projection: Projection) -> tuple[Parting, ...]:
+    """Every place where ranks part, one for each collective call; they are kept with the script."""
+    kept: tuple[Parting, ...] | None = projection.machine.script.__dict__.get("_partings")
+    if kept is None:
+        kept = tuple(_partings(projection))
+        projection.machine.script.__dict__["_partings"] = kept
+    return kept
+
+
+def partings_by(projection: Projection, cause: Cause) -> Iterator[Parting]:
+    """The places where ranks part by one cause: each check of divergences has its own."""
+    return (parting for parting in partings(projection) if parting.cause == cause)
+
+
+def _partings(projection: Projection) -> Iterator[Parting]:
     seen: set[ast.AST] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
             if found.event.node not in seen:
                 seen.add(found.event.node)
                 yield _described(found)
+        for found in _by_caught_raise(projection, walk):
+            if found.event.node not in seen:
+                seen.add(found.event.node)
+                yield _described(found)
+
+
+def _cause(event: Event) -> Cause:
+    if event.kind == "wrap":
+        return "wrap"
+    if event.kind == "forward":
+        return "forward"
+    return "group" if event.name == "new_group" else "collective"
+
+
+def evidence_of(parting: Parting) -> tuple[Fact, ...]:
+    """The rank test that decides, and the call chain of the ranks that come through."""
+    return (
+        Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
+        Fact(
+            text=f"this call chain leads {spoken(parting.running)} of 4 to {parting.collective}",
+            basis="source",
+            location=parting.location,
+            stack=parting.chain,
+        ),
+    )
+
+
+def places_of(parting: Parting) -> tuple[Location, ...]:
+    """The call, where the others left if they did, and the rank test."""
+    leaving = () if parting.exit_location is None else (parting.exit_location,)
+    return (parting.location, *leaving, parting.condition_location)
 
 
 def in_words(parting: Parting) -> str:
     """What the ranks run where they part, in one sentence."""
+    if parting.turns is not None:
+        here, there = parting.turns
+        return (
+            f"{spoken(parting.running)} {_verb(parting.running, 'run')} {parting.collective} {here} times, "
+            f"{spoken(parting.missing)} {there} times: the bound of the loop depends on the rank"
+        )
     if parting.exit_location is not None:
         return (
             f"{spoken(parting.missing)} can leave at line {parting.exit_location.line}, before {parting.collective}, "
@@ -81,11 +141,12 @@ class _Found(msgspec.Struct, frozen=True, eq=False):
     missing_next: Tree
     guard: Guard
     left: Exit | None
+    turns: tuple[int, int] | None = None
 
 
 def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
     classes: list[tuple[int, Tree]] = []
-    for rank in RANKS:
+    for rank in RANKS if not walk.uncertain else ():
         if walk.raised >> rank & 1:
             continue
         for index, (mask, tree) in enumerate(classes):
@@ -110,6 +171,11 @@ def _compare(projection: Projection, one: tuple[int, Tree], other: tuple[int, Tr
         if item is not None and match is not None and same((item,), (match,)):
             here, there = here + 1, there + 1
             continue
+        longer = _other_turns(item, match, ranks, other_ranks, tree[here:], other_tree[there:])
+        if longer is not None:
+            yield longer
+            here, there = here + 1, there + 1
+            continue
         inner = _inside(item, match)
         if inner is not None:
             yield from (found for a, b in inner for found in _compare(projection, (ranks, a), (other_ranks, b)))
@@ -131,6 +197,23 @@ def _compare(projection: Projection, one: tuple[int, Tree], other: tuple[int, Tr
         elif back is not None:
             yield back
             there += 1
+
+
+def _other_turns(
+    item: Item | None, match: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
+) -> _Found | None:
+    """One loop that both sides run, with the same collectives, a different number of times."""
+    if not isinstance(item, Loop) or not isinstance(match, Loop) or item.node is not match.node:
+        return None
+    if item.turns is None or match.turns is None or item.turns == match.turns or not same(item.body, match.body):
+        return None
+    event = next(events_in(item.body), None)
+    around = next((loop for loop in event.loops if loop.node is item.node), None) if event is not None else None
+    if event is None or around is None:
+        return None
+    bound = getattr(around.node, "iter", around.node)
+    guard = Guard(bound, around.module, ranks, is_guessed(around.iterable), around.iterable, 0)
+    return _Found(event, ranks, other_ranks, rest, other_rest, guard, None, (item.turns, match.turns))
 
 
 def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | None:
@@ -190,21 +273,57 @@ def _by_exit(
     return None
 
 
+def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
+    """A call in a ``try`` that one side misses because it raised before under a rank test, and went on in a handler."""
+    for left in projection.exits:
+        if not isinstance(left.node, ast.Raise) or left.ranks == ALL_LANES:
+            continue
+        around = _try_around(left)
+        if around is None or all(isinstance(handler.body[-1], ast.Raise) for handler in around.handlers):
+            continue
+        last = around.body[-1].end_lineno or left.node.lineno
+        handled = around.end_lineno or last
+        events = {event.ordinal: event for tree in walk.trees for event in events_in(tree)}
+        missed = [event for event in events.values() if _passes(event, left, left.node.lineno + 1, last)]
+        instead = {event.name for event in events.values() if _passes(event, left, last + 1, handled)}
+        if missed and not instead & {event.name for event in missed}:
+            event = min(missed, key=lambda event: event.ordinal)
+            yield _Found(event, ALL_LANES & ~left.ranks, left.ranks, (event,), (), left.guard, left)
+
+
+def _try_around(left: Exit) -> ast.Try | None:
+    """The statement whose handlers catch what is raised."""
+    line = getattr(left.node, "lineno", 0)
+    for around in left.module.ancestors(left.node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        if isinstance(around, ast.Try) and around.handlers and line <= (around.body[-1].end_lineno or 0):
+            return around
+    return None
+
+
+def _passes(event: Event, left: Exit, first_line: int, last_line: int) -> bool:
+    file = str(left.module.path)
+    return any(frame.file == file and first_line <= frame.line <= last_line for frame in event.chain)
+
+
 def _leaves(item: Item | None) -> bool:
     return isinstance(item, Jump) or (isinstance(item, Branch) and item.leaves)
 
 
 def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
-    return around is not None and any(inner is node for inner in ast.walk(around))
+    return around is not None and any(inner is node for inner in descend(around))
 
 
 def _described(found: _Found) -> Parting:
     event, guard = found.event, found.guard
+    told_by_class = found.left is not None or found.turns is not None
     return Parting(
+        cause=_cause(event),
         collective=event.name,
         location=event.module.location(event.node),
-        running=event.ranks if found.left is None else found.running,
-        missing=ALL_LANES & ~event.ranks if found.left is None else found.missing,
+        running=found.running if told_by_class else event.ranks,
+        missing=found.missing if told_by_class else ALL_LANES & ~event.ranks,
         running_next=_names(found.running_next),
         missing_next=_names(found.missing_next),
         condition=guard.module.excerpt(guard.node),
@@ -212,6 +331,7 @@ def _described(found: _Found) -> Parting:
         exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
         guessed=guard.guessed,
         chain=event.chain,
+        turns=found.turns,
     )
 
 

@@ -10,7 +10,9 @@ from ddpdoctor.source.attributes import attribute_of, seeded
 from ddpdoctor.source.calls import call, context_function
 from ddpdoctor.source.environment import is_set, variable
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.noted_training import note_attribute
 from ddpdoctor.source.operators import binary, compare, formatted, negated, unary
+from ddpdoctor.source.own_data import extent_of
 from ddpdoctor.source.targets import assign_to, item_at, scope_of
 from ddpdoctor.source.values import (
     OPAQUE,
@@ -44,7 +46,7 @@ BUILTINS = frozenset(dir(builtins)) | {"exit", "quit"}
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
     """The value of an expression; what is called in it is run."""
-    machine.step()
+    machine.steps += 1
     handler = _HANDLERS.get(type(node))
     if handler is not None:
         return handler(machine, node)
@@ -135,7 +137,11 @@ def _constant(machine: Machine, node: ast.Constant) -> Value:
 
 
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
-    return seeded(machine, node.attr, attribute_of(machine, evaluate(machine, node.value), node.attr), of_object=True)
+    owner = evaluate(machine, node.value)
+    note_attribute(machine, node, node.attr, owner)
+    if node.attr == "shape" and isinstance(owner, Unknown) and (extent := extent_of(owner)) is not None:
+        return extent
+    return seeded(machine, node.attr, attribute_of(machine, owner, node.attr), of_object=True)
 
 
 def _call(machine: Machine, node: ast.Call) -> Value:

@@ -11,11 +11,23 @@ from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
 from ddpdoctor.source.launches import spawn, start_process
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.noted_calls import note_call, note_method
+from ddpdoctor.source.noted_training import note_training_call, note_training_method
+from ddpdoctor.source.own_data import (
+    COUNTED,
+    OWN_KINDS,
+    agrees_by_name,
+    asks_for_file,
+    extent_of,
+    members_of,
+    origin_of,
+)
 from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
 from ddpdoctor.source.targets import overwrite
 from ddpdoctor.source.tensors import TENSOR_CALLS, tensor_method
 from ddpdoctor.source.trace import EventKind
 from ddpdoctor.source.values import (
+    NO_CONTEXT,
     NO_GRADIENTS,
     NO_SYNC,
     NONE,
@@ -49,6 +61,7 @@ from ddpdoctor.source.vocabulary import (
     DATA_PARALLEL,
     DDP,
     DISTRIBUTED_SAMPLER,
+    MODEL_LIBRARY,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
     NOT_FALSE,
@@ -64,6 +77,13 @@ Named = dict[str, Value]
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
 )
+_SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
+_VIEWS: Mapping[str, Callable[[Mapped], Value]] = {
+    "keys": lambda mapped: Items(tuple(Const(key) for key, _ in mapped.entries)),
+    "values": lambda mapped: Items(tuple(value for _, value in mapped.entries)),
+    "items": lambda mapped: Items(tuple(Items((Const(key), value)) for key, value in mapped.entries)),
+}
+"""Methods that show what a dict with constant keys holds."""
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 
@@ -72,6 +92,8 @@ def call_external(
     machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     """Call something that is not of the project, by its full name."""
+    note_call(machine, node, name, positional, named, complete)
+    note_training_call(machine, node, name, positional, named, complete)
     if name in COLLECTIVES:
         return _collective(machine, node, name, positional, named)
     special = _SPECIAL.get(name)
@@ -107,12 +129,12 @@ def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], 
     if factory is not None:
         return factory(positional, named)
     if RANK_VARYING_CALLS.match(name):
-        return VARYING
+        return Unknown(True, False, origin_of(name))
     if name in {"os.path.join", "pathlib.Path", "str.format"} or name.startswith(("os.path.", "pathlib.")):
         return derived(arguments)
     if name.startswith("torch.") and last[:1].islower():
         return derived(arguments)
-    if last[:1].isupper():
+    if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
         number = machine.object_number(node)
         kind: EventKind = "data-parallel" if name == DATA_PARALLEL else "sampler" if "Sampler" in last else "object"
         machine.emit(kind, name, node, positional, named, number=number, complete=complete)
@@ -120,12 +142,14 @@ def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], 
     promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
     if promised is not None:
         return promised
+    if agrees_by_name(last):
+        return UNIFORM
     result = derived(arguments)
-    return Unknown(result.varying, opaque=not name.startswith("builtins."), tags=_batch_tags(result))
+    return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=_batch_tags(result)))
 
 
 def _batch_tags(value: Unknown) -> frozenset[tuple[str, int]]:
-    return frozenset(tag for tag in value.tags if tag[0] in ("batch", "ddp"))
+    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
 
 
 def _same_items(positional: list[Value], last: str) -> Value:
@@ -137,6 +161,8 @@ def _same_items(positional: list[Value], last: str) -> Value:
         for option in options_of(value):
             if isinstance(option, Built) and option.name == DATA_LOADER:
                 tags.add(("loader", option.number))
+    if last == "enumerate":
+        tags.add(COUNTED)
     mixed = derived(positional, frozenset(tags))
     if last == "next":
         return Unknown(
@@ -152,6 +178,8 @@ def call_method(
 ) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
+    note_method(machine, node, receiver, name, positional, named, complete)
+    note_training_method(machine, node, receiver, name, positional, named, complete)
     arguments = [*positional, *named.values()]
     if isinstance(receiver, Bound) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
@@ -175,12 +203,16 @@ def call_method(
     if isinstance(receiver, Instance) and name in MODULE_SELF_METHODS:
         _note_device(machine, node, name, positional, named)
         return receiver
-    if isinstance(receiver, Built) and name in MODULE_SELF_METHODS and ".nn." in receiver.name:
+    if isinstance(receiver, Built) and name in MODULE_SELF_METHODS and _is_module(receiver):
         _note_device(machine, node, name, positional, named)
         return receiver
     if name in {"cuda", "to"}:
         _note_device(machine, node, name, positional, named)
     return _plain_method(machine, node, function, arguments)
+
+
+def _is_module(value: Built) -> bool:
+    return ".nn." in value.name or value.name.startswith(MODEL_LIBRARY)
 
 
 def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value:
@@ -190,6 +222,14 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
         return sized
     if isinstance(receiver, External) and receiver.name == "os.environ":
         return UNIFORM
+    if asks_for_file(name, receiver, arguments):
+        return Unknown(True, False, frozenset({("files", 0)}))
+    if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
+        return extent
+    if isinstance(receiver, (Unknown, Bound, Built)) and agrees_by_name(name):
+        return UNIFORM
+    if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:
+        return _VIEWS[name](receiver)
     if isinstance(receiver, Mapped) and name == "get" and arguments:
         key = constant(arguments[0])
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
@@ -202,7 +242,7 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
         return Const(getattr(text, name)())
     result = derived([receiver, *arguments])
     own = frozenset(tag for tag in tags_of(receiver) if tag[0] != "loader")
-    return Unknown(result.varying, opaque=_is_opaque(receiver), tags=_batch_tags(result) | own)
+    return members_of(name, Unknown(result.varying, opaque=_is_opaque(receiver), tags=_batch_tags(result) | own))
 
 
 def _is_opaque(receiver: Value) -> bool:
@@ -377,10 +417,12 @@ _SPECIAL: dict[str, Callable[[Machine, ast.AST, list[Value], Named, bool], Value
     DISTRIBUTED_SAMPLER: _sampler,
     DDP: _ddp,
     "torch.save": _save,
+    "torch.load": lambda machine, node, positional, named, complete: UNIFORM,
     "torch.cuda.set_device": _set_device,
     "torch.cuda.device": _set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
     "torch.device": _device,
+    "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
     "functools.partial": _partial,
     "builtins.super": _super,
     "builtins.getattr": _getattr,

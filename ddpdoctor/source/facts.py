@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.module import Module, dotted
+from ddpdoctor.source.module import Module, descend, dotted
 from ddpdoctor.source.vocabulary import DDP, GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
 _DISTRIBUTED = ("torch.distributed", DDP, "torch.utils.data.DistributedSampler", "accelerate.Accelerator")
 _MOVES_TO_CUDA = frozenset({"torch.cuda.set_device", "torch.cuda.device"})
+
+
+_STARTING_WORDS = frozenset(name.rpartition(".")[2] for name in (*SPAWNERS, *PROCESSES))
+_CHOICE_OF_LAUNCH = re.compile(
+    r"distribut|ddp|world|multi|gpu|device|nproc|num_proc|parallel|rank|cuda|launch|spawn|slurm|elastic|torchrun|environ",
+    re.IGNORECASE,
+)
+"""In a condition: it may choose between ranks that the script starts and ranks that a launcher starts."""
 
 
 class SourceFact(msgspec.Struct, frozen=True):
@@ -74,6 +83,8 @@ def reads_launcher_rank(module: Module) -> bool:
 
 
 def _launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
+    if not any(word in module.text for word in _STARTING_WORDS):
+        return
     for call, name in module.calls():
         if name in SPAWNERS:
             if _reached(module, call, modules):
@@ -87,12 +98,7 @@ def _reached(module: Module, node: ast.AST, modules: Sequence[Module]) -> bool:
     function = module.function_of(node).rpartition(".")[2]
     if not function or module is modules[0]:
         return True
-    return any(
-        (isinstance(other, ast.Name) and other.id == function)
-        or (isinstance(other, ast.Attribute) and other.attr == function)
-        for around in modules
-        for other in around.nodes
-    )
+    return any(function in around.words for around in modules)
 
 
 def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
@@ -106,22 +112,18 @@ def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
                 arguments = {argument.arg for argument in node.args.args}
                 if arguments & {"rank", "local_rank", "gpu", "global_rank"}:
                     return True
-                if any(isinstance(inner, ast.Name) and inner.id == "init_process_group" for inner in ast.walk(node)):
+                if any(isinstance(inner, ast.Name) and inner.id == "init_process_group" for inner in descend(node)):
                     return True
     return False
 
 
 def _conditional(module: Module, node: ast.AST) -> bool:
     for around in module.ancestors(node):
-        if isinstance(around, (ast.If, ast.IfExp, ast.Try)) and not _is_main_test(around):
+        if isinstance(around, ast.Try):
+            return True
+        if isinstance(around, (ast.If, ast.IfExp)) and _CHOICE_OF_LAUNCH.search(module.excerpt(around.test, 1_000)):
             return True
     return False
-
-
-def _is_main_test(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "__name__" in {
-        name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)
-    }
 
 
 def _demands_cuda(module: Module, call: ast.Call) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddpdoctor.source.machine import CallFrame, Machine
 from ddpdoctor.source.module import Module, absolute
@@ -40,7 +41,11 @@ def run_module(machine: Machine, module: Module, execute: Execute) -> None:
     machine.frames.append(CallFrame("", module, scope, ()))
     loops, machine.loops = machine.loops, []
     try:
-        execute(machine, module.tree.body)
+        for statement in module.tree.body:
+            run = partial(execute, machine, (statement,))
+            inner = machine.collect_safely(run, module.tree, f"module level ({module.path})")
+            for rank, items in enumerate(inner):
+                machine.sinks[rank].extend(items)
     finally:
         machine.frames.pop()
         machine.loops = loops

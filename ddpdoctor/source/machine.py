@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.source.effort import Effort
 from ddpdoctor.source.mentions import Mentions, is_small, mentions_of
 from ddpdoctor.source.module import Module
+from ddpdoctor.source.own_data import mark_decided, own_test
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.store import Cell, Store
 from ddpdoctor.source.trace import (
+    ContextAround,
     Event,
     EventKind,
     Exit,
@@ -24,6 +28,7 @@ from ddpdoctor.source.trace import (
     Jump,
     Loop,
     LoopAround,
+    OwnTest,
     branch_of,
     settle,
 )
@@ -40,19 +45,11 @@ from ddpdoctor.source.values import (
     truth,
 )
 
-MAXIMUM_STEPS = 120_000
-"""Statements and expressions of one projection, repeated walks included: about a second."""
 MAXIMUM_BARREN_WALKS = 4
 """Walks after which a function that never did anything of interest is passed over."""
-MAXIMUM_DEPTH = 40
-"""Calls within calls."""
 LONGEST_CONDITION = 1_000
 """Characters of a condition that are kept."""
 Sinks = list[list[Item]]
-
-
-class BoundReached(Exception):
-    """The work on one script reached its bound; the argument names the function in which it did."""
 
 
 class CallFrame:
@@ -72,6 +69,9 @@ class CallFrame:
         """What paths wrote that returned early."""
         self.on_yield: Callable[[Value], None] | None = None
         self.owner: Function | None = None
+        self.file = str(module.path)
+        self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | tuple[()] = ()
+        """The call sites when something was last recorded here, innermost first, and the scopes of all frames."""
 
 
 class LoopFrame:
@@ -113,11 +113,20 @@ class Machine:
         """How many ``try`` statements with handlers are around it."""
         self.quiet = 0
         """Walks that only find out what a loop changes are around it."""
+        self.contexts: list[ContextAround] = []
+        self.wrapped: dict[int, int] = {}
+        """The number of the DDP object that holds a module, by the number of the module."""
+        self.inside_ddp = 0
+        """Forwards through DDP objects around the present statement."""
         self.gradients = True
         self.synchronising = True
         """False inside of ``no_sync``."""
         self.events: dict[int, Event] = {}
         self.exits: list[Exit] = []
+        self.own_tests: list[OwnTest] = []
+        """Conditions around the present statement that every rank decides by something of its own."""
+        self.own_raises: list[tuple[OwnTest, ast.AST]] = []
+        """Where a rank may end by an exception or an exit code because of such a condition."""
         self.scope_modules: dict[str, int] = {}
         """Scope of each project module that was run."""
         self.outer_scopes: dict[int, tuple[int, ...]] = {}
@@ -126,6 +135,10 @@ class Machine:
         """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}
         self.steps = 0
+        """Statements and expressions walked so far."""
+        self.effort = Effort()
+        self.uncertain = False
+        """A call that only some ranks make was not followed though it may run collectives: do not compare the ranks."""
         self._numbers = 0
         self._mentions: Mentions | None = None
         self._dull: dict[ast.AST, bool] = {}
@@ -142,18 +155,6 @@ class Machine:
         """A new number for a scope, an object or an event."""
         self._numbers += 1
         return self._numbers
-
-    def step(self) -> None:
-        """Count one statement or expression. Raises BoundReached."""
-        self.steps += 1
-        if self.steps > MAXIMUM_STEPS:
-            raise BoundReached(self.where())
-
-    def where(self) -> str:
-        """The function that is being walked, for messages."""
-        if not self.frames:
-            return str(self.script.path)
-        return f"{self.frame.function or 'module level'} ({self.frame.module.path})"
 
     def object_number(self, node: ast.AST) -> int:
         """The number of the object that a construction makes: one for each call chain, whatever the turn of a loop."""
@@ -188,7 +189,7 @@ class Machine:
         Functions that may run collectives are walked every time: what one rank skips has to be known.
         """
         if not barren or getattr(node, "name", "") in self.mentions.synchronising:
-            self._barren_walks[node] = -MAXIMUM_STEPS
+            self._barren_walks[node] = -(1 << 60)
         else:
             self._barren_walks[node] = self._barren_walks.get(node, 0) + 1
 
@@ -208,7 +209,9 @@ class Machine:
         """Record what the present ranks do; with ``in_tree`` it is a collective that peers have to match."""
         frame = self.frame
         self.emitted += 1
-        here = Frame(str(frame.module.path), getattr(node, "lineno", 1), frame.function or "<module>")
+        if not frame.around or frame.around[0] is not self.calls:
+            frame.around = (self.calls, tuple(reversed(self.calls)), tuple(entry.scope for entry in self.frames))
+        here = Frame(frame.file, getattr(node, "lineno", 1), frame.function or "<module>")
         event = Event(
             ordinal=number or self.number(),
             kind=kind,
@@ -216,11 +219,11 @@ class Machine:
             node=node,
             module=frame.module,
             function=frame.function,
-            chain=(here, *reversed(self.calls)),
+            chain=(here, *frame.around[1]),
             ranks=self.mask,
             guards=tuple(self.guards),
             conditions=tuple(self.conditions),
-            loops=tuple(loop.around for loop in self.loops),
+            loops=tuple([loop.around for loop in self.loops]),
             positional=tuple(positional),
             named=dict(named or {}),
             complete=complete,
@@ -228,7 +231,8 @@ class Machine:
             gradients=self.gradients,
             in_parent=self.in_parent,
             root=self.root,
-            scopes=tuple(frame.scope for frame in self.frames),
+            scopes=frame.around[2],
+            contexts=tuple(self.contexts),
         )
         if not self.quiet:
             previous = self.events.get(event.ordinal)
@@ -257,7 +261,7 @@ class Machine:
         yes, no, unknown = self.decide(value)
         start = self.mask
         if unknown == start:
-            self.fork([when_true, when_false], test, varying=is_varying(value))
+            self.fork([when_true, when_false], test, varying=is_varying(value), own=own_test(self, test, value))
             return
         if yes == start:
             when_true()
@@ -286,13 +290,22 @@ class Machine:
             after, self.mask = self.mask, before
         return after
 
-    def fork(self, arms: Sequence[Callable[[], None]], test: ast.AST | None = None, *, varying: bool = False) -> None:
+    def fork(
+        self,
+        arms: Sequence[Callable[[], None]],
+        test: ast.AST | None = None,
+        *,
+        varying: bool = False,
+        own: OwnTest | None = None,
+    ) -> None:
         """Run alternatives of which nobody knows which one is taken, and join what they leave behind."""
         start, outer = self.mask, self.sinks
         outcomes: list[tuple[dict[Cell, Value], int, Sinks]] = []
         self.undecided += 1
         if test is not None:
             self.conditions.append(self.frame.module.excerpt(test, LONGEST_CONDITION) if not self.quiet else "")
+        if own is not None:
+            self.own_tests.append(own)
         for arm in arms:
             self.mask, self.sinks = start, [[] for _ in RANKS]
             self.store.begin()
@@ -301,18 +314,22 @@ class Machine:
             finally:
                 written = self.store.undo()
             outcomes.append((written, self.mask, self.sinks))
+        if own is not None:
+            self.own_tests.pop()
         if test is not None:
             self.conditions.pop()
         self.undecided -= 1
         self.sinks = outer
         for rank in RANKS:
             if start >> rank & 1 and any(sinks[rank] for _, _, sinks in outcomes):
-                outer[rank].append(branch_of([sinks[rank] for _, _, sinks in outcomes]))
+                outer[rank].append(branch_of([sinks[rank] for _, _, sinks in outcomes], own))
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
             if not reached and living and not _all_raise(sinks, start):
                 self._leave_behind(written, sinks, start)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
+        if own is not None and own.kind != "files":
+            mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
         self.mask = 0
         for _, reached, _ in outcomes:
             self.mask |= reached
@@ -339,6 +356,8 @@ class Machine:
     def leave_program(self, node: ast.AST, *, raising: bool) -> None:
         """Let the present ranks end; under an undecided condition that is no more than an early return."""
         if self.undecided or self.trying:
+            if raising and self.own_tests and not self.quiet:
+                self.own_raises.append((self.own_tests[-1], node))
             self.jump(Jump("raise" if raising else "return"), node)
             return
         self._note_exit(node, 0)
@@ -360,18 +379,45 @@ class Machine:
             inner, self.sinks = self.sinks, outer
         return inner
 
+    def collect_safely(self, body: Callable[[], None], node: ast.AST, name: str) -> list[list[Item]]:
+        """Like ``collect``; code that is nested too deeply counts as not followed, and as doing nothing."""
+        lists: tuple[list[Any], ...] = (
+            self.frames,
+            self.loops,
+            self.calls,
+            self.guards,
+            self.conditions,
+            self.contexts,
+            self.own_tests,
+        )
+        lengths = [len(entries) for entries in lists]
+        counts = (self.mask, self.undecided, self.trying, self.quiet, self.inside_ddp)
+        flags, journals = (self.gradients, self.synchronising), self.store.depth
+        try:
+            return self.collect(body)
+        except RecursionError:
+            for entries, length in zip(lists, lengths, strict=True):
+                del entries[length:]
+            self.mask, self.undecided, self.trying, self.quiet, self.inside_ddp = counts
+            self.gradients, self.synchronising = flags
+            while self.store.depth > journals:
+                self.store.undo()
+            self.effort.cut[node] = name
+            return [[] for _ in RANKS]
+
     def add_call(self, inner: Sinks) -> None:
         """Add what a called function did, its returns worked in."""
         for rank, items in enumerate(inner):
             if items:
+                self.steps += len(items) // 2
                 settled = settle(items)
                 self.sinks[rank].extend(settled if settled is not None else (Jump("raise"),))
 
-    def add_loop(self, inner: Sinks, turns: Sequence[int | None], node: ast.AST) -> None:
+    def add_loop(self, inner: Sinks, turns: Sequence[int | None], node: ast.AST, own: OwnTest | None = None) -> None:
         """Add the body of a loop; ``turns`` holds its number of turns by rank, where ranks differ in it."""
         for rank, items in enumerate(inner):
             if items:
-                self.sinks[rank].append(Loop(tuple(items), turns[rank], node))
+                self.sinks[rank].append(Loop(tuple(items), turns[rank], node, test=own))
 
 
 def merged_results(
@@ -417,6 +463,7 @@ def _wider(previous: Event, event: Event) -> Event:
         in_parent=event.in_parent,
         root=event.root,
         scopes=event.scopes,
+        contexts=event.contexts,
     )
 
 

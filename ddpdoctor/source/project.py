@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,8 @@ class Finder:
 
     def __init__(self, directory: Path, root: Path) -> None:
         places = [directory, root, root / "src"]
-        self._places = [place for index, place in enumerate(places) if place not in places[:index]]
+        different = [place for index, place in enumerate(places) if place not in places[:index]]
+        self._places = [(place, _names_in(place)) for place in different]
         self._found: dict[str, Found | None] = {}
 
     def find(self, name: str) -> Found | None:
@@ -37,7 +39,10 @@ class Finder:
     def _search(self, name: str) -> Found | None:
         if not all(part.isidentifier() for part in name.split(".")):
             return None
-        for place in self._places:
+        head = name.partition(".")[0]
+        for place, listing in self._places:
+            if head not in listing and f"{head}.py" not in listing:
+                continue
             base = place.joinpath(*name.split("."))
             try:
                 if (base / "__init__.py").is_file():
@@ -47,6 +52,13 @@ class Finder:
             except OSError:
                 continue
         return None
+
+
+def _names_in(directory: Path) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(directory))
+    except OSError:
+        return frozenset()
 
 
 def project_root(path: Path) -> Path:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
 
-from ddpdoctor.check import BoundHit
+from ddpdoctor.source.gaps import deep_recursion, note_gap
 from ddpdoctor.source.imports import run_module
-from ddpdoctor.source.machine import BoundReached, CallFrame, Machine
+from ddpdoctor.source.machine import CallFrame, Machine
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.statements import execute
 from ddpdoctor.source.trace import Event, EventKind, Exit, Tree, settle
 from ddpdoctor.source.values import ALL_LANES, Function, Instance, ProjectClass
 
-RECURSION_LIMIT = 12_000
 _MAIN_NAMES = re.compile(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
 
 
@@ -30,6 +28,8 @@ class Walk(msgspec.Struct, frozen=True, eq=False):
     """One a rank; a rank that raised has what it did until then."""
     raised: int
     """Mask of the ranks that ended by an exception."""
+    uncertain: bool = False
+    """Something that only some ranks do was not followed, here or before: where the trees differ means nothing."""
 
 
 class Projection(msgspec.Struct, frozen=True, eq=False):
@@ -42,7 +42,7 @@ class Projection(msgspec.Struct, frozen=True, eq=False):
     walks: tuple[Walk, ...]
     """From the top of the entry script, then from functions that nothing read calls."""
     bound: str = ""
-    """The function in which the bound of the work was reached; empty when it was not."""
+    """The functions that were not followed at every call because a bound was reached; empty when all were."""
 
     def of_kind(self, *kinds: EventKind) -> Iterator[Event]:
         """Events of some kinds that happen in ranks."""
@@ -63,44 +63,42 @@ def project(script: Script) -> Projection:
 
 
 def whole_projection(script: Script) -> Projection:
-    """Walk a script for a check that has to know all of it. Raises BoundHit when the walk was not finished."""
+    """Walk a script for a check that has to know all of it; what was not followed is noted as a gap of its answer."""
     projection = project(script)
     if projection.bound:
-        raise BoundHit(f"the script was too long to be followed to its end; the walk stopped in {projection.bound}")
+        note_gap(script, f"the script is too long to be followed at every call: {projection.bound} is inconclusive")
     return projection
 
 
 def _project(script: Script) -> Projection:
     machine = Machine(script, spawns=script.spawns_ranks is not None)
     walks: list[Walk] = []
-    bound = ""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
     try:
-        walks.append(_walk(machine, lambda: run_module(machine, script.entry, execute)))
-        for root in _uncalled(machine, script.entry):
-            walks.append(_walk(machine, partial(_call_root, machine, script.entry, root)))
-    except BoundReached as reached:
-        bound = str(reached)
+        with deep_recursion():
+            walks.append(_walk(machine, lambda: run_module(machine, script.entry, execute)))
+            for root in _uncalled(machine, script.entry):
+                walks.append(_walk(machine, partial(_call_root, machine, script.entry, root)))
     except RecursionError:
-        bound = "an expression that is nested too deeply"
-    finally:
-        sys.setrecursionlimit(limit)
+        machine.effort.cut[script.entry.tree] = f"code that is nested too deeply ({script.path})"
     events = tuple(machine.events[number] for number in sorted(machine.events))
-    return Projection(machine, events, tuple(machine.exits), tuple(walks), bound)
+    return Projection(machine, events, tuple(machine.exits), tuple(walks), machine.effort.in_words())
 
 
 def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
     machine.mask, machine.gone, machine.raised = ALL_LANES, 0, 0
     inner = machine.collect(run)
     trees = tuple(settle(items) or () for items in inner)
-    return Walk(trees, machine.raised)
+    return Walk(trees, machine.raised, machine.uncertain)
 
 
 def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:
     """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
-    mentioned = {node.id for node in entry.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    mentioned |= {node.attr for node in entry.nodes if isinstance(node, ast.Attribute)}
+    mentioned: set[str] = set()
+    for node in entry.nodes:
+        if isinstance(node, ast.Attribute):
+            mentioned.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            mentioned.add(node.id)
     for statement in entry.tree.body:
         if (
             isinstance(statement, ast.FunctionDef)

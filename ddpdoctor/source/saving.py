@@ -31,7 +31,7 @@ class SharedSave(msgspec.Struct, frozen=True, eq=False):
 
 def shared_saves(projection: Projection) -> Iterator[SharedSave]:
     """Saves of a distributed job to one path from more than one rank, with no hint of a rank test around them."""
-    if not _is_distributed(projection):
+    if not is_distributed(projection):
         return
     seen: set[ast.AST] = set()
     for event in projection.in_course("save"):
@@ -39,7 +39,7 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             continue
         path = event.argument("f", 1)
         ranks = numbers_in(event.ranks)
-        if path is None or len(ranks) < 2 or not _one_path(path):
+        if path is None or len(ranks) < 2 or not is_one_path(path):
             continue
         if any(speaks_of_ranks(condition) for condition in event.conditions):
             continue
@@ -51,13 +51,15 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             yield SharedSave(event, "all", _path_text(event), None)
 
 
-def _is_distributed(projection: Projection) -> bool:
+def is_distributed(projection: Projection) -> bool:
+    """Tell whether a script joins a process group or wraps a model in DDP in its ranks."""
     if any(projection.of_kind("wrap")):
         return True
     return any(event.name == "init_process_group" for event in projection.of_kind("collective"))
 
 
-def _one_path(path: Value) -> bool:
+def is_one_path(path: Value) -> bool:
+    """Tell whether a path is certainly the same on every rank and names a file."""
     for option in options_of(path):
         if is_varying(option) or (isinstance(option, Unknown) and option.opaque):
             return False

@@ -6,7 +6,7 @@ import ast
 import io
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -14,12 +14,18 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.source.facts import SourceFact, cuda_demand, distributed_use, rank_launch
+from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.project import Finder, package_of, project_root
 
 MAXIMUM_MODULES = 300
+PARSER_RECURSION_LIMIT = 4_000
+"""Enough for sums of 3,000 terms; the parser recurses in C, three times as deep, which its stack has to hold."""
 MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
+
+Reader = Callable[[Path, str, str], Module]
+"""Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
 
 
 class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
@@ -74,19 +80,28 @@ def read_script(path: Path, follow_imports: bool = True) -> Script:
     Raises UsageError when the entry script is missing, is no Python file, or does not parse; for imported modules these
     become notes.
     """
-    path = _checked(path)
+    return script_at(_checked(path), follow_imports=follow_imports)
+
+
+def script_at(path: Path, reader: Reader | None = None, *, follow_imports: bool = True) -> Script:
+    """Like ``read_script``, for an absolute path whose file ``reader`` knows how to parse (by default ``parse``)."""
+    reader = reader or parse
     root = project_root(path)
-    entry = _parse_entry(path, root)
+    entry = _parse_entry(path, root, reader)
     modules = [entry]
     notes: list[str] = []
     if follow_imports:
-        notes.extend(_follow(modules, Finder(path.parent, root)))
+        notes.extend(_follow(modules, Finder(path.parent, root), reader))
     return Script(path=path, root=root, modules=tuple(modules), notes=tuple(notes))
 
 
 def parse(path: Path, name: str, package: str) -> Module:
     """Parse one file. Raises OSError, SyntaxError, ValueError or RecursionError when it cannot be read."""
-    raw = path.read_bytes()
+    return parse_bytes(path.read_bytes(), path, name, package)
+
+
+def parse_bytes(raw: bytes, path: Path, name: str, package: str) -> Module:
+    """Parse the content of a file. Raises SyntaxError, ValueError or RecursionError when it is no Python."""
     if len(raw) > MAXIMUM_BYTES:
         raise ValueError(f"it has {len(raw):,} bytes, more than {MAXIMUM_BYTES:,}")
     if b"\0" in raw:
@@ -97,7 +112,7 @@ def parse(path: Path, name: str, package: str) -> Module:
         raw.decode("utf-8")
         raise
     text = raw.decode(encoding)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), deep_recursion(PARSER_RECURSION_LIMIT):
         warnings.simplefilter("ignore")
         tree = ast.parse(text, filename=str(path))
     return Module(path, name, package, text, tree)
@@ -117,9 +132,9 @@ def _checked(path: Path) -> Path:
     return path.absolute()
 
 
-def _parse_entry(path: Path, root: Path) -> Module:
+def _parse_entry(path: Path, root: Path, reader: Reader) -> Module:
     try:
-        return parse(path, "__main__", package_of(path, root))
+        return reader(path, "__main__", package_of(path, root))
     except SyntaxError as error:
         line = error.lineno or 1
         raise UsageError(
@@ -133,28 +148,42 @@ def _parse_entry(path: Path, root: Path) -> Module:
         raise UsageError(f"{path} cannot be read: its expressions are nested too deeply") from error
 
 
-def _follow(modules: list[Module], finder: Finder) -> Iterator[str]:
+def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[str]:
     """Append the project modules that ``modules`` import, breadth first; yield notes."""
     seen = {modules[0].path.resolve()}
+    asked: set[str] = set()
     for module in modules:
         for name in _wanted(module):
+            if name in asked:
+                continue
+            asked.add(name)
             found = finder.find(name)
-            if found is None or found.path.resolve() in seen:
+            if found is None:
+                continue
+            real = found.path.resolve()
+            if real in seen:
                 continue
             if len(modules) >= MAXIMUM_MODULES:
                 yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
                 return
-            seen.add(found.path.resolve())
+            seen.add(real)
             try:
-                modules.append(parse(found.path, found.name, found.package))
+                modules.append(reader(found.path, found.name, found.package))
             except SyntaxError as error:
                 yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
             except (OSError, ValueError, RecursionError, MemoryError) as error:
                 yield f"{found.path} cannot be read: {error or type(error).__name__}"
 
 
-def _wanted(module: Module) -> Iterator[str]:
-    """Dotted names that a module's imports may refer to, packages before what is in them."""
+def _wanted(module: Module) -> tuple[str, ...]:
+    """Dotted names that a module's imports may refer to, packages before what is in them; kept with the module."""
+    kept: tuple[str, ...] | None = module.__dict__.get("_wanted")
+    if kept is None:
+        kept = module.__dict__["_wanted"] = tuple(dict.fromkeys(_imported(module)))
+    return kept
+
+
+def _imported(module: Module) -> Iterator[str]:
     for entry in module.imports:
         parts = entry.module.split(".") if entry.module else []
         for length in range(1, len(parts) + 1):

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, truth_of
 from ddpdoctor.source.imports import run_import
 from ddpdoctor.source.machine import LoopFrame, Machine
+from ddpdoctor.source.module import descend
+from ddpdoctor.source.own_data import forget_counter, own_iterable, own_test
 from ddpdoctor.source.targets import assign_to, forget
-from ddpdoctor.source.trace import Jump, LoopAround
+from ddpdoctor.source.trace import ContextAround, Jump, LoopAround, OwnTest
 from ddpdoctor.source.values import (
     NO_GRADIENTS,
     NO_SYNC,
@@ -32,7 +34,7 @@ def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
     for statement in body:
         if not machine.mask:
             return
-        machine.step()
+        machine.steps += 1
         handler = _HANDLERS.get(type(statement))
         if handler is not None:
             handler(machine, statement)
@@ -83,8 +85,11 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     if machine.mask:
         around = LoopAround(statement, machine.frame.module, iterable, _at_most_one(turns))
 
+        own = own_iterable(machine, statement.iter, iterable)
+
         def turn() -> None:
             assign_to(machine, statement.target, item)
+            forget_counter(machine, statement.target, iterable)
             execute(machine, statement.body)
 
         if empty & start:
@@ -92,7 +97,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
                 machine.mask, statement.iter, iterable, lambda: _loop(machine, around, turn, turns)
             )
         else:
-            _loop(machine, around, turn, turns)
+            _loop(machine, around, turn, turns, own)
     machine.mask |= empty & start
     execute(machine, statement.orelse)
 
@@ -118,12 +123,18 @@ def _while(machine: Machine, statement: ast.While) -> None:
                 machine.mask, statement.test, value, lambda: _loop(machine, around, turn, [None] * len(RANKS))
             )
         else:
-            _loop(machine, around, turn, [None] * len(RANKS))
+            _loop(machine, around, turn, [None] * len(RANKS), own_test(machine, statement.test, value))
     machine.mask |= no & start
     execute(machine, statement.orelse)
 
 
-def _loop(machine: Machine, around: LoopAround, turn: Callable[[], None], turns: Sequence[int | None]) -> None:
+def _loop(
+    machine: Machine,
+    around: LoopAround,
+    turn: Callable[[], None],
+    turns: Sequence[int | None],
+    own: OwnTest | None = None,
+) -> None:
     """Walk a body once to see what it changes, and once more for any of its turns."""
     start = machine.mask
     gone, raised, frame_now = machine.gone, machine.raised, machine.frame
@@ -140,7 +151,7 @@ def _loop(machine: Machine, around: LoopAround, turn: Callable[[], None], turns:
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
     inner = machine.collect(lambda: _turn(machine, around, turn, frame))
-    machine.add_loop(inner, varying_turns, around.node)
+    machine.add_loop(inner, varying_turns, around.node, own)
     for written in frame.left_behind:
         machine.store.merge(written)
     returned = 0
@@ -243,7 +254,11 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
         machine.gradients = False
     if value == NO_SYNC:
         machine.synchronising = False
-    _enter(machine, statement, rest)
+    machine.contexts.append(ContextAround(item.context_expr, machine.frame.module, value))
+    try:
+        _enter(machine, statement, rest)
+    finally:
+        machine.contexts.pop()
     machine.gradients, machine.synchronising = gradients, synchronising
 
 
@@ -332,7 +347,7 @@ def _matches(subject: Value, case: ast.match_case) -> Value:
 
 
 def _captured(pattern: ast.pattern) -> list[str]:
-    names = [getattr(node, "name", None) for node in ast.walk(pattern)]
+    names = [getattr(node, "name", None) for node in descend(pattern)]
     return [name for name in names if isinstance(name, str)]
 
 

@@ -40,6 +40,11 @@ class Store:
         """The names in a scope or of an object's attributes, in the order of their first assignment."""
         return tuple(self._names.get(owner, {}))
 
+    @property
+    def depth(self) -> int:
+        """How many journals are open."""
+        return len(self._journals)
+
     def begin(self) -> None:
         """Start a journal."""
         self._journals.append({})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.noted_calls import note_item
+from ddpdoctor.source.noted_training import note_attribute_set
 from ddpdoctor.source.values import (
     Built,
     Const,
@@ -74,6 +76,7 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
 
     owners = [option for option in options_of(evaluate(machine, target.value)) if isinstance(option, (Instance, Built))]
     for owner in owners:
+        note_attribute_set(machine, target, owner, value)
         if len(owners) > 1:
             value = join(machine.store.get(owner.number, target.attr), value)
         machine.assign(owner.number, target.attr, value)
@@ -82,9 +85,10 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
 def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
     from ddpdoctor.source.expressions import evaluate
 
-    evaluate(machine, target.slice)
     container = evaluate(machine, target.value)
-    key = constant(evaluate(machine, target.slice))
+    index = evaluate(machine, target.slice)
+    note_item(machine, target, container, index, value)
+    key = constant(index)
     if isinstance(container, Mapped) and key is not ...:
         entries = dict(container.entries)
         entries[key] = value

@@ -24,6 +24,9 @@ EventKind = Literal[
     "device",
     "data-parallel",
     "object",
+    "call",
+    "training",
+    "ddp-forward",
 ]
 
 
@@ -51,6 +54,15 @@ class LoopAround(msgspec.Struct, frozen=True, eq=False):
     iterable: Value
     once: bool
     """It makes at most one turn."""
+
+
+class ContextAround(msgspec.Struct, frozen=True, eq=False):
+    """A context manager that something happens in."""
+
+    node: ast.expr
+    """The expression of the ``with`` item."""
+    module: Module
+    value: Value
 
 
 class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -85,6 +97,8 @@ class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The calls that it happens in, by the numbers of their scopes."""
     root: str = ""
     """The function that the walk started from though nothing read calls it; empty in the script's own course."""
+    contexts: tuple[ContextAround, ...] = ()
+    """Context managers around it in all frames, outermost first."""
     in_parent: bool = False
     """It happens in the process that spawns the ranks, not in a rank."""
 
@@ -107,6 +121,21 @@ class Exit(msgspec.Struct, frozen=True, eq=False):
     """The call that was left, or in which a loop was left; 0 for the program."""
 
 
+OwnKind = Literal["batch", "clock", "files", "random", "state"]
+"""What of a rank's own a condition asks: its batches, its clock, its files, its random numbers, or what follows."""
+
+
+class OwnTest(msgspec.Struct, frozen=True, eq=False):
+    """A condition that every rank decides by something of its own."""
+
+    node: ast.AST
+    """The condition, or what a loop goes over."""
+    module: Module
+    kind: OwnKind
+    chain: tuple[Frame, ...]
+    """Lines of the call chain, innermost first."""
+
+
 class Branch(msgspec.Struct, frozen=True, eq=False):
     """Alternatives of which a condition, the same on all ranks, takes one."""
 
@@ -115,6 +144,8 @@ class Branch(msgspec.Struct, frozen=True, eq=False):
     """Equal for branches that run the same; 0 while exits are not worked in."""
     leaves: bool = False
     """A jump is in one of its arms."""
+    test: OwnTest | None = None
+    """The condition, when ranks may take different arms."""
 
 
 class Loop(msgspec.Struct, frozen=True, eq=False):
@@ -127,6 +158,8 @@ class Loop(msgspec.Struct, frozen=True, eq=False):
     """The statement."""
     shape: int = 0
     """Equal for loops that run the same; 0 while exits are not worked in."""
+    test: OwnTest | None = None
+    """What bounds it, when ranks may make different numbers of turns."""
 
 
 class Jump(msgspec.Struct, frozen=True):
@@ -146,21 +179,33 @@ def settle(items: Sequence[Item], rest: Tree = (), in_loop: bool = False) -> Tre
     None when every path raises. Branches whose arms are the same are no branches.
     """
     result: Tree | None = rest
+    before: list[Item] = []  # What comes before ``result``, last first: adding to a tuple would copy it each time.
     for item in reversed(items):
-        if isinstance(item, Jump):
-            result = _after_jump(item, in_loop)
-        elif isinstance(item, Event):
-            result = None if result is None else (item, *result)
-        elif isinstance(item, Branch):
-            result = _settle_branch(item, result, in_loop)
+        if isinstance(item, Event) or (not isinstance(item, Jump) and item.shape and not _may_leave(item)):
+            before.append(item)
+        elif isinstance(item, Branch) and not item.leaves:
+            arms = [settle(arm, (), in_loop) or () for arm in item.arms]
+            before.extend(reversed(_one_of(arms, item.test)))
         else:
-            result = _settle_loop(item, result)
-    return result
+            if result is not None and before:
+                result = (*reversed(before), *result)
+            before.clear()
+            if isinstance(item, Jump):
+                result = _after_jump(item, in_loop)
+            elif isinstance(item, Branch):
+                result = _settle_leaving(item, result, in_loop)
+            else:
+                result = _settle_loop(item, result)
+    return None if result is None else (*reversed(before), *result)
 
 
-def branch_of(arms: Sequence[Sequence[Item]]) -> Branch:
+def _may_leave(item: Branch | Loop) -> bool:
+    return isinstance(item, Branch) and item.leaves
+
+
+def branch_of(arms: Sequence[Sequence[Item]], test: OwnTest | None = None) -> Branch:
     """A branch whose exits are still to be worked in."""
-    return Branch(tuple(tuple(arm) for arm in arms), leaves=any(_leaves(arm) for arm in arms))
+    return Branch(tuple(tuple(arm) for arm in arms), leaves=any(_leaves(arm) for arm in arms), test=test)
 
 
 def shape_of(tree: Tree) -> int:
@@ -202,25 +247,19 @@ def _after_jump(jump: Jump, in_loop: bool) -> Tree | None:
     return (jump,)
 
 
-def _settle_branch(branch: Branch, rest: Tree | None, in_loop: bool) -> Tree | None:
-    if not branch.leaves:
-        if rest is None:
-            return None
-        if branch.shape:
-            return (branch, *rest)
-        return (*_one_of([settle(arm, (), in_loop) or () for arm in branch.arms]), *rest)
+def _settle_leaving(branch: Branch, rest: Tree | None, in_loop: bool) -> Tree | None:
     ended: Tree = () if rest is not None else (Jump("raise"),)
     arms = [settle((*arm, *ended), rest or (), in_loop) for arm in branch.arms]
     living = [arm for arm in arms if arm is not None]
-    return _one_of(living) if living else None
+    return _one_of(living, branch.test) if living else None
 
 
-def _one_of(arms: Sequence[Tree]) -> Tree:
+def _one_of(arms: Sequence[Tree], test: OwnTest | None) -> Tree:
     shapes = [shape_of(arm) for arm in arms]
     if len(set(shapes)) == 1:
         return arms[0]
     leaves = any(_leaves(arm) for arm in arms)
-    return (Branch(tuple(arms), hash(("branch", *shapes)), leaves),)
+    return (Branch(tuple(arms), hash(("branch", *shapes)), leaves, test),)
 
 
 def _leaves(items: Sequence[Item]) -> bool:
@@ -239,7 +278,7 @@ def _settle_loop(loop: Loop, rest: Tree | None) -> Tree | None:
         return body[:-1] if body[-1].kind == "return" else (*body[:-1], *rest)
     if next(events_in(body), None) is None and not (rest and _returns(body)):
         return rest
-    return (Loop(body, loop.turns, loop.node, hash(("loop", loop.turns, shape_of(body)))), *rest)
+    return (Loop(body, loop.turns, loop.node, hash(("loop", loop.turns, shape_of(body))), loop.test), *rest)
 
 
 def _return_breaks(tree: Tree) -> Tree:
@@ -248,7 +287,7 @@ def _return_breaks(tree: Tree) -> Tree:
         if isinstance(item, Jump) and item.kind == "return":
             result.append(BREAK)
         elif isinstance(item, Branch) and item.leaves:
-            result.extend(_one_of([_return_breaks(arm) for arm in item.arms]))
+            result.extend(_one_of([_return_breaks(arm) for arm in item.arms], item.test))
         else:
             result.append(item)
     return tuple(result)

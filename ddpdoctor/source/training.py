@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.source.attributes import base_names
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.module import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, LoopAround
 from ddpdoctor.source.values import (
@@ -168,7 +169,7 @@ def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
 
 
 def _mentions_ranks(node: ast.AST) -> bool:
-    for inner in ast.walk(node):
+    for inner in descend(node):
         word = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else ""
         if word in _RANK_WORDS or (isinstance(inner, ast.Constant) and inner.value in _RANK_WORDS):
             return True

@@ -147,12 +147,17 @@ Value: TypeAlias = (
     " | Mapped | TensorSize | Choice | Lanes"
 )
 
+_PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Instance, Built, Partial})
+"""Classes of values that are the same on all ranks and come from nothing in particular."""
+_NOTHING: frozenset[Tag] = frozenset()
 NONE = Const(None)
 UNIFORM = Unknown()
 VARYING = Unknown(varying=True)
 OPAQUE = Unknown(opaque=True)
 NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
+NO_CONTEXT = External("contextlib.nullcontext")
+"""The context that changes nothing."""
 NO_SYNC = External("torch.nn.parallel.DistributedDataParallel.no_sync")
 """The context in which DDP does not synchronise."""
 
@@ -172,7 +177,10 @@ def lanes_of(values: Sequence[Value], guessed: bool = False) -> Value:
 
 def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
     """Apply a function of plain values on every rank."""
-    if not any(isinstance(value, Lanes) for value in inputs):
+    for value in inputs:
+        if value.__class__ is Lanes:
+            break
+    else:
         return function(*inputs)
     result = lanes_of([function(*(lane(value, rank) for value in inputs)) for rank in RANKS], is_guessed(*inputs))
     return _vary(result)
@@ -185,7 +193,10 @@ def is_guessed(*values: Value) -> bool:
 
 def is_varying(value: Value) -> bool:
     """Whether a value may differ between ranks."""
-    if isinstance(value, Lanes):
+    kind = value.__class__
+    if kind in _PLAIN:
+        return False
+    if kind is Lanes:
         return True
     if isinstance(value, Unknown):
         return value.varying
@@ -202,6 +213,8 @@ def is_varying(value: Value) -> bool:
 
 def tags_of(value: Value) -> frozenset[Tag]:
     """What a value comes from."""
+    if value.__class__ in _PLAIN:
+        return _NOTHING
     if isinstance(value, (Unknown, TensorSize)):
         return value.tags
     if isinstance(value, Bound):
@@ -235,8 +248,10 @@ def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque
     varying = False
     tags = extra
     for value in inputs:
-        varying = varying or is_varying(value)
-        tags = tags | tags_of(value)
+        if value.__class__ not in _PLAIN:
+            varying = varying or is_varying(value)
+            more = tags_of(value)
+            tags = tags | more if more else tags
     return Unknown(varying, opaque, tags)
 
 

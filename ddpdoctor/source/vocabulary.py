@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -125,6 +126,12 @@ SAME_ITEMS = frozenset({"enumerate", "zip", "iter", "next", "list", "tuple", "re
 
 STATEFUL_BUFFER_MODULES = re.compile(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$|SpectralNorm$|FakeQuantize")
 """Modules of torch.nn whose buffers change in forward."""
+MODEL_LIBRARY = "torchvision.models."
+MODELS_WITH_STATISTICS = re.compile(
+    r"torchvision\.models\.(\w+\.)*(\w*res(net|next)\w*|densenet\w*|mobilenet\w*|efficientnet\w*|mnasnet\w*|regnet\w*"
+    r"|shufflenet\w*|googlenet|inception\w*|vgg\d+_bn|deeplab\w*|fcn_\w*)$"
+)
+"""Functions of torchvision whose models hold BatchNorm modules, for any arguments."""
 BUFFERLESS_MODULE = re.compile(
     r"torch\.nn\.(Linear|Bilinear|Identity|Conv\dd|ConvTranspose\dd|Embedding|EmbeddingBag|LayerNorm|GroupNorm|RMSNorm"
     r"|ReLU|ReLU6|LeakyReLU|PReLU|GELU|SiLU|Mish|Tanh|Sigmoid|Softmax|LogSoftmax|ELU|Hardswish|Softplus|Dropout\dd|Dropout"
@@ -158,6 +165,7 @@ RUNNERS = frozenset({"fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torc
 """Functions that call the function that they are given."""
 
 
+@lru_cache(maxsize=65_536)
 def canonical(name: str) -> str:
     """The public full name of something that has several."""
     for old, new in _MOVED:
@@ -166,6 +174,7 @@ def canonical(name: str) -> str:
     return name
 
 
+@lru_cache(maxsize=65_536)
 def is_first_rank_name(name: str) -> bool:
     """Tell whether a name promises to be true on one rank only; bare ``main`` and ``master`` need an ``is_``."""
     if name in {"main", "master", "_main", "_master", "primary", "chief", "local", "global"}:
@@ -173,6 +182,7 @@ def is_first_rank_name(name: str) -> bool:
     return FIRST_RANK_NAMES.match(name) is not None
 
 
+@lru_cache(maxsize=4_096)
 def speaks_of_ranks(text: str) -> bool:
     """Tell whether the text of a condition hints at a rank test that could not be resolved."""
     return _RANK_WORDS.search(text) is not None

@@ -11,6 +11,8 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.buffers import constant_buffers, has_buffers
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.noted_training import note_wrap
+from ddpdoctor.source.own_data import chooses_keys
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import (
     NONE,
@@ -74,6 +76,7 @@ def wrap(machine: Machine, node: ast.AST, positional: list[Value], named: dict[s
     group = named.get("process_group", NONE)
     in_tree = complete and constant(group) is None
     machine.emit("wrap", DDP, node, positional, named, number=number, complete=complete, in_tree=in_tree)
+    note_wrap(machine, positional[0] if positional else named.get("module"), number)
     return Built(number, DDP)
 
 
@@ -86,18 +89,26 @@ def call_wrapped(
     made = machine.object(value)
     module = made.argument("module", 0) if made is not None else None
     tags = frozenset({("ddp", value.number)}) if machine.gradients else frozenset()
-    recording = machine.gradients and machine.synchronising and made is not None and _syncs(made)
+    recording = machine.gradients and machine.synchronising and made is not None and synchronises_buffers(made)
     if recording and module is not None and has_buffers(machine, module):
         machine.emit("forward", "forward of the DDP model", node, positional, named, receiver=value, in_tree=True)
+    machine.emit("ddp-forward", "forward", node, positional, named, receiver=value)
     arguments = [*positional, *named.values()]
-    if isinstance(module, Instance) and module.cls.node.name in machine.mentions.synchronising:
-        result = apply(machine, node, module, positional, named, complete)
+    if isinstance(module, Instance) and (
+        module.cls.node.name in machine.mentions.synchronising or chooses_keys(machine, module.cls.node)
+    ):
+        machine.inside_ddp += 1
+        try:
+            result = apply(machine, node, module, positional, named, complete)
+        finally:
+            machine.inside_ddp -= 1
         return tagged(result if not isinstance(result, (Built, Instance, Choice)) else derived(arguments), tags)
     result = derived(arguments, tags)
     return Unknown(result.varying, False, result.tags)
 
 
-def _syncs(made: Event) -> bool:
+def synchronises_buffers(made: Event) -> bool:
+    """Whether a DDP construction leaves the synchronisation of buffers on."""
     options = ("broadcast_buffers", "forward_sync_buffers")
     return made.complete and not any(constant(made.named.get(name, UNIFORM)) is False for name in options)
 

@@ -1,0 +1,179 @@
+"""Backends of process groups against the devices that a job works on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.source.job import backend_of, depends_on_mode, framework, initialisations, is_nccl_only
+from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.trace import Event
+from ddpdoctor.source.values import constant
+from ddpdoctor.source.words import mentions_any
+
+_TENSOR_POSITION = {
+    "all_reduce": (0, "tensor"),
+    "broadcast": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "all_gather": (1, "tensor"),
+    "all_gather_into_tensor": (1, "input_tensor"),
+    "reduce_scatter_tensor": (1, "input"),
+    "gather": (0, "tensor"),
+}
+_FACTORIES = frozenset(
+    f"torch.{name}"
+    for name in ("zeros", "ones", "empty", "full", "rand", "randn", "arange", "FloatTensor", "LongTensor", "Tensor")
+)
+_FROM_DATA = frozenset({"torch.tensor", "torch.as_tensor"})
+_NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "perf_counter", "tolist"})
+_OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
+_PURPOSE = ("nccl", "NCCL", "win32", "Windows", "darwin", "mps")
+
+
+class Mismatch(msgspec.Struct, frozen=True, eq=False):
+    """A backend that does not fit the devices."""
+
+    initialisation: Event
+    form: Literal["nccl-without-gpu", "gloo-for-cuda"]
+
+
+class CpuTensor(msgspec.Struct, frozen=True, eq=False):
+    """A tensor in the host's memory, given to a collective of NCCL."""
+
+    collective: Event
+    tensor: str
+    """Source of the argument."""
+    made: ast.AST
+    """Where the tensor is made."""
+
+
+def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
+    """Process groups of NCCL in scripts without a GPU, and of gloo in scripts that train on one."""
+    script = projection.machine.script
+    if framework(script):
+        return
+    for event in initialisations(projection):
+        backend = backend_of(event)
+        name = constant(backend) if backend is not None else None
+        if event.conditions or not event.complete:
+            continue
+        if name == "nccl" and not mentions_any(script, ("cuda", "gpu", "GPU", "device", "accelerator")):
+            yield Mismatch(event, "nccl-without-gpu")
+        if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
+            yield Mismatch(event, "gloo-for-cuda")
+
+
+def _on_purpose(projection: Projection, event: Event) -> bool:
+    """Whether anything else in the text speaks of backends or of a platform that has no NCCL."""
+    for module in projection.machine.script.modules:
+        text = module.text
+        if module is event.module and isinstance(event.node, ast.expr):
+            text = text.replace(module.segment(event.node), "", 1)
+        if any(word in text for word in _PURPOSE):
+            return True
+    return False
+
+
+def _trains_on_gpu(projection: Projection) -> bool:
+    for event in projection.in_course("device", "call"):
+        moves = (event.kind == "device" and event.name in {"device_ids", "set_device"}) or event.name == "cuda"
+        if moves and not depends_on_mode(event):
+            return any(projection.in_course("wrap"))
+    return False
+
+
+def forgotten_groups(projection: Projection) -> Iterator[Event]:
+    """The first initialisation of a process group in a script that never destroys one."""
+    script = projection.machine.script
+    if mentions_any(script, ("destroy_process_group",)) or framework(script):
+        return
+    yield from list(initialisations(projection))[:1]
+
+
+def cpu_tensors(projection: Projection) -> Iterator[CpuTensor]:
+    """Tensors made in the host's memory that go into a collective of a group which has NCCL only."""
+    script = projection.machine.script
+    if not is_nccl_only(projection) or mentions_any(script, _OTHER_DEFAULTS):
+        return
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("collective"):
+        where = _TENSOR_POSITION.get(event.name)
+        if where is None or event.node in seen or not isinstance(event.node, ast.Call) or "group" in event.named:
+            continue
+        seen.add(event.node)
+        position, name = where
+        tensor = next((entry.value for entry in event.node.keywords if entry.arg == name), None)
+        if tensor is None and position < len(event.node.args):
+            tensor = event.node.args[position]
+        made = _made_on_cpu(event.module, event.node, tensor)
+        if made is not None and tensor is not None and not _under_other_default(event.module, made):
+            yield CpuTensor(event, event.module.excerpt(tensor, 50), made)
+
+
+def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast.AST | None:
+    """The construction of a tensor on the CPU, here or in the only assignment to its name in the same function."""
+    if isinstance(tensor, ast.Call):
+        return tensor if _is_cpu_factory(module, tensor) else None
+    if not isinstance(tensor, ast.Name):
+        return None
+    assignments = list(_assignments(_function_around(module, call), tensor.id))
+    if len(assignments) != 1 or not isinstance(assignments[0], ast.Assign):
+        return None
+    value = assignments[0].value
+    before = assignments[0].lineno < call.lineno
+    return value if before and isinstance(value, ast.Call) and _is_cpu_factory(module, value) else None
+
+
+def _function_around(module: Module, node: ast.AST) -> ast.AST:
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return around
+    return module.tree
+
+
+def _assignments(function: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Every statement that gives a name a value, and parameters of that name."""
+    for node in descend(function):
+        if isinstance(node, ast.arg):
+            if node.arg == name:
+                yield node
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr, ast.withitem)):
+            stored = [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, (ast.Tuple, ast.Name))]
+            names = [one for entry in stored for one in descend(entry) if isinstance(one, ast.Name)]
+            if any(one.id == name and isinstance(one.ctx, ast.Store) for one in names):
+                yield node
+
+
+def _is_cpu_factory(module: Module, call: ast.Call) -> bool:
+    name = module.resolve(call.func)
+    if any(entry.arg == "device" or entry.arg is None for entry in call.keywords):
+        return False
+    if name in _FACTORIES:
+        return True
+    return name in _FROM_DATA and bool(call.args) and _is_plain_data(call.args[0])
+
+
+def _is_plain_data(node: ast.expr) -> bool:
+    """Whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return True
+    if isinstance(node, ast.Call):
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return last in _NUMBERS
+    if isinstance(node, ast.BinOp):
+        return _is_plain_data(node.left) and _is_plain_data(node.right)
+    return isinstance(node, ast.UnaryOp) and _is_plain_data(node.operand)
+
+
+def _under_other_default(module: Module, node: ast.AST) -> bool:
+    """Whether a ``with`` statement around a construction may name another device."""
+    return any(
+        isinstance(around, ast.With) and "device" in ast.unparse(around.items[0].context_expr)
+        for around in module.ancestors(node)
+    )

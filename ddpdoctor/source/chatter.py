@@ -1,0 +1,92 @@
+"""What ranks report: lines that every rank prints, and numbers of one rank that stand for the job's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.source.job import framework, noted, on_every_rank
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.saving import is_distributed
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.trace import Event
+from ddpdoctor.source.values import Unknown, Value, is_varying, tags_of
+from ddpdoctor.source.words import mentions_any
+
+_BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
+_TRACKERS = ("wandb.init", "mlflow.start_run")
+_WRITERS = re.compile(r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.Experiment$")
+_RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
+_REDUCED = ("reduce", "gather", "torchmetrics", "all_avg", "dist_mean", "synchronize_between")
+
+
+def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
+    """Prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
+    script = projection.machine.script
+    if not is_distributed(projection) or framework(script):
+        return
+    found: dict[ast.AST, Event] = {}
+    for event in projection.in_course("call", "object"):
+        if event.node not in found and on_every_rank(event) and _is_chatter(event):
+            found[event.node] = event
+    if found and not _print_is_replaced(script):
+        yield from found.values()
+
+
+def _is_chatter(event: Event) -> bool:
+    if event.kind == "object":
+        return _WRITERS.search(event.name) is not None and not _depends_on_rank(event)
+    if event.name in _TRACKERS:
+        return "group" not in event.named and "mode" not in event.named and not _depends_on_rank(event)
+    if event.name in _BARS:
+        return event.complete and "disable" not in event.named and bool(event.loops)
+    if event.name != "builtins.print" or not event.loops or not event.positional:
+        return False
+    text = event.module.excerpt(event.node, 1_000)
+    return not _RANK_SAID.search(text) and not _in_handler(event.module, event.node)
+
+
+def _depends_on_rank(event: Event) -> bool:
+    return not event.complete or any(
+        is_varying(value) or (isinstance(value, Unknown) and value.opaque)
+        for value in (*event.positional, *event.named.values())
+    )
+
+
+def _in_handler(module: Module, node: ast.AST) -> bool:
+    """Whether a node reports a failure: it stands in an ``except``, or leaves the program after it."""
+    return any(isinstance(around, ast.ExceptHandler) for around in module.ancestors(node))
+
+
+def _print_is_replaced(script: Script) -> bool:
+    for module in script.modules:
+        for node in module.nodes:
+            if isinstance(node, ast.FunctionDef) and node.name == "print":
+                return True
+            if isinstance(getattr(node, "ctx", None), ast.Store) and _last_name(node) in {"print", "stdout"}:
+                return True
+    return mentions_any(script, ("redirect_stdout",))
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def local_metrics(projection: Projection) -> Iterator[Event]:
+    """Reports by rank 0 alone of values that come from its own batches, in a job that never reduces anything."""
+    script = projection.machine.script
+    if not is_distributed(projection) or framework(script) or mentions_any(script, _REDUCED):
+        return
+    seen: set[ast.AST] = set()
+    for event in noted(projection, "builtins.print", "wandb.log", "add_scalar", "log_metric"):
+        if event.node in seen or event.ranks != 1 or not event.guards:
+            continue
+        if any(_is_local(value) for value in (*event.positional, *event.named.values())):
+            seen.add(event.node)
+            yield event
+
+
+def _is_local(value: Value) -> bool:
+    return is_varying(value) and any(kind in ("batch", "ddp") for kind, _ in tags_of(value))

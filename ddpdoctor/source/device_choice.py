@@ -1,0 +1,119 @@
+"""Which GPU a process works on, and when it chooses it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.source.job import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
+from ddpdoctor.source.noted_names import SET_VARIABLE
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.trace import Event
+from ddpdoctor.source.values import Const, constant, options_of
+from ddpdoctor.source.words import mentions_any
+
+_CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "cuda.device(", "init_distributed_device")
+_GUESSES = frozenset(
+    {
+        "barrier",
+        "monitored_barrier",
+        "all_gather_object",
+        "gather_object",
+        "broadcast_object_list",
+        "scatter_object_list",
+    }
+)
+"""Collectives that bring no tensor of their own: NCCL takes the process's current device."""
+
+
+class LateVisibility(msgspec.Struct, frozen=True, eq=False):
+    """A restriction of the visible GPUs that comes after CUDA looked at them."""
+
+    setting: Event
+    initialised: Event
+
+
+class EarlyCollective(msgspec.Struct, frozen=True, eq=False):
+    """A collective on the current device before the process chose it."""
+
+    collective: Event
+    choice: Event
+    """The later ``set_device``."""
+
+
+def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
+    """Moves to the current GPU, on all ranks, in a job in which no process ever chooses its GPU."""
+    script = projection.machine.script
+    if mentions_any(script, _CHOOSES) or framework(script):
+        return ()
+    joined = [event for event in initialisations(projection) if "device_id" not in event.named]
+    if not joined:
+        return ()
+    first: dict[ast.AST, Event] = {}
+    for event in projection.in_course("device", "call"):
+        if _moves_to_current(event) and on_every_rank(event) and not depends_on_mode(event):
+            first.setdefault(event.node, event)
+    return tuple(first.values())
+
+
+def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
+    """Assignments to CUDA_VISIBLE_DEVICES in a process that already initialised CUDA."""
+    seen: set[ast.AST] = set()
+    before: list[Event] = []
+    for event in projection.events:
+        if _initialises_cuda(event):
+            before.append(event)
+        is_setting = event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES"
+        if is_setting and event.node not in seen:
+            earlier = _in_the_same_course(before, event)
+            if earlier is not None:
+                seen.add(event.node)
+                yield LateVisibility(event, earlier)
+
+
+def early_collectives(projection: Projection) -> Iterator[EarlyCollective]:
+    """The first collective without a tensor that comes before ``set_device`` in an NCCL job."""
+    if not is_nccl_only(projection):
+        return
+    if any("device_id" in event.named for event in initialisations(projection)):
+        return
+    choice = next((event for event in projection.in_course("device") if event.name == "set_device"), None)
+    if choice is None:
+        return
+    for event in projection.in_course("collective"):
+        if event.ordinal > choice.ordinal:
+            return
+        if event.name in _GUESSES and "device_ids" not in event.named and event.root == choice.root:
+            if "group" not in event.named and event.complete:
+                yield EarlyCollective(event, choice)
+            return
+
+
+def _moves_to_current(event: Event) -> bool:
+    if event.kind == "call":
+        return event.name == "cuda"
+    return event.name in {"cuda", "to"} and constant(event.positional[0]) == "cuda"
+
+
+def _initialises_cuda(event: Event) -> bool:
+    if event.kind == "call":
+        return event.name == "cuda" or event.name.startswith("torch.cuda.")
+    if event.kind != "device" or event.name == "device":
+        return False
+    if event.name in {"set_device", "cuda"}:
+        return True
+    return event.name == "to" and all(
+        isinstance(option, Const) and isinstance(option.value, str) and option.value.startswith("cuda")
+        for option in options_of(event.positional[0])
+    )
+
+
+def _in_the_same_course(earlier: Sequence[Event], event: Event) -> Event | None:
+    """The first of some events that happened before another in the same call of its function or below it."""
+    for other in earlier:
+        same = event.scopes[-1] in other.scopes and other.in_parent == event.in_parent and other.ranks & event.ranks
+        if same and set(other.conditions) <= set(event.conditions):
+            return other
+    return None

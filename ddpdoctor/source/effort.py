@@ -1,0 +1,82 @@
+"""How much work a rank projection does: which functions are walked again, and what stands for those that are not.
+
+A function is walked at every call of it, because what it does depends on its arguments. Calls within calls and loops
+would make that exponential, so that walks are counted: past the bounds a call gives what earlier walks of the same
+function gave. Every function is walked at least once, which keeps the work in proportion to the length of the code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from ddpdoctor.source.trace import Item, shape_of
+from ddpdoctor.source.values import OPAQUE, Value
+
+MAXIMUM_STEPS = 50_000
+"""Statements and expressions, repeated walks included, after which nothing is walked a second time: half a second."""
+MOST_WALKS = 250
+"""Walks of one function that are always made."""
+MOST_STEPS = 2_500
+"""Statements and expressions in one function, those of the functions that it calls included, that are always walked."""
+MAXIMUM_DEPTH = 40
+"""Calls within calls."""
+LONGEST_KEPT = 50
+"""Collectives and branches of a walk that are kept to stand for later calls."""
+
+
+class Walks:
+    """What the walks of one function came to."""
+
+    __slots__ = ("alike", "count", "items", "result", "shapes", "steps")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.steps = 0
+        self.alike = True
+        """Every walk returned the same and ran the same collectives."""
+        self.result: Value = OPAQUE
+        self.items: Sequence[Sequence[Item]] = ()
+        """What each rank did in the last walk that all ranks made together; empty when there was none so short."""
+        self.shapes: tuple[int, ...] = ()
+
+
+class Effort:
+    """The count of a projection's work by function."""
+
+    def __init__(self) -> None:
+        self.walks: dict[ast.AST, Walks] = {}
+        self.cut: dict[ast.AST, str] = {}
+        """Functions of which some call was not followed, with their names and files."""
+
+    def passes_over(self, node: ast.AST, steps: int) -> Walks | None:
+        """What stands for one more walk of a function when it is not to be made; ``steps`` were made so far."""
+        walks = self.walks.get(node)
+        if walks is None:
+            return None
+        worn_out = walks.count >= MOST_WALKS and walks.steps >= MOST_STEPS
+        return walks if worn_out or steps > MAXIMUM_STEPS else None
+
+    def note(
+        self, node: ast.AST, steps: int, result: Value, items: Sequence[Sequence[Item]] | None, *, began: bool = False
+    ) -> None:
+        """Count a walk (as soon as it begins) and keep what it came to; ``items`` when all ranks made it together."""
+        walks = self.walks.get(node)
+        if walks is None:
+            walks = self.walks[node] = Walks()
+        if began:
+            walks.count += 1
+            return
+        walks.steps += steps
+        if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
+            shapes = tuple(shape_of(tuple(entries)) for entries in items) if any(items) else ()
+            walks.alike = walks.alike and (not walks.items or (walks.shapes == shapes and walks.result == result))
+            walks.items, walks.shapes, walks.result = items, shapes, result
+        else:
+            walks.alike = False
+
+    def in_words(self) -> str:
+        """The functions that were not followed at every call; empty when all were."""
+        names = list(dict.fromkeys(self.cut.values()))
+        more = f" and {len(names) - 3} more functions" if len(names) > 3 else ""
+        return ", ".join(names[:3]) + more

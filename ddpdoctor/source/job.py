@@ -1,0 +1,118 @@
+"""What kind of job a script is: its process group, its device, the frameworks that do things for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.trace import Event
+from ddpdoctor.source.values import ALL_LANES, Value, constant
+from ddpdoctor.source.vocabulary import speaks_of_ranks
+from ddpdoctor.source.words import mentions_any
+
+_FRAMEWORKS = frozenset(
+    {
+        "accelerate",
+        "byteps",
+        "catalyst",
+        "colossalai",
+        "composer",
+        "deepspeed",
+        "detectron2",
+        "fairseq",
+        "horovod",
+        "ignite",
+        "lightning",
+        "lightning_fabric",
+        "megatron",
+        "mmcv",
+        "mmengine",
+        "pytorch_lightning",
+        "ray",
+        "smdistributed",
+        "torch_xla",
+    }
+)
+_CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
+
+
+def framework(script: Script) -> str:
+    """The training framework that starts ranks and places models for a script; empty when it does so itself."""
+    kept: str | None = script.__dict__.get("_framework")
+    if kept is None:
+        kept = script.__dict__["_framework"] = _framework(script)
+    return kept
+
+
+def _framework(script: Script) -> str:
+    for module in script.modules:
+        for entry in module.imports:
+            top = entry.module.partition(".")[0]
+            if top in _FRAMEWORKS:
+                return top
+            if top == "transformers" and entry.name.endswith("Trainer"):
+                return top
+    return ""
+
+
+def may_spawn(script: Script) -> bool:
+    """Tell whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
+    return script.spawns_ranks is not None or mentions_any(script, ("spawn(", "start_processes", "Process("))
+
+
+def initialisations(projection: Projection) -> Iterator[Event]:
+    """Calls of ``init_process_group`` that ranks come to, each once."""
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("collective"):
+        if event.name == "init_process_group" and event.node not in seen:
+            seen.add(event.node)
+            yield event
+
+
+def backend_of(initialisation: Event) -> Value | None:
+    """The backend that a process group is asked for; None when it is left to torch."""
+    return initialisation.argument("backend", 0)
+
+
+def is_nccl_only(projection: Projection) -> bool:
+    """Tell whether every process group of a job is certainly NCCL's and nothing else's."""
+    found = list(initialisations(projection))
+    return bool(found) and all(event.complete and _is_nccl(backend_of(event)) for event in found)
+
+
+def _is_nccl(backend: Value | None) -> bool:
+    name = constant(backend) if backend is not None else None
+    return isinstance(name, str) and name.lower() in {"nccl", "cuda:nccl"}
+
+
+def may_use_cuda(script: Script) -> bool:
+    """Tell whether CUDA or NCCL is mentioned anywhere."""
+    return mentions_any(script, ("cuda", "nccl", "CUDA", "NCCL"))
+
+
+def noted(projection: Projection, *names: str) -> Iterator[Event]:
+    """Calls of some names that ranks come to, in the order of execution."""
+    return (event for event in projection.in_course("call") if event.name in names)
+
+
+def on_every_rank(event: Event) -> bool:
+    """Tell whether all ranks come to an event, with no hint of a rank test around it."""
+    return (
+        event.ranks == ALL_LANES
+        and not event.guards
+        and not event.in_parent
+        and not any(speaks_of_ranks(condition) for condition in event.conditions)
+    )
+
+
+def depends_on_mode(event: Event) -> bool:
+    """Tell whether conditions around an event may choose between a job with ranks and one without."""
+    return any(_CHOICES_OF_MODE.search(condition) for condition in event.conditions)
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The expression of an argument given by its name."""
+    return next((entry.value for entry in call.keywords if entry.arg == name), None)

@@ -1,0 +1,63 @@
+"""The collectives of a script that every rank has to come to, and the lines that lead to them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from ddpdoctor.source.divergence import partings
+from ddpdoctor.source.module import Module, children_of, descend
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.trace import Event, events_in
+
+
+def meetings(projection: Projection) -> tuple[Event, ...]:
+    """Everything in the script that synchronises the ranks, once each, in the order of execution."""
+    found: dict[int, Event] = {}
+    for walk in projection.walks:
+        for tree in walk.trees:
+            found.update({event.ordinal: event for event in events_in(tree)})
+    return tuple(found[ordinal] for ordinal in sorted(found))
+
+
+def led_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
+    """The events whose call chain passes some lines of a file."""
+    file = str(module.path)
+    for event in events:
+        if any(frame.file == file and first_line <= frame.line <= last_line for frame in event.chain):
+            yield event
+
+
+def reported_lines(projection: Projection) -> frozenset[tuple[str, int]]:
+    """File and line of the collectives that a rank test keeps from some ranks: other checks leave them alone."""
+    return frozenset((parting.location.file, parting.location.line) for parting in partings(projection))
+
+
+def function_around(module: Module, node: ast.AST) -> ast.AST:
+    """The function that a node stands in, or the module."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return next((around for around in module.ancestors(node) if isinstance(around, functions)), module.tree)
+
+
+def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions and classes in it."""
+    waiting = children_of(function)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting.extend(children_of(node))
+
+
+def mentions(node: ast.AST, names: Iterable[str]) -> bool:
+    """Whether an expression holds one of some variables or dotted attributes."""
+    wanted = set(names)
+    inside = (inner for inner in descend(node) if isinstance(inner, (ast.Name, ast.Attribute)))
+    return any(ast.unparse(inner) in wanted for inner in inside)
+
+
+def stores(node: ast.AST, name: str) -> bool:
+    """Whether a node is a variable or attribute of this name that is assigned."""
+    return (
+        isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == name
+    )

@@ -1,0 +1,43 @@
+"""Names of the calls that the rank projection keeps for checks of launch, state and speed."""
+
+from __future__ import annotations
+
+ENVIRONMENT = "os.environ"
+SET_VARIABLE = "set environment variable"
+"""Name of the event of an assignment to ``os.environ``; its arguments are the variable and its value."""
+SET_DEFAULT = "set default of environment variable"
+FILE_CALLS = frozenset(
+    {"os.mkdir", "os.makedirs", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace", "shutil.rmtree"}
+)
+NOTED_CALLS = FILE_CALLS | {
+    "torch.load",
+    "builtins.print",
+    "tqdm.tqdm",
+    "tqdm.auto.tqdm",
+    "tqdm.trange",
+    "tqdm.auto.trange",
+    "wandb.init",
+    "wandb.log",
+    "mlflow.start_run",
+    "torch.cuda.init",
+    "torch.cuda.synchronize",
+    "torch.cuda.current_device",
+    "torch.cuda.get_device_name",
+    "torch.cuda.get_device_properties",
+    "torch.cuda.mem_get_info",
+    "torch.cuda.empty_cache",
+}
+"""Full names of the functions whose calls are kept as events of the kind ``call``."""
+FILE_METHODS = frozenset({"mkdir", "unlink", "rmdir"})
+READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
+"""Methods of a tensor that wait for the GPU."""
+STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
+TRACKING_METHODS = frozenset({"add_scalar", "log_metric"})
+TELLING_WORDS = frozenset({"makedirs", "mkdir", "rmtree", "environ"})
+"""Words in a function that make it worth walking."""
+_LAST_NAMES = frozenset(name.rpartition(".")[2] for name in NOTED_CALLS if not name.startswith(("builtins.", "tqdm")))
+
+
+def worth_walking(last: str) -> bool:
+    """Tell whether an attribute of this name may be one of the noted functions."""
+    return last in _LAST_NAMES

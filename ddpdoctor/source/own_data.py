@@ -1,0 +1,308 @@
+"""Conditions that every rank decides by something of its own: its batches, its clock, its files, its random numbers.
+
+A value carries where it comes from in its tags; a value that was decided by such a condition carries ``own``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.mentions import adds_key
+from ddpdoctor.source.module import descend
+from ddpdoctor.source.store import Cell, Store
+from ddpdoctor.source.trace import OwnKind, OwnTest
+from ddpdoctor.source.values import (
+    UNIFORM,
+    Bound,
+    Choice,
+    Const,
+    Instance,
+    Mapped,
+    Tag,
+    Unknown,
+    Value,
+    constant,
+    is_varying,
+    options_of,
+    tagged,
+    tags_of,
+)
+from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, speaks_of_ranks
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.machine import Machine
+
+DECIDED: Tag = ("own", 0)
+"""Of a value that depends on what a rank decided by itself."""
+COUNTED: Tag = ("counted", 0)
+"""Of an iterable whose items begin with their number."""
+MEMBERS: Tag = ("members", 0)
+"""Of a collection whose length depends on what is in it."""
+EXTENT = "extent"
+"""Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
+OWN_KINDS = frozenset({"batch", "ddp", "own", "clock", "files", "random", "counted", "members", EXTENT})
+"""Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
+
+_CLOCK = re.compile(r"^(time|datetime)\.")
+_FILES = re.compile(r"^(os\.path\.|os\.(listdir|scandir|stat|access)$|glob\.)")
+_RANDOM = re.compile(r"^(random|numpy\.random)\.")
+_FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
+_SIZES = frozenset(
+    {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len"}
+    | {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "is_sparse", "layout"}
+)
+"""Attributes and functions that tell the form of data."""
+_ASKS_STRUCTURE = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
+_MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
+_AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
+
+
+def origin_of(name: str) -> frozenset[Tag]:
+    """The tag of a library function whose result differs between processes, by its full name."""
+    for kind, pattern in (("clock", _CLOCK), ("files", _FILES), ("random", _RANDOM)):
+        if pattern.match(name):
+            return frozenset({(kind, 0)})
+    return frozenset()
+
+
+def asks_for_file(name: str, receiver: Value, arguments: list[Value]) -> bool:
+    """Whether a method asks the file system of the rank's machine: ``Path.exists()``."""
+    return name in _FILE_METHODS and not arguments and isinstance(receiver, Unknown)
+
+
+def agrees_by_name(name: str) -> bool:
+    """Whether the name of a function that cannot be read promises the same result on every rank."""
+    return _AGREED.search(name) is not None
+
+
+def extent_of(value: Value) -> Value | None:
+    """The size of something from a batch: a number that is known to be alike unless it can be zero."""
+    numbers = {number for kind, number in tags_of(value) if kind == "batch"}
+    return Unknown(tags=frozenset((EXTENT, number) for number in numbers)) if numbers else None
+
+
+def members_of(name: str, result: Unknown) -> Unknown:
+    """Mark the result of ``set``, ``unique`` and the like: how many items it has is up to the data."""
+    if name.rpartition(".")[2] in _MEMBERS and result.varying:
+        return Unknown(True, result.opaque, result.tags | {MEMBERS})
+    return result
+
+
+def forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
+    """The number that ``enumerate`` puts before an item is the same on every rank."""
+    from ddpdoctor.source.targets import assign_to
+
+    if COUNTED in tags_of(iterable) and isinstance(target, (ast.Tuple, ast.List)) and target.elts:
+        assign_to(machine, target.elts[0], UNIFORM)
+
+
+def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
+    """The condition as one that every rank decides by itself; None when it is not, or cannot be told."""
+    tags = tags_of(value)
+    if machine.guards or not (is_varying(value) or any(kind == EXTENT for kind, _ in tags)):
+        return None
+    kind = _kind(machine, tags)
+    if kind is None or speaks_of_ranks(ast.unparse(node)) or not _varies(machine, node):
+        return None
+    return _described(machine, node, kind)
+
+
+def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
+    """What a loop goes over, when its number of turns is a rank's own: keys in a batch, a range up to a count in it."""
+    if machine.guards or not is_varying(value):
+        return None
+    tags = tags_of(value)
+    is_range = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    if is_range and isinstance(node, ast.Call):
+        tags = frozenset(tag for part in node.args for tag in _tags_of_names(machine, part))
+    kind = _kind(machine, tags)
+    if kind is None or not (MEMBERS in tags or (is_range and kind == "batch" and _varies(machine, node))):
+        return None
+    return _described(machine, node, kind)
+
+
+def mark_decided(store: Store, cells: Iterable[Cell]) -> None:
+    """Mark what the arms of a rank's own condition wrote; dicts with other keys in each arm have open keys.
+
+    Not for conditions that ask for files: ranks mostly share them, and find the same checkpoint.
+    """
+    for cell in cells:
+        value = store.get(*cell)
+        if isinstance(value, Unknown) and value.varying and DECIDED not in value.tags:
+            store.put({cell: tagged(value, frozenset({DECIDED}))})
+        elif isinstance(value, Choice) and _differ_in_keys(value):
+            store.put({cell: Unknown(True, False, tags_of(value) | {DECIDED, MEMBERS})})
+
+
+def _differ_in_keys(value: Choice) -> bool:
+    keys = [tuple(key for key, _ in option.entries) for option in value.options if isinstance(option, Mapped)]
+    return len(keys) == len(value.options) and len(set(keys)) > 1
+
+
+def _described(machine: Machine, node: ast.AST, kind: OwnKind) -> OwnTest:
+    frame = machine.frame
+    here = Frame(str(frame.module.path), getattr(node, "lineno", 1), frame.function or "<module>")
+    return OwnTest(node, frame.module, kind, (here, *reversed(machine.calls)))
+
+
+def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
+    """What of a rank's own a value comes from; batches of a loader that gives every rank the same are nobody's own."""
+    kinds = {kind for kind, _ in tags}
+    loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
+    if loaders:
+        return "batch" if any(_is_own_loader(machine, number) for number in loaders) else None
+    if "ddp" in kinds:
+        return "batch"
+    if "clock" in kinds:
+        return "clock"
+    if "files" in kinds:
+        return "files"
+    if "random" in kinds:
+        return None if _seeds(machine) else "random"
+    return "state" if "own" in kinds else None
+
+
+def _is_own_loader(machine: Machine, number: int) -> bool:
+    """Whether a loader may give every rank other batches: by a sampler, by shuffling, or by its data."""
+    made = machine.events.get(number)
+    if made is None:
+        return not machine.quiet
+    if not made.complete:
+        return True
+    for name, position in (("sampler", 3), ("batch_sampler", 4)):
+        value = made.argument(name, position)
+        if value is not None and constant(value) is not None:
+            return True
+    shuffle = made.argument("shuffle", 2)
+    if shuffle is not None and constant(shuffle) is not False:
+        return True
+    dataset = made.argument("dataset", 0)
+    return dataset is not None and is_varying(dataset)
+
+
+def _seeds(machine: Machine) -> bool:
+    return any("seed" in module.text for module in machine.script.modules)
+
+
+def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
+    from ddpdoctor.source.expressions import lookup
+
+    for inner in descend(node):
+        if isinstance(inner, ast.Name):
+            yield from tags_of(lookup(machine, inner.id))
+
+
+def _varies(machine: Machine, node: ast.AST) -> bool:
+    """Whether what can differ between ranks in a condition is data, not only the form of data."""
+    if isinstance(node, ast.Name):
+        return _name_varies(machine, node.id)
+    if isinstance(node, ast.Attribute):
+        return node.attr not in _SIZES and _attribute_varies(machine, node)
+    if isinstance(node, ast.Call):
+        return _call_varies(machine, node)
+    if isinstance(node, ast.Compare):
+        return _comparison_varies(machine, node)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_size(node.operand):
+        return _is_from_batch(machine, node.operand)
+    return any(_varies(machine, child) for child in ast.iter_child_nodes(node))
+
+
+def _name_varies(machine: Machine, name: str) -> bool:
+    from ddpdoctor.source.expressions import lookup
+
+    return is_varying(lookup(machine, name))
+
+
+def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:
+    from ddpdoctor.source.expressions import lookup
+
+    if isinstance(node.value, ast.Name):
+        owner = lookup(machine, node.value.id)
+        kept = [
+            stored
+            for option in options_of(owner)
+            if isinstance(option, Instance) and (stored := machine.store.get(option.number, node.attr)) is not None
+        ]
+        if kept:
+            return any(is_varying(value) for value in kept)
+        if isinstance(owner, Instance):
+            return True
+    return _varies(machine, node.value)
+
+
+def _call_varies(machine: Machine, node: ast.Call) -> bool:
+    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if last in _SIZES or last in _ASKS_STRUCTURE:
+        return False
+    full = machine.frame.module.resolve(node.func)
+    if full and RANK_VARYING_CALLS.match(full):
+        return True
+    if last in _FILE_METHODS and not node.args:
+        return True
+    inside = [*node.args, *(keyword.value for keyword in node.keywords)]
+    if isinstance(node.func, ast.Attribute):
+        inside.append(node.func.value)
+    if any(_varies(machine, part) for part in inside):
+        return True
+    return not full.startswith(("torch.", "math.", "numpy.")) and _runs_project_code(machine, node.func)
+
+
+def _runs_project_code(machine: Machine, function: ast.expr) -> bool:
+    """Whether a called name is a function of the project, whose result was read."""
+    from ddpdoctor.source.expressions import lookup
+
+    root = function
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        return False
+    value = lookup(machine, root.id)
+    return not isinstance(value, (Unknown, Bound, Const)) and not tags_of(value)
+
+
+def _comparison_varies(machine: Machine, node: ast.Compare) -> bool:
+    sides = [node.left, *node.comparators]
+    if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+        return any(_is_item_of_loader(machine, side) for side in sides)
+    if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
+        return not isinstance(node.left, ast.Constant) and any(_varies(machine, side) for side in sides)
+    if any(isinstance(side, ast.Constant) and side.value == 0 for side in sides):
+        return any(_varies(machine, side) or (_is_size(side) and _is_from_batch(machine, side)) for side in sides)
+    return any(_varies(machine, side) for side in sides)
+
+
+def _is_size(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call):
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return last in _SIZES
+    return isinstance(node, ast.Attribute) and node.attr == "shape"
+
+
+def _is_from_batch(machine: Machine, node: ast.AST) -> bool:
+    return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))
+
+
+def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
+    """Whether a name is what a loop over a loader gives it: None stands for a batch that could not be made."""
+    if not isinstance(node, ast.Name):
+        return False
+    for loop in machine.loops:
+        target = getattr(loop.around.node, "target", None)
+        names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)} if target is not None else set()
+        if node.id in names and isinstance(target, (ast.Name, ast.Tuple)):
+            return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))
+    return False
+
+
+def chooses_keys(machine: Machine, cls: ast.ClassDef) -> bool:
+    """Whether a method of a class gives a dict a key under a condition: its losses may have other keys each time."""
+    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_choosing", {})
+    if cls not in known:
+        known[cls] = any(isinstance(inner, ast.If) and adds_key(inner) for inner in descend(cls))
+    return known[cls]

@@ -1,0 +1,109 @@
+"""The DDP objects of a script, and what reads or averages gradients beside them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.trace import Event
+from ddpdoctor.source.values import Built, Value, options_of, tags_of
+from ddpdoctor.source.vocabulary import DDP
+from ddpdoctor.source.words import mentions_any
+
+_AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
+_COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "allreduce"})
+_GRADIENT_WORDS = (".grad", "grad", "parameters()")
+
+
+def is_distributed(projection: Projection) -> bool:
+    """Tell whether the script joins a process group or builds DDP."""
+    if any(projection.of_kind("wrap")):
+        return True
+    return any(event.name == "init_process_group" for event in projection.of_kind("collective"))
+
+
+def wrap_numbers(value: Value | None, kind: str = "ddp") -> frozenset[int]:
+    """The DDP objects that a value went through (``ddp``) or whose module it came from (``bare``)."""
+    if value is None:
+        return frozenset()
+    return frozenset(number for tag, number in tags_of(value) if tag == kind)
+
+
+def ddp_objects(value: Value | None) -> frozenset[int]:
+    """The numbers of the DDP objects that a value may be."""
+    if value is None:
+        return frozenset()
+    return frozenset(option.number for option in options_of(value) if isinstance(option, Built) and option.name == DDP)
+
+
+def is_ddp(value: Value | None) -> bool:
+    """Tell whether a value is certainly a DDP object."""
+    if value is None:
+        return False
+    options = list(options_of(value))
+    return bool(options) and all(isinstance(option, Built) and option.name == DDP for option in options)
+
+
+def training_events(projection: Projection, *names: str) -> Iterator[Event]:
+    """Kept calls of some names that the script comes to."""
+    return (event for event in projection.in_course("training") if event.name in names)
+
+
+def training_forwards(projection: Projection, wrap: int) -> list[Event]:
+    """Forwards through a DDP object that record gradients."""
+    return [
+        event
+        for event in projection.in_course("ddp-forward")
+        if event.gradients and isinstance(event.receiver, Built) and event.receiver.number == wrap
+    ]
+
+
+def averages_by_hand(script: Script) -> bool:
+    """Tell whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
+    if not mentions_any(script, _AVERAGERS):
+        return False
+    return any(_averages(module) for module in script.modules)
+
+
+def _averages(module: Module) -> bool:
+    for node in module.call_nodes:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in _COLLECTIVE_NAMES:
+            if _speaks_of_gradients(ast.unparse(node)) or _speaks_of_gradients(_loop_text(module, node)):
+                return True
+        elif any(word in name for word in _AVERAGERS[2:]):
+            return True
+    return False
+
+
+def _loop_text(module: Module, node: ast.AST) -> str:
+    """The heads of the loops and the text of the function around a call, without its nested functions."""
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.For, ast.ListComp, ast.GeneratorExp)):
+            return ast.unparse(around.iter if isinstance(around, ast.For) else around)
+        if isinstance(around, ast.FunctionDef):
+            return around.name
+    return ""
+
+
+def _speaks_of_gradients(text: str) -> bool:
+    return any(word in text for word in _GRADIENT_WORDS)
+
+
+def innermost_loop(event: Event) -> ast.AST | None:
+    """The statement of the innermost loop around an event that makes more than one turn."""
+    return next((loop.node for loop in reversed(event.loops) if not loop.once), None)
+
+
+def loop_nodes(event: Event) -> list[ast.AST]:
+    """The statements of the loops around an event that make more than one turn, outermost first."""
+    return [loop.node for loop in event.loops if not loop.once]
+
+
+def is_prefix(one: Iterable[object], other: Iterable[object]) -> bool:
+    """Tell whether a sequence begins with another, compared by equality; of trees that is identity."""
+    shorter, longer = list(one), list(other)
+    return longer[: len(shorter)] == shorter
