@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -24,6 +25,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Dotted name."""
     in_source: bool
     """It has something to say about the source alone."""
+    triggers: tuple[str, ...] = ()
+    """A script without all of these words cannot have what the check looks for; empty when nothing is known."""
     loaded: LoadedCheck | None = None
     """Third-party checks are loaded while they are looked for: their code is not known before."""
 
@@ -64,6 +67,10 @@ def read_catalogue() -> Catalogue:
     return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes))
 
 
+_LOADED: dict[tuple[str, str], tuple[ModuleType, LoadedCheck]] = {}
+"""Checks that were loaded, with the modules that they were loaded from."""
+
+
 def load(entry: CatalogueEntry) -> LoadedCheck:
     """Import the module of a check.
 
@@ -71,8 +78,12 @@ def load(entry: CatalogueEntry) -> LoadedCheck:
     """
     if entry.loaded is not None:
         return entry.loaded
+    known = _LOADED.get((entry.module, entry.code))
+    if known is not None and known[0] is sys.modules.get(entry.module):
+        return known[1]
     try:
-        loaded = _loaded(importlib.import_module(entry.module))
+        module = importlib.import_module(entry.module)
+        loaded = _loaded(module)
     except Exception as error:
         raise ConfigurationError(
             f"the built-in check {entry.code} cannot be loaded: {type(error).__name__}: {error}", _REINSTALL
@@ -83,6 +94,7 @@ def load(entry: CatalogueEntry) -> LoadedCheck:
             f" {loaded.check.code} {loaded.check.name}",
             _REINSTALL,
         )
+    _LOADED[entry.module, entry.code] = (module, loaded)
     return loaded
 
 
@@ -92,16 +104,41 @@ def choose(catalogue: Catalogue, select: Sequence[str], ignore: Sequence[str]) -
     Each word is a code, a prefix of codes, or a name. Raises UsageError for a word that means nothing, with the nearest
     one that does, and when nothing is left.
     """
-    selected = _meant(catalogue, select, "--select") if select else {entry.code for entry in catalogue.entries}
-    ignored = _meant(catalogue, ignore, "--ignore")
+    selected = codes_meant(catalogue, select, "--select") if select else {entry.code for entry in catalogue.entries}
+    ignored = codes_meant(catalogue, ignore, "--ignore")
     chosen = tuple(entry for entry in catalogue.entries if entry.code in selected - ignored)
     if not chosen:
         raise UsageError("--select and --ignore leave no check to run", "Run `ddpdoctor explain` for a list of checks.")
     return chosen
 
 
+def codes_meant(catalogue: Catalogue, words: Sequence[str], option: str, file: str = "") -> set[str]:
+    """The codes that are meant by words, each a code, a prefix of codes, or a name.
+
+    Raises UsageError for a word that means nothing, or ConfigurationError when the words stand in a ``file``.
+    """
+    codes: set[str] = set()
+    for word in words:
+        upper, lower = word.upper(), word.lower()
+        found = {
+            code
+            for code, name in (*((entry.code, entry.name) for entry in catalogue.entries), *_BESIDE_THE_CATALOGUE)
+            if name == lower or (upper and code.startswith(upper))
+        }
+        if not found:
+            message = f"{option}: there is no check called {word!r}"
+            if file:
+                raise ConfigurationError(f"{file}: {message}", suggestion(catalogue, word))
+            raise UsageError(message, suggestion(catalogue, word))
+        codes |= found
+    return codes
+
+
 def find(catalogue: Catalogue, word: str) -> CatalogueEntry:
     """Find the one check whose code or name is ``word``; raises UsageError with the nearest one when there is none."""
+    for code, name in _BESIDE_THE_CATALOGUE:
+        if word.upper() == code or word.lower() == name:
+            return _beside_the_catalogue(code, name)
     for entry in catalogue.entries:
         if word.upper() == entry.code or word.lower() == entry.name:
             return entry
@@ -121,7 +158,17 @@ def suggestion(catalogue: Catalogue, word: str) -> str:
     return f"Did you mean {entry.code} ({entry.name})? Run `ddpdoctor explain` for a list of checks."
 
 
+_BESIDE_THE_CATALOGUE = (("DDP001", "unused-suppression"),)
+"""What is selected, ignored and explained like a check, but looks at what the checks said."""
 _REINSTALL = "The installation is damaged: reinstall ddpdoctor."
+
+
+def _beside_the_catalogue(code: str, name: str) -> CatalogueEntry:
+    from ddpdoctor.config import unused_suppression
+
+    return CatalogueEntry(
+        code=code, name=name, module=unused_suppression.__name__, in_source=True, loaded=unused_suppression.LOADED
+    )
 
 
 def _built_in_entries() -> tuple[CatalogueEntry, ...]:
@@ -138,6 +185,7 @@ def _built_in_entries() -> tuple[CatalogueEntry, ...]:
             name=module.rpartition(".")[2].replace("_", "-"),
             module=module,
             in_source=code in package.READ_IN_SOURCE,
+            triggers=package.READ_IN_SOURCE.get(code, ()),
         )
         for code, module in index.items()
     )
@@ -156,16 +204,3 @@ def _loaded(module: ModuleType) -> LoadedCheck:
     return LoadedCheck(check=check, documentation=module.__doc__ or "", in_source=in_source, in_run=in_run)
 
 
-def _meant(catalogue: Catalogue, words: Sequence[str], option: str) -> set[str]:
-    codes: set[str] = set()
-    for word in words:
-        upper, lower = word.upper(), word.lower()
-        found = {
-            entry.code
-            for entry in catalogue.entries
-            if entry.name == lower or (upper and entry.code.startswith(upper))
-        }
-        if not found:
-            raise UsageError(f"{option}: there is no check called {word!r}", suggestion(catalogue, word))
-        codes |= found
-    return codes

@@ -1,9 +1,10 @@
 """Ranks run different collectives.
 
 What it finds
-    A collective, or something that contains one (a DDP forward with buffers, a backward, making a group), that only
-    some ranks reach. In a run: the first place where the ranks' next collectives come from different lines and do not
-    fit.
+    A collective, or a backward of the DDP model, that a rank test keeps from some ranks: by a branch, by leaving a
+    function or a loop early, by an exception that is caught, by a loop's bound. In a run: the first place where the
+    ranks' next collectives come from different lines and do not fit. Building DDP, making a group and a forward on some
+    ranks only have checks of their own.
 
 Why it is bad
     A collective waits for every rank of its group. A rank that never calls it leaves the others waiting until the
@@ -31,11 +32,10 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.source.divergence import in_words, partings
+from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
 
 CHECK = Check(
@@ -48,23 +48,14 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report collectives that a rank test keeps from some ranks, with nothing that matches them on the others."""
-    for parting in partings(whole_projection(script)):
-        leaving = () if parting.exit_location is None else (parting.exit_location,)
+    for parting in partings_by(whole_projection(script), "collective"):
         yield CHECK.finding(
             "source",
             in_words(parting),
             remedy=f"Make every rank call {parting.collective}, or none: move it out of the branch that only some "
             "ranks take.",
-            locations=(parting.location, *leaving, parting.condition_location),
-            evidence=(
-                Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
-                Fact(
-                    text=f"this call chain leads {spoken(parting.running)} of 4 to {parting.collective}",
-                    basis="source",
-                    location=parting.location,
-                    stack=parting.chain,
-                ),
-            ),
+            locations=places_of(parting),
+            evidence=evidence_of(parting),
             severity=Severity.WARNING if parting.guessed else None,
         )
 

@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.epochs import judge_epochs
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix.set_epoch import tell_epoch
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.epochs import forgotten_epochs
 from ddpdoctor.source.projection import whole_projection
@@ -61,6 +63,13 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to tell the sampler the epoch."""
+    for forgotten in forgotten_epochs(whole_projection(script)):
+        if forgotten.loader.module.location(forgotten.loader.node) == finding.location:
+            yield from tell_epoch(forgotten, finding)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

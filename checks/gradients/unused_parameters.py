@@ -2,7 +2,8 @@
 
 What it finds
     Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
-    where neither `find_unused_parameters=True` nor `static_graph=True` serves it.
+    where neither `find_unused_parameters=True` nor `static_graph=True` serves it. In the source: attributes of a
+    wrapped module that have parameters, and that nothing which forward leads to mentions.
 
 Why it is bad
     DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
@@ -33,6 +34,9 @@ from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.unused import unused_parameters
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.source.module_reach import unused_parts
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
 
 CHECK = Check(
     code="DDP201",
@@ -40,6 +44,27 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"wraps", "missing_gradients"}),
 )
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report attributes with parameters that forward never comes to."""
+    for unused in unused_parts(whole_projection(script)):
+        names = ", ".join(f"self.{name}" for name in unused.names)
+        yield CHECK.finding(
+            "source",
+            f"forward of {unused.owner} never comes to {names}, so DDP waits in vain for "
+            + ("its gradients" if len(unused.names) == 1 else "their gradients"),
+            remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
+            "find_unused_parameters=True.",
+            locations=unused.places,
+            evidence=(
+                Fact(
+                    text="DDP is told neither find_unused_parameters=True nor static_graph=True",
+                    basis="source",
+                    location=unused.wrap.module.location(unused.wrap.node),
+                ),
+            ),
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

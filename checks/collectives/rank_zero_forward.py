@@ -1,0 +1,75 @@
+"""One rank alone runs the DDP model, whose forward talks to the others.
+
+What it finds
+    A forward through the DDP module of a model with buffers (BatchNorm's statistics, for instance) that only some ranks
+    run. An error when it records gradients, a warning under `no_grad`.
+
+Why it is bad
+    Such a forward broadcasts the buffers from rank 0, and the other ranks are not there: it hangs. Under `no_grad` it
+    works by luck: DDP broadcasts in the first forward after a training step only, so rank 0's broadcast of validation
+    is taken for its next one of training. A collective in between ends the luck.
+
+Example
+    if rank == 0:
+        model.eval()
+        with torch.no_grad():
+            validate(model)             # model is the DDP module
+
+Remedy
+    Validate with model.module on that rank (it holds the same weights and talks to nobody), or on all ranks.
+
+When it is wrong
+    Under `no_grad`, where nothing else than training steps follows.
+
+References
+    https://github.com/pytorch/pytorch/issues/54059
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
+from ddpdoctor.source.lone_forwards import lone_forwards
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.ranks import spoken
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP303", name="rank-zero-forward", severity={"source": Severity.ERROR})
+_REMEDY = (
+    "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report forwards of a DDP model with buffers that a rank test keeps from some ranks."""
+    projection = whole_projection(script)
+    for parting in partings_by(projection, "forward"):
+        yield CHECK.finding(
+            "source",
+            in_words(parting),
+            remedy=_REMEDY,
+            locations=places_of(parting),
+            evidence=evidence_of(parting),
+            severity=Severity.WARNING if parting.guessed else None,
+        )
+    for lone in lone_forwards(projection):
+        yield CHECK.finding(
+            "source",
+            f"only {spoken(lone.ranks)} of 4 runs this forward of a DDP model with buffers: without gradients it works "
+            "as long as its broadcast of buffers is taken for the next one of training",
+            remedy=_REMEDY,
+            locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
+            evidence=(
+                Fact(
+                    text="this forward broadcasts the buffers when a training step came before",
+                    basis="source",
+                    location=lone.location,
+                    stack=lone.chain,
+                ),
+            ),
+            severity=Severity.WARNING,
+        )

@@ -1,0 +1,51 @@
+"""The loss is all-reduced before backward.
+
+What it finds
+    An in-place `all_reduce` or `reduce` of a loss on which `backward` is called afterwards.
+
+Why it is bad
+    The collective changes the number and not the graph behind it: autograd does not know of it. The gradients are those
+    of the local loss at best; where a later operation needs the old value, backward fails. DDP averages the gradients
+    in backward anyway.
+
+Example
+    loss = criterion(model(x), y)
+    dist.all_reduce(loss)
+    loss.backward()
+
+Remedy
+    Call backward on the local loss. For the log, reduce a copy afterwards: dist.all_reduce(loss.detach().clone()).
+
+When it is wrong
+    Where the collective is one that autograd knows, under the same name (torch.distributed.nn returns its result).
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.reduced_losses import reduced_losses
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP316", name="reduce-before-backward", severity={"source": Severity.ERROR})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report losses that are reduced in place and then differentiated."""
+    for reduced in reduced_losses(whole_projection(script)):
+        place = reduced.backward.module.location(reduced.backward.node)
+        yield CHECK.finding(
+            "source",
+            f"{reduced.collective.name} changes `{reduced.name}` in place before its backward at line {place.line}, "
+            "which knows nothing of it",
+            remedy=f"Call backward on the local `{reduced.name}`; DDP averages the gradients. Reduce a detached copy "
+            "for the log.",
+            locations=(reduced.collective.module.location(reduced.collective.node), place),
+            evidence=(Fact(text="backward starts from the same tensor here", basis="source", location=place),),
+        )

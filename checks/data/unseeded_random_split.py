@@ -1,0 +1,61 @@
+"""Every rank splits the data set differently.
+
+What it finds
+    `random_split`, scikit-learn's `train_test_split`, or shuffled indices cut into parts, drawn on every rank without a
+    seed, or with a seed that depends on the rank.
+
+Why it is bad
+    Each rank holds out different samples. What one rank validates on, the others train on: training data leaks into the
+    validation, its result looks too good, and nothing fails. A DistributedSampler over such parts indexes a different
+    list on every rank as well.
+
+Example
+    train, val = random_split(dataset, [0.9, 0.1])
+
+Remedy
+    Give the split a generator with a fixed seed: generator=torch.Generator().manual_seed(0); or seed torch, numpy and
+    random with the same number on every rank before it.
+
+When it is wrong
+    Where something that cannot be read seeds the generators, or the samples of the ranks are disjoint before the split.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.random_split
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.random_numbers import unshared_splits
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP107", name="unseeded-random-split", severity={"source": Severity.ERROR})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report random splits that differ between ranks."""
+    for draw in unshared_splits(whole_projection(script)):
+        event, seed = draw.event, draw.seed
+        place = event.module.location(event.node)
+        if seed is None:
+            fact = Fact(
+                text="no call before this one gives the ranks a common seed, and each process starts with its own",
+                basis="source",
+                location=place,
+                stack=event.chain,
+            )
+        else:
+            fact = Fact(text="this seed depends on the rank", basis="source", location=seed.module.location(seed.node))
+        yield CHECK.finding(
+            "source",
+            f"every rank draws its own {event.name.rpartition('.')[2]}: what one rank holds out, others train on",
+            remedy="Pass generator=torch.Generator().manual_seed(0) (random_state=0 for scikit-learn), or seed every "
+            "rank with the same number before it.",
+            locations=(place,),
+            evidence=(fact,),
+        )

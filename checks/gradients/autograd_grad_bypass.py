@@ -1,0 +1,63 @@
+"""Gradients are taken in a way that DDP's reduction does not see.
+
+What it finds
+    `torch.autograd.grad` for the parameters of a DDP model, and a second backward through one forward of it
+    (`retain_graph=True`).
+
+Why it is bad
+    DDP averages what arrives in .grad during the first backward after its forward. autograd.grad returns gradients
+    instead, and a second backward adds to .grad after the reduction is over: both stay different on every rank, and
+    nothing says so.
+
+Example
+    loss = model(batch).mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+
+Remedy
+    Call loss.backward(), once for the sum of all losses of a forward; or all-reduce the gradients by hand.
+
+When it is wrong
+    Where the result is only looked at. autograd.grad for inputs (gradient penalties) is not reported: it is right as
+    long as the penalty is part of one loss that uses every parameter; a backward of the penalty alone leaves out the
+    last bias, and DDP's reduction with it.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.unreduced_gradients import unreduced_gradients
+
+CHECK = Check(code="DDP220", name="autograd-grad-bypass", severity={"source": Severity.ERROR})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report gradients of a DDP model that are not averaged."""
+    for unreduced in unreduced_gradients(whole_projection(script)):
+        event, first = unreduced.event, unreduced.first
+        yield CHECK.finding(
+            "source",
+            "torch.autograd.grad returns this rank's gradients: DDP does not average them"
+            if first is None
+            else "the gradients of this second backward are not averaged: DDP reduced those of the first",
+            remedy="Use loss.backward(), or all-reduce the gradients by hand."
+            if first is None
+            else "Add the losses and call backward once.",
+            locations=(event.module.location(event.node),),
+            evidence=()
+            if first is None
+            else (
+                Fact(
+                    text="the first backward through the same forward",
+                    basis="source",
+                    location=first.module.location(first.node),
+                ),
+            ),
+        )

@@ -1,0 +1,66 @@
+"""no_sync() stands in the wrong place.
+
+What it finds
+    `no_sync()` around every training forward, or around the very micro-step after which the optimizer steps: the
+    gradients are never averaged (error). `no_sync()` around the backward only: they are averaged all the same
+    (warning).
+
+Why it is bad
+    DDP decides in its forward whether the next backward synchronises. A step on gradients that were not averaged makes
+    the ranks' weights drift apart, silently. Around backward alone the context does nothing: all the traffic that it
+    was to save is sent.
+
+Example
+    loss = model(batch)
+    with model.no_sync():
+        loss.backward()
+
+Remedy
+    Put forward and backward under no_sync() for all micro-steps but the last, which has to run outside of it.
+
+When it is wrong
+    Where parameters are averaged at intervals (local SGD) in a way that was not recognised.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.no_sync_use import MisplacedNoSync, misplaced_no_syncs
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP217", name="misplaced-no-sync", severity={"source": Severity.ERROR})
+TITLES = {
+    "never-synchronised": "every training forward runs under no_sync(), so the gradients are never averaged",
+    "last-unsynchronised": "no_sync() is entered in the micro-step after which the optimizer steps, so its gradients "
+    "are not averaged",
+    "backward-only": "no_sync() around the backward alone has no effect: DDP decided in the forward to synchronise",
+}
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report each no_sync that leaves gradients unaveraged or saves nothing."""
+    for found in misplaced_no_syncs(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            TITLES[found.mistake],
+            remedy="Put forward and backward under no_sync() for all micro-steps but the last of each step.",
+            locations=(found.context.module.location(found.context.node),),
+            evidence=tuple(_facts(found)),
+            severity=Severity.WARNING if found.mistake == "backward-only" else None,
+        )
+
+
+def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
+    backward = found.backward
+    yield Fact(text="this is the backward", basis="source", location=backward.module.location(backward.node))
+    if found.step is not None:
+        yield Fact(
+            text="this step uses its gradients", basis="source", location=found.step.module.location(found.step.node)
+        )

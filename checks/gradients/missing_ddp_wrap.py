@@ -1,0 +1,60 @@
+"""Ranks train on their parts of the data, and nothing averages their gradients.
+
+What it finds
+    A script that joins a process group and divides its data with a DistributedSampler, but never wraps the model in
+    DistributedDataParallel and has nothing else that averages gradients.
+
+Why it is bad
+    Every rank trains a model of its own on its part of the data. The losses fall, the job ends, and rank 0 saves a
+    model that has seen one part only; the other ranks' work is thrown away.
+
+Example
+    dist.init_process_group("nccl")
+    loader = DataLoader(dataset, sampler=DistributedSampler(dataset))
+    model = Net().cuda()                    # never wrapped
+
+Remedy
+    model = DistributedDataParallel(model, device_ids=[local_rank]), after the model is on its device and before the
+    training loop.
+
+When it is wrong
+    Where independent models are wanted, one a rank. FSDP, DeepSpeed, Horovod, Accelerate, Lightning and averaging by
+    hand are recognised.
+
+References
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.unwrapped_training import missing_wraps
+
+CHECK = Check(code="DDP214", name="missing-ddp-wrap", severity={"source": Severity.WARNING})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report the first backward of a distributed job whose gradients stay on their rank."""
+    for missing in missing_wraps(whole_projection(script)):
+        backward, init, loader = missing.backward, missing.init, missing.loader
+        yield CHECK.finding(
+            "source",
+            "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel",
+            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
+            locations=(backward.module.location(backward.node),),
+            evidence=(
+                Fact(
+                    text="the ranks join a process group here", basis="source", location=init.module.location(init.node)
+                ),
+                Fact(
+                    text="this loader gives every rank its own part of the data",
+                    basis="source",
+                    location=loader.module.location(loader.node),
+                ),
+            ),
+        )

@@ -1,0 +1,55 @@
+"""find_unused_parameters is on, and every parameter is used.
+
+What it finds
+    `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and comes to
+    everything that has parameters.
+
+Why it is bad
+    After every forward DDP walks the whole autograd graph in search of parameters that it does not find, and its
+    buckets wait for a bitmap that is all-reduced as well. It costs time in every step, and it hides the error that a
+    really unused parameter would raise.
+
+Example
+    model = DistributedDataParallel(model, device_ids=[local_rank], find_unused_parameters=True)
+
+Remedy
+    Leave find_unused_parameters out, and run once to see that no error about unused parameters is raised.
+
+When it is wrong
+    Where the loss uses only a part of what forward returns, or hooks change which parameters are used.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix.unused_parameters import stop_searching
+from ddpdoctor.source.module_reach import needless_searches
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP202", name="needless-find-unused-parameters", severity={"source": Severity.ADVICE})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps that search for unused parameters in modules that use all of them."""
+    for needless in needless_searches(whole_projection(script)):
+        wrap = needless.wrap
+        used = f"all {needless.parts} parts" if needless.parts > 1 else "the one part"
+        yield CHECK.finding(
+            "source",
+            f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
+            remedy="Leave find_unused_parameters out, and run once: an unused parameter would raise an error.",
+            locations=(wrap.module.location(wrap.node),),
+        )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to leave the option out."""
+    yield from stop_searching(script, finding)

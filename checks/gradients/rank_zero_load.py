@@ -1,0 +1,56 @@
+"""Optimizer, scheduler or scaler state is loaded on rank 0 only.
+
+What it finds
+    `load_state_dict` of an optimizer, a learning-rate scheduler or a gradient scaler that only rank 0 comes to.
+
+Why it is bad
+    DDP broadcasts rank 0's weights and buffers when it is built, never the optimizer's state. After a resume rank 0
+    steps with its momentum and the others with none: from equal gradients they make different weights, silently.
+
+Example
+    if rank == 0:
+        model.load_state_dict(state["model"])           # DDP shares this with the others
+        optimizer.load_state_dict(state["optimizer"])   # and not this
+
+Remedy
+    Load on every rank, with map_location set to the rank's own device.
+
+When it is wrong
+    Where the state is sent to the other ranks afterwards by a function that cannot be read.
+
+References
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.unreduced_gradients import lonely_loads
+
+CHECK = Check(code="DDP221", name="rank-zero-load", severity={"source": Severity.ERROR})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report training state that the other ranks never get."""
+    for load in lonely_loads(whole_projection(script)):
+        event, guard = load.event, load.guard
+        first = "rank 0" if event.ranks == 1 else "the first rank of each node"
+        yield CHECK.finding(
+            "source",
+            f"only {first} loads the state of this {load.what}, and DDP does not share it",
+            remedy="Load it on every rank, with map_location set to the rank's own device.",
+            locations=(event.module.location(event.node),),
+            ranks=(0,) if event.ranks == 1 else (),
+            evidence=(
+                Fact(
+                    text="this condition keeps the other ranks out",
+                    basis="source",
+                    location=guard.module.location(guard.node),
+                ),
+            ),
+        )

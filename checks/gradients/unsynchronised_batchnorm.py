@@ -1,0 +1,58 @@
+"""BatchNorm sees only a small batch on each rank.
+
+What it finds
+    A DDP model with BatchNorm layers whose training loader gives each rank fewer than 16 samples, in a script without
+    SyncBatchNorm.
+
+Why it is bad
+    Every rank normalises by the mean and variance of its own few samples. They are noisy, the running statistics that
+    evaluation uses are those of rank 0, and accuracy falls below that of the same global batch on one GPU.
+
+Example
+    loader = DataLoader(dataset, batch_size=2, sampler=sampler)
+    model = DistributedDataParallel(ResNet())
+
+Remedy
+    Convert before the wrap: model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model). Or use GroupNorm.
+
+When it is wrong
+    Where the BatchNorm layers are frozen (eval mode), as in fine-tuned detectors. SyncBatchNorm costs two collectives a
+    layer and step.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    https://arxiv.org/abs/1803.08494
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.batch_norm import small_batch_norms
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP205", name="unsynchronised-batchnorm", severity={"source": Severity.ADVICE})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps of BatchNorm models that are fed small batches."""
+    for small in small_batch_norms(whole_projection(script)):
+        wrap, loader = small.wrap, small.loader
+        layers = f"{small.layers} BatchNorm layer" + ("s" if small.layers > 1 else "")
+        yield CHECK.finding(
+            "source",
+            f"{layers} normalise over {small.batch_size} samples a rank",
+            remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
+            locations=(wrap.module.location(wrap.node),),
+            evidence=(
+                Fact(
+                    text=f"this loader gives each rank {small.batch_size} samples at a time",
+                    basis="source",
+                    numbers={"samples_per_rank": small.batch_size, "layers": small.layers},
+                    location=loader.module.location(loader.node),
+                ),
+            ),
+        )

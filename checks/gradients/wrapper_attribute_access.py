@@ -1,0 +1,49 @@
+"""An attribute of the model is asked of the DDP wrapper.
+
+What it finds
+    `model.name` on a DistributedDataParallel object, where the wrapped model's class defines `name` and DDP does not.
+
+Why it is bad
+    DDP does not pass attributes on: AttributeError, often in the code at the end of an epoch, after hours of training.
+    In a run on one process, without the wrap, the same line works.
+
+Example
+    model = DistributedDataParallel(Net())
+    model.freeze_backbone()
+
+Remedy
+    Ask the model inside: model.module.freeze_backbone(). For a forward that trains, go through the wrapper instead.
+
+When it is wrong
+    Where the class of the wrapper passes attributes on by a __getattr__ set from outside.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.after_wrap import wrapper_attributes
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP215", name="wrapper-attribute-access", severity={"source": Severity.ERROR})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report attributes of the model that are asked of its wrapper."""
+    for access in wrapper_attributes(whole_projection(script)):
+        event, wrap = access.event, access.wrap
+        yield CHECK.finding(
+            "source",
+            f"the DDP object has no attribute {access.name}: it is {access.model}'s, which is .module",
+            remedy=f"Write .module.{access.name}.",
+            locations=(event.module.location(event.node),),
+            evidence=(
+                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
+            ),
+        )

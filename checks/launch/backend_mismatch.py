@@ -1,0 +1,58 @@
+"""The backend of the process group does not fit the device that the job works on.
+
+What it finds
+    The nccl backend in a script that never mentions a GPU, and the gloo backend in a script that trains a DDP model on
+    GPUs and mentions no other backend.
+
+Why it is bad
+    NCCL only knows CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
+    with device type cpu". Gloo does work with CUDA tensors, but it copies every gradient through the host's memory,
+    many times slower than NCCL over NVLink.
+
+Example
+    dist.init_process_group("gloo")
+    torch.cuda.set_device(local_rank)
+    model = DDP(Net().cuda(), device_ids=[local_rank])
+
+Remedy
+    "nccl" for CUDA, "gloo" for the CPU; or leave the backend out and let torch take the one for each device.
+
+When it is wrong
+    Where gloo is taken on purpose, for a machine on which NCCL does not run. A mention of nccl anywhere in the script
+    is taken as a sign of that.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#which-backend-to-use
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.backends import backend_mismatches
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP505", name="backend-mismatch", severity={"source": Severity.WARNING})
+_TITLES = {
+    "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
+    "gloo-for-cuda": "the model trains on GPUs, and gloo takes every gradient through the host's memory",
+}
+_REMEDIES = {
+    "nccl-without-gpu": 'Use "gloo" for a job on the CPU.',
+    "gloo-for-cuda": 'Use "nccl", or leave the backend out: torch then takes NCCL for CUDA tensors.',
+}
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report process groups whose backend does not fit."""
+    for mismatch in backend_mismatches(whole_projection(script)):
+        event = mismatch.initialisation
+        yield CHECK.finding(
+            "source",
+            _TITLES[mismatch.form],
+            remedy=_REMEDIES[mismatch.form],
+            locations=(event.module.location(event.node),),
+        )

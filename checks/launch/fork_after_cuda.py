@@ -1,0 +1,58 @@
+"""Forked worker processes use CUDA, which their parent has initialised.
+
+What it finds
+    A DataLoader with worker processes whose data set moves tensors to a GPU in `__getitem__`, or whose collate_fn does,
+    in a script that keeps the default way of starting processes, which on Linux is fork.
+
+Why it is bad
+    CUDA does not survive a fork: the workers fail with "Cannot re-initialize CUDA in forked subprocess". Where it does
+    not fail, because the parent has not touched CUDA yet, each worker of each rank holds a context of several hundred
+    megabytes on the GPU.
+
+Example
+    def __getitem__(self, index):
+        return self.images[index].cuda()
+
+Remedy
+    Return CPU tensors from the data set, pin them (pin_memory=True), and move the batch in the training loop with
+    non_blocking=True.
+
+When it is wrong
+    Where the loader's workers are started by spawn outside of what was read.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing
+    https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.forks import forked_cuda
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP511", name="fork-after-cuda", severity={"source": Severity.WARNING})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report uses of CUDA in code that forked workers of a loader run."""
+    for forked in forked_cuda(whole_projection(script)):
+        loader = forked.loader
+        yield CHECK.finding(
+            "source",
+            f"{forked.within} runs in forked worker processes of a DataLoader and uses CUDA there",
+            remedy="Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop.",
+            locations=(forked.module.location(forked.use),),
+            evidence=(
+                Fact(
+                    text="this loader starts the worker processes",
+                    basis="source",
+                    location=loader.module.location(loader.node),
+                    stack=loader.chain,
+                ),
+            ),
+        )

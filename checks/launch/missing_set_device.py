@@ -1,0 +1,60 @@
+"""Tensors go to the current GPU, and no process ever chooses its own.
+
+What it finds
+    `.cuda()` without an index, or `.to("cuda")`, on all ranks of a job that joins a process group and in which nothing
+    chooses a GPU for the process: no set_device, no CUDA_VISIBLE_DEVICES, no framework that does it.
+
+Why it is bad
+    The current GPU of a new process is GPU 0. All ranks of a node put their model and their batches there: it runs out
+    of memory while the others idle, and NCCL refuses two ranks on one GPU ("Duplicate GPU detected") or hangs.
+
+Example
+    dist.init_process_group("nccl")
+    model = DDP(Net().cuda())
+
+Remedy
+    Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything touches the GPU, or name the device of
+    each tensor.
+
+When it is wrong
+    Where the launcher shows each process one GPU only (Slurm with --gpus-per-task, one process a node).
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.device_choice import unchosen_devices
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP502", name="missing-set-device", severity={"source": Severity.WARNING})
+MAXIMUM_PLACES = 5
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report the moves to the current GPU of a job that never chooses one, as one finding."""
+    moves = unchosen_devices(whole_projection(script))
+    if not moves:
+        return
+    yield CHECK.finding(
+        "source",
+        "every rank moves this to the current GPU, which is GPU 0 in all of them: no process chooses its own",
+        remedy='Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU.',
+        locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
+        evidence=(
+            Fact(
+                text="neither set_device nor CUDA_VISIBLE_DEVICES occurs in the script and its modules",
+                basis="source",
+                numbers={"places": len(moves)},
+                location=moves[0].module.location(moves[0].node),
+                stack=moves[0].chain,
+            ),
+        ),
+    )

@@ -1,0 +1,56 @@
+"""A DistributedSampler is told a rank or a number of ranks that the job does not have.
+
+What it finds
+    DistributedSampler(rank=..., num_replicas=...) given the local rank, the constant 0, the number of GPUs of one node
+    or a fixed number, in a job whose ranks come from a launcher. The script is read as a job of two nodes.
+
+Why it is bad
+    The sampler gives each process the shard of the rank that it is told. With the local rank the two nodes draw the
+    same shards, with rank 0 all processes draw the same one: the rest of the data is never seen, and the loss looks
+    fine. A number of replicas that is too small is refused by the sampler on the higher ranks only, and the others
+    wait.
+
+Example
+    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank)
+
+Remedy
+    Leave both arguments out: the sampler asks the process group. Or give dist.get_rank() and dist.get_world_size().
+
+When it is wrong
+    Where each node holds its own part of the data on its own disk; give the local rank and the local world size then.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.sampler_ranks import wrong_sampler_ranks
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP517", name="wrong-sampler-rank", severity={"source": Severity.ERROR})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report samplers whose shards do not belong to the ranks that draw them."""
+    for wrong in wrong_sampler_ranks(whole_projection(script)):
+        sampler = wrong.sampler
+        yield CHECK.finding(
+            "source",
+            f"the sampler is given {wrong.given}",
+            remedy=wrong.remedy,
+            locations=(sampler.module.location(sampler.node),),
+            evidence=(
+                Fact(
+                    text=wrong.effect,
+                    basis="source",
+                    location=sampler.module.location(sampler.node),
+                    stack=sampler.chain,
+                ),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Checks of what makes steps slow."""

@@ -1,0 +1,47 @@
+"""A GPU with tensor cores multiplies in full precision.
+
+What it finds
+    Training of a DDP model on GPUs in a script that mentions no autocast, no bfloat16 or float16 and no TF32.
+
+Why it is bad
+    By default torch multiplies float32 matrices in full float32, without the tensor cores that every NVIDIA data-centre
+    GPU since Volta has (TF32 and bfloat16 since Ampere). They do the same work several times faster, and gradients in
+    half the bytes also shorten the all-reduce.
+
+Example
+    loss = criterion(model(inputs), targets)
+
+Remedy
+    `with torch.autocast("cuda", dtype=torch.bfloat16):` around forward and loss; or, with no change to the code
+    besides, torch.set_float32_matmul_precision("high").
+
+When it is wrong
+    Where the numbers need full precision, or the GPU has no tensor cores.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+    https://docs.pytorch.org/docs/stable/amp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.input_speed import full_precision_wraps
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP407", name="full-precision-matmul", severity={"source": Severity.ADVICE})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report the model of a job on GPUs that never asks for less than full float32."""
+    for wrap in full_precision_wraps(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "this model trains in full float32: the tensor cores of the GPU stay unused",
+            remedy='Use torch.autocast with bfloat16, or torch.set_float32_matmul_precision("high").',
+            locations=(wrap.module.location(wrap.node),),
+        )

@@ -1,0 +1,49 @@
+"""The GPU waits for data that one process loads.
+
+What it finds
+    A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
+    processes; and one with workers but without pinned memory.
+
+Why it is bad
+    Without workers each batch is read and decoded in the training process, between two steps, while the GPU and,
+    through the next collective, all other ranks wait. From memory that is not pinned each batch is copied twice, and
+    non_blocking=True has no effect.
+
+Example
+    loader = DataLoader(ImageFolder(root, transform), batch_size=64, sampler=sampler)
+
+Remedy
+    num_workers=4 or more per rank (cores divided by ranks), persistent_workers=True, and pin_memory=True.
+
+When it is wrong
+    Where the data set is small and lies in memory, or loading is a small part of the step. A run measures it.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#memory-pinning
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.input_speed import slow_loaders
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP404", name="input-bound", severity={"source": Severity.ADVICE})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loaders of training data without workers or without pinned memory."""
+    for slow in slow_loaders(whole_projection(script)):
+        loader = slow.loader
+        if slow.no_workers:
+            title = "this DataLoader has no worker processes: batches are loaded between the steps, while the GPU waits"
+            remedy = "Give it num_workers (cores over ranks), persistent_workers=True and pin_memory=True."
+        else:
+            title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
+            remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
+        yield CHECK.finding("source", title, remedy=remedy, locations=(loader.module.location(loader.node),))

@@ -1,0 +1,50 @@
+"""A state dict of the DDP wrapper meets a bare model, or the reverse.
+
+What it finds
+    A save and a load of one path of which one goes through the DDP wrapper and the other through the bare module.
+
+Why it is bad
+    Names in the wrapper's state dict begin with "module.". Loaded into a bare model they are missing and unexpected
+    keys and the load fails; with strict=False nothing is loaded at all, and nobody is told.
+
+Example
+    torch.save(ddp_model.state_dict(), path)
+    fresh.load_state_dict(torch.load(path))
+
+Remedy
+    Save ddp_model.module.state_dict() and always load into the bare module.
+
+When it is wrong
+    Where the names are changed between the two outside of what was read.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.loads import prefix_mismatches
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+
+CHECK = Check(code="DDP604", name="module-prefix", severity={"source": Severity.ADVICE})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loads whose names do not fit what was saved."""
+    for mismatch in prefix_mismatches(whole_projection(script)):
+        load, save = mismatch.load, mismatch.save
+        saved, loaded = "a bare model", "the DDP wrapper"
+        if mismatch.wrapped_save:
+            saved, loaded = loaded, saved
+        yield CHECK.finding(
+            "source",
+            f'{loaded} loads what was saved from {saved}: the names differ by the prefix "module."',
+            remedy="Save and load through the bare module: ddp_model.module.state_dict().",
+            locations=(load.module.location(load.node),),
+            evidence=(Fact(text="it was saved here", basis="source", location=save.module.location(save.node)),),
+        )

@@ -1,0 +1,61 @@
+"""Every rank creates, deletes or renames the same file or directory.
+
+What it finds
+    os.makedirs and mkdir without exist_ok, shutil.rmtree, os.remove, unlink, os.rename and os.replace that all ranks
+    reach at once with a path that does not depend on the rank. Downloads and other preparation of data have a check of
+    their own, download-race.
+
+Why it is bad
+    The ranks come there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them
+    through, and the slower one dies of FileExistsError; a delete fails on the second rank, or takes away what the first
+    has just written. It fails now and then, more often on a shared file system.
+
+Example
+    if not os.path.exists(output):
+        os.makedirs(output)
+
+Remedy
+    os.makedirs(path, exist_ok=True); or do it on rank 0 and call dist.barrier() before the others go on.
+
+When it is wrong
+    Where each process has a disk of its own.
+
+References
+    https://docs.python.org/3/library/os.html#os.makedirs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
+from ddpdoctor.source.shared_paths import shared_paths
+
+CHECK = Check(code="DDP608", name="shared-path-race", severity={"source": Severity.WARNING})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report creations, deletions and renames that all ranks make under one path."""
+    for shared in shared_paths(whole_projection(script)):
+        event = shared.event
+        remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks go on."
+        if shared.doing == "creates":
+            remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
+        failing = ", and all but the fastest one fail" if shared.unguarded else ""
+        yield CHECK.finding(
+            "source",
+            f"every rank {shared.doing} {shared.path}{failing}",
+            remedy=remedy,
+            locations=(event.module.location(event.node),),
+            evidence=(
+                Fact(
+                    text="no rank test stands around this call or around its callers",
+                    basis="source",
+                    location=event.module.location(event.node),
+                    stack=event.chain,
+                ),
+            ),
+        )
