@@ -1,0 +1,1 @@
+"""What the project says: its settings, and the comments that suppress findings."""

@@ -1,0 +1,165 @@
+"""The settings of a project: ``[tool.ddpdoctor]`` in its pyproject.toml, or the whole of a ddpdoctor.toml.
+
+::
+
+    [tool.ddpdoctor]
+    select = ["DDP1", "rank-divergent-collective"]   # codes, prefixes of codes, or names; all when absent
+    ignore = ["DDP506"]
+    fail-on = "error"                                # error, warning (the default), or advice
+    exclude = ["third_party/", "*_pb2.py"]           # not examined when found in a directory
+    entry-points = ["train.py", "scripts/*.py"]      # the scripts of a directory, instead of those that are found
+
+    [tool.ddpdoctor.per-file-ignores]
+    "examples/" = ["DDP605"]
+
+Paths are patterns as in ``.gitignore``, relative to the directory of the file. What the command line says wins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.finding import Severity
+from ddpdoctor.patterns import Pattern, matches_below, parse_patterns
+
+OWN_FILE = "ddpdoctor.toml"
+SHARED_FILE = "pyproject.toml"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project has set; what it has not is None or empty."""
+
+    file: str = ""
+    """Absolute path of the file that says so; empty when there is none."""
+    directory: Path = Path("/")
+    """What patterns are relative to."""
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Patterns of files, and the codes, prefixes or names that are ignored in them."""
+    fail_on: Severity | None = None
+    exclude: tuple[Pattern, ...] = ()
+    entry_points: tuple[Pattern, ...] = ()
+
+    def relative(self, path: Path) -> str | None:
+        """The path as patterns see it; None when it lies outside of the project."""
+        try:
+            return path.relative_to(self.directory).as_posix()
+        except ValueError:
+            return None
+
+    def excludes(self, path: Path) -> bool:
+        """Tell whether a file is not to be examined."""
+        relative = self.relative(path)
+        return relative is not None and matches_below(self.exclude, relative)
+
+    def ignored_in(self, path: Path) -> tuple[str, ...]:
+        """The codes, prefixes and names that are ignored in a file."""
+        relative = self.relative(path)
+        if relative is None:
+            return ()
+        return tuple(
+            word
+            for pattern, words in self.per_file_ignores
+            if matches_below(parse_patterns((pattern,)), relative)
+            for word in words
+        )
+
+
+NO_SETTINGS = Settings()
+
+
+def find_settings(start: Path) -> Settings:
+    """Read the settings nearest to ``start``, an absolute path of a file or directory, in it or above it.
+
+    Raises ConfigurationError for a file that cannot be read and for settings that do not exist or make no sense.
+    """
+    for directory in (start, *start.parents):
+        for name in (OWN_FILE, SHARED_FILE):
+            raw = _read(directory / name)
+            if raw is None or (name == SHARED_FILE and b"ddpdoctor" not in raw):
+                continue
+            table = _table(directory / name, raw)
+            if table is not None:
+                return _settings(directory / name, table)
+    return NO_SETTINGS
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes() if file.is_file() else None
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _table(file: Path, raw: bytes) -> Mapping[str, Any] | None:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not valid TOML: {error}") from error
+    if file.name == OWN_FILE:
+        return document
+    tool = document.get("tool")
+    table = tool.get("ddpdoctor") if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise ConfigurationError(f"{file}: tool.ddpdoctor is not a table")
+    return table
+
+
+def _settings(file: Path, table: Mapping[str, Any]) -> Settings:
+    for key in table:
+        if key not in _READERS:
+            raise ConfigurationError(f"{file}: there is no setting called {key!r}", _meant(key))
+    values = {key.replace("-", "_"): _READERS[key](file, key, value) for key, value in table.items()}
+    return Settings(file=str(file), directory=file.parent, **values)
+
+
+def _meant(key: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(key.lower().replace("_", "-"), _READERS, n=1)
+    known = f"The settings are {', '.join(sorted(_READERS))}."
+    return f"Did you mean {close[0]}? {known}" if close else known
+
+
+def _strings(file: Path, key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigurationError(f"{file}: {key} has to be a list of strings", f'As in `{key} = ["..."]`.')
+    return tuple(value)
+
+
+def _patterns(file: Path, key: str, value: Any) -> tuple[Pattern, ...]:
+    return parse_patterns(_strings(file, key, value))
+
+
+def _severity(file: Path, key: str, value: Any) -> Severity:
+    names = [severity.value for severity in Severity]
+    if value not in names:
+        raise ConfigurationError(f"{file}: {key} has to be one of {', '.join(names)}, not {value!r}")
+    return Severity(value)
+
+
+def _by_pattern(file: Path, key: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file}: {key} has to be a table", 'As in `"examples/" = ["DDP605"]` below its head.')
+    return tuple((pattern, _strings(file, f'{key}."{pattern}"', words)) for pattern, words in value.items())
+
+
+_READERS: Mapping[str, Any] = {
+    "select": _strings,
+    "ignore": _strings,
+    "per-file-ignores": _by_pattern,
+    "fail-on": _severity,
+    "exclude": _patterns,
+    "entry-points": _patterns,
+}

@@ -1,0 +1,154 @@
+"""Makes edits in files: the rest of a file stays as it is, its encoding, line ends and mode included."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import os
+import re
+import tempfile
+import tokenize
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.fix.edits import Edit, Fix
+
+_LINE_END = re.compile("\r\n|\r|\n")
+
+
+class Rewritten(msgspec.Struct, frozen=True, kw_only=True):
+    """A file before and after its fixes."""
+
+    file: str
+    """Absolute path."""
+    before: bytes
+    after: bytes
+    fixes: tuple[Fix, ...]
+
+
+class CannotRewrite(DdpDoctorError):
+    """The edits do not fit the file, or what they make of it is no Python."""
+
+
+def rewrite(fixes: Iterable[Fix], held: Mapping[str, bytes] | None = None) -> tuple[list[Rewritten], list[Fix]]:
+    """Make the fixes in memory, file by file; also returns those that could not be made.
+
+    Of fixes that overlap the first is made. A fix that reaches into several files is not made. ``held`` has the content
+    of files that are not to be read from the disk.
+    """
+    by_file: dict[str, list[Fix]] = {}
+    left: list[Fix] = []
+    for fix in fixes:
+        files = {edit.file for edit in fix.edits}
+        if len(files) == 1:
+            by_file.setdefault(files.pop(), []).append(fix)
+        else:
+            left.append(fix)
+    done: list[Rewritten] = []
+    for file, wanted in sorted(by_file.items()):
+        try:
+            before = held[file] if held and file in held else Path(file).read_bytes()
+        except OSError:
+            left.extend(wanted)
+            continue
+        after, made = before, list[Fix]()
+        for fix in wanted:
+            try:
+                after = edited(before, [edit for one in (*made, fix) for edit in one.edits])
+            except CannotRewrite:
+                left.append(fix)
+            else:
+                made.append(fix)
+        if after != before:
+            done.append(Rewritten(file=file, before=before, after=after, fixes=tuple(made)))
+    return done, left
+
+
+def edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
+    """Make edits, equal ones once, in the bytes of a Python file.
+
+    Raises CannotRewrite when edits overlap or lie outside of the file, and when the result would not parse or cannot be
+    written in the encoding of the file.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        text = raw.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise CannotRewrite(f"the file cannot be read: {error}") from error
+    starts = [0, *(match.end() for match in _LINE_END.finditer(text))]
+    newline = _newline(text)
+    pieces: list[str] = []
+    position = 0
+    for edit in sorted(set(edits)):
+        start = _offset(text, starts, edit.line, edit.column)
+        end = _offset(text, starts, edit.end_line, edit.end_column)
+        if start < position or end < start:
+            raise CannotRewrite("edits overlap")
+        pieces += [text[position:start], edit.replacement.replace("\n", newline)]
+        position = end
+    result = "".join(pieces) + text[position:]
+    try:
+        changed = result.encode(encoding)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(changed)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise CannotRewrite(f"the edited file would not parse: {error}") from error
+    return changed
+
+
+def difference(rewritten: Rewritten, shown: str) -> str:
+    """A unified diff of one file under the name ``shown``."""
+    before, after = (_split(content) for content in (rewritten.before, rewritten.after))
+    lines = difflib.unified_diff(before, after, f"a/{shown}", f"b/{shown}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def write(rewritten: Rewritten) -> None:
+    """Put the new content in the file's place, at once and with the file's mode; links to it stay links.
+
+    Raises UsageError when the file was changed meanwhile or cannot be written.
+    """
+    path = os.path.realpath(rewritten.file)
+    try:
+        if Path(path).read_bytes() != rewritten.before:
+            raise UsageError(f"{rewritten.file} was changed while it was examined; it was left as it is")
+        mode = os.stat(path).st_mode & 0o7777
+        handle, temporary = tempfile.mkstemp(prefix=".ddpdoctor-", dir=os.path.dirname(path))
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(rewritten.after)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {rewritten.file}: {error.strerror or error}") from error
+
+
+def _offset(text: str, starts: Sequence[int], line: int, column: int) -> int:
+    if not 0 < line <= len(starts) or column < 1:
+        raise CannotRewrite("an edit lies outside of the file")
+    offset = starts[line - 1] + column - 1
+    if offset > (starts[line] if line < len(starts) else len(text)):
+        raise CannotRewrite("an edit lies outside of its line")
+    return offset
+
+
+def _newline(text: str) -> str:
+    found = _LINE_END.findall(text)
+    return max(("\n", "\r\n", "\r"), key=found.count)
+
+
+def _split(content: bytes) -> list[str]:
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    text = content.decode("utf-8" if encoding == "utf-8-sig" else encoding)
+    return [re.sub("\r\\Z", "\n", line) for line in re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)]
