@@ -17,6 +17,7 @@ class SourceSection(msgspec.Struct, frozen=True, kw_only=True):
     """What became of reading the source."""
 
     status: Literal["read", "failed"]
+    """``failed`` when a script that was to be examined could not be read; the notes say why."""
     files: int
     seconds: float
     notes: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """The merged diagnosis of one script."""
+    """The merged diagnosis of one script, or of the sources of several."""
 
     target: str
     """As the user named it."""
@@ -59,3 +60,5 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...] = ()
     """Broken third-party checks and the like."""
+    scripts: tuple[str, ...] = ()
+    """When directories or several scripts were asked for, those that were examined; otherwise empty."""

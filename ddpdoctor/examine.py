@@ -22,14 +22,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.conclusion import could_not_rehearse, judge, not_rehearsed
+from ddpdoctor.config.settings import NO_SETTINGS, Settings
+from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.merge import Refutation, merge, unrefuted
-from ddpdoctor.registry import choose, read_catalogue
-from ddpdoctor.runner import CheckResult, outcome_of, run_checks
+from ddpdoctor.registry import read_catalogue
+from ddpdoctor.runner import CheckResult, bounds_of, outcome_of, run_checks
+from ddpdoctor.selection import (
+    NO_COMMENTS,
+    Comments,
+    chosen_checks,
+    comments_of,
+    heard,
+    judged_codes,
+    judging,
+    unused_suppressions,
+    wants_unused_suppressions,
+)
+from ddpdoctor.source.entry_scripts import is_entry
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -54,10 +68,12 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     allow_writes: bool = False
     keep: bool = False
     select: tuple[str, ...] = ()
-    """Codes, prefixes of codes, or names; empty for all checks."""
+    """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
     ignore: tuple[str, ...] = ()
     fail_on: Severity = Severity.WARNING
     """Findings this bad or worse make the verdict ``findings``."""
+    settings: Settings = NO_SETTINGS
+    """Of the project: ``find_settings`` reads them. Only ``select``, ``ignore`` and ``per-file-ignores`` are used."""
 
 
 def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
@@ -66,7 +82,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
 
     root = Path.cwd()
     catalogue = read_catalogue()
-    chosen = choose(catalogue, request.select, request.ignore)
+    chosen = chosen_checks(catalogue, request.select, request.ignore, request.settings)
     started_s = time.perf_counter()
     script = read_script(Path(request.target))
     source = SourceSection(
@@ -76,8 +92,18 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
         notes=script.notes,
     )
     record, rehearsal = _rehearsed(request, script, root, on_progress)
-    results = run_checks(chosen, script, record, static=request.static)
-    return conclude(request, str(root), source, rehearsal, results, catalogue.notes)
+    results = heard(run_checks(chosen, script, record, static=request.static), request.settings, catalogue)
+    source = msgspec.structs.replace(source, notes=(*source.notes, *bounds_of(results)))
+    comments = comments_of(script)
+    judged: dict[str, frozenset[str]] = {}
+    if comments and wants_unused_suppressions(request.select, request.ignore, request.settings) and is_entry(script):
+        cut_short = bool(_cut_short(request, rehearsal))
+        judged = dict.fromkeys(
+            comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short)
+        )
+    return conclude(
+        request, str(root), source, rehearsal, results, catalogue.notes, judging(comments, catalogue, judged)
+    )
 
 
 def conclude(
@@ -87,24 +113,33 @@ def conclude(
     rehearsal: RehearsalSection,
     results: Sequence[CheckResult],
     notes: tuple[str, ...] = (),
+    comments: Comments = NO_COMMENTS,
 ) -> Examination:
     """Merge what the checks said and pass the verdict. Pure: runs nothing, reads only the lines of the findings.
 
-    A finding at or above ``fail_on`` makes it ``findings``; otherwise a rehearsal that did not complete, a check that
-    failed, missing evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``.
+    What ``comments`` suppress is left out; those that suppress nothing are findings themselves. A finding at or above
+    ``fail_on`` makes it ``findings``; otherwise a rehearsal that did not complete, a check that failed, missing
+    evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``.
     """
     suspicions = unrefuted(
         [finding for result in results for finding in result.from_source],
         [Refutation(result.code, refuted) for result in results for refuted in result.refuted],
     )
     seen = [finding for result in results for finding in result.from_run]
-    findings = with_fingerprints(merge(suspicions, seen), root)
-    standing = {finding.code for finding in (*suspicions, *seen)}
+    sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
+    unused = tuple(unused_suppressions(comments, sifted.used))
+    findings = with_fingerprints(merge((*sifted.kept, *unused), ()) if unused else sifted.kept, root)
+    gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
+    standing = {finding.code for finding in (*suspicions, *seen)} - gone
     cut_short = _cut_short(request, rehearsal)
     outcomes = tuple(
         outcome_of(result, stands=result.code in standing, cut_short=cut_short) for result in results
     )
-    complete = not cut_short and not any(_incomplete(result, static=request.static) for result in results)
+    complete = (
+        source.status == "read"
+        and not cut_short
+        and not any(_incomplete(result, static=request.static) for result in results)
+    )
     verdict, exit_code = _verdict(findings, request.fail_on, complete)
     crashed = tuple(f"{result.code} {result.name}: {result.gap}" for result in results if result.crashed)
     return Examination(

@@ -9,8 +9,8 @@ import msgspec
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.places import meets, of_frame, same_lines
 
-RANK_DIVERGENCE = "DDP301"
-"""The check that sees a divergence in the source."""
+SUSPECTED = frozenset({"DDP301", "DDP302", "DDP303", "DDP309", "DDP311", "DDP314"})
+"""The checks that see a divergence in the source: a run may call the same one by another name."""
 DIVERGENCES = frozenset({"DDP103", "DDP301", "DDP302", "DDP303", "DDP304", "DDP306", "DDP309", "DDP312", "DDP314"})
 """What one divergence may be called once it was seen in a run."""
 
@@ -49,7 +49,7 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
     if suspicion.code == seen.code and _overlap(_all_places(suspicion), _all_places(seen)):
         return True
-    if suspicion.code != RANK_DIVERGENCE or seen.code not in DIVERGENCES:
+    if suspicion.code not in SUSPECTED or seen.code not in DIVERGENCES:
         return False
     chain = (*_all_places(suspicion), *_stack_places(suspicion))
     return _overlap(chain, _all_places(seen)) or _overlap(suspicion.locations[:1], _stack_places(seen))

@@ -57,4 +57,8 @@ def in_user_code(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _real(path: str) -> str:
-    return os.path.realpath(path)
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        # A name from elsewhere that no file can have.
+        return path

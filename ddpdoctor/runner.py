@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -10,6 +10,8 @@ import msgspec
 from ddpdoctor.check import BoundHit, LoadedCheck, Outcome, OutcomeState
 from ddpdoctor.finding import Finding, Refuted
 from ddpdoctor.registry import CatalogueEntry, load
+from ddpdoctor.source.gaps import deep_recursion, take_gap
+from ddpdoctor.source.words import mentions_any
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -41,10 +43,12 @@ def run_checks(
 ) -> tuple[CheckResult, ...]:
     """Run every check on the source and, where there is a record, on the run.
 
-    A check that raises costs its own result and nothing else. With ``static`` nothing but the source is asked for, and
-    checks that only look at runs are not imported. Raises ConfigurationError when a built-in check cannot be loaded.
+    A check that raises costs its own result and nothing else. A script in which no trigger word of a check occurs has
+    passed its look at the source. With ``static`` nothing but the source is asked for, and checks that have nothing to
+    look at are not imported. Raises ConfigurationError when a built-in check cannot be loaded.
     """
-    return tuple(_run_check(entry, script, record, static=static) for entry in entries)
+    with deep_recursion():
+        return tuple(_run_check(entry, script, record, static=static) for entry in entries)
 
 
 def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
@@ -65,15 +69,29 @@ def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
     return Outcome(code=result.code, name=result.name, state=state, reason="" if stands else gap)
 
 
+def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
+    """What bounds of the analysis left out, each said once."""
+    return tuple(dict.fromkeys(result.gap for result in results if result.bound_hit))
+
+
 def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, *, static: bool) -> CheckResult:
     result = CheckResult(code=entry.code, name=entry.name)
     if static and not entry.in_source:
         return msgspec.structs.replace(result, gap="needs a rehearsal")
+    triggered = not entry.triggers or mentions_any(script, entry.triggers)
+    if static and not triggered:
+        return result
     check = load(entry)
-    if check.in_source is not None:
+    if check.in_source is not None and triggered:
+        take_gap(script)
         said = _ask(check.in_source, script)
+        gap = take_gap(script)
         result = msgspec.structs.replace(
-            result, from_source=said.yielded, gap=said.gap, bound_hit=said.bound_hit, crashed=said.crashed
+            result,
+            from_source=said.yielded,
+            gap=said.gap or gap,
+            bound_hit=said.bound_hit or bool(gap),
+            crashed=said.crashed,
         )
     if static or check.in_run is None:
         return result
@@ -108,6 +126,8 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
             yielded.append(item)
     except BoundHit as bound:
         return _Said(tuple(yielded), gap=str(bound), bound_hit=True)
+    except RecursionError:
+        return _Said(tuple(yielded), gap="the script holds code that is nested too deeply", bound_hit=True)
     except Exception as error:
         return _Said(tuple(yielded), gap=f"the check failed: {type(error).__name__}: {error}", crashed=True)
     return _Said(tuple(yielded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tokenize
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +17,21 @@ def line_of(file: str, line: int) -> str:
     return lines[line - 1] if 0 < line <= len(lines) else ""
 
 
+def hold(file: str, content: bytes) -> None:
+    """Take the lines of a file from ``content`` from now on: it came from stdin, or is about to be written."""
+    _held[file] = content
+    _lines.cache_clear()
+
+
+_held: dict[str, bytes] = {}
+
+
 @lru_cache(maxsize=64)
 def _lines(file: str) -> tuple[str, ...]:
     try:
+        if file in _held:
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(_held[file]).readline)
+            return tuple(_held[file].decode(encoding).replace("\r\n", "\n").replace("\r", "\n").split("\n"))
         if not Path(file).is_file() or Path(file).stat().st_size > MAXIMUM_BYTES:
             return ()
         with tokenize.open(file) as stream:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from ddpdoctor.check import LoadedCheck
 from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, help_option
+from ddpdoctor.config.settings import find_settings
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine import ExamineRequest, examine
 from ddpdoctor.finding import Severity
 from ddpdoctor.report import streams
+from ddpdoctor.report.formats import FORMATS, rendered
+
+STDIN = "-"
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Names the file whose Markdown GitHub shows below a job."""
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
-@click.argument("script")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--static", is_flag=True, help="Read the source only; run nothing and need no torch.")
+@click.option("--fix", is_flag=True, help="Make the fixes that are safe, and report what is left. Implies --static.")
+@click.option("--diff", is_flag=True, help="Show what --fix would do, and change nothing. Implies --static.")
 @click.option(
     "--nproc", type=click.IntRange(min=2), default=2, show_default=True, metavar="N", help="Ranks of the rehearsal."
 )
@@ -48,16 +59,26 @@ from ddpdoctor.report import streams
 @click.option(
     "--fail-on",
     type=click.Choice([severity.value for severity in Severity]),
-    default=Severity.WARNING.value,
+    help="The mildest severity that makes the exit code 1.  [default: warning]",
+)
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not examine these files of directories.")
+@click.option("--force-exclude", is_flag=True, help="Do not examine excluded files that were named either.")
+@click.option("--stdin-filename", metavar="FILE", help="The file that the source on stdin (`-`) stands for.")
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=1,
     show_default=True,
-    help="The mildest severity that makes the exit code 1.",
+    metavar="N",
+    help="Processes that read sources; 0 for one a core.",
 )
 @click.option(
     "--output-format",
-    type=click.Choice(["full", "concise", "json"]),
+    type=click.Choice(FORMATS),
     default="full",
     show_default=True,
-    help="Text for people, one line a finding, or JSON.",
+    help="Text for people, one line a finding, JSON, or what CI servers read.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout.")
 @click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
@@ -65,8 +86,10 @@ from ddpdoctor.report import streams
 @click.pass_context
 def check(
     ctx: click.Context,
-    script: str,
+    paths: tuple[str, ...],
     static: bool,
+    fix: bool,
+    diff: bool,
     nproc: int,
     batches: int,
     time_limit: float,
@@ -75,61 +98,113 @@ def check(
     keep: bool,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
-    fail_on: str,
+    fail_on: str | None,
+    exclude: tuple[str, ...],
+    force_exclude: bool,
+    stdin_filename: str | None,
+    jobs: int,
     output_format: str,
     output: str | None,
     no_color: bool,
 ) -> None:
-    """Examine SCRIPT: read its source, rehearse it on a few ranks for a few batches, and say what is wrong.
+    """Examine a script: read its source, rehearse it on a few ranks for a few batches, and say what is wrong.
 
-    What stands behind `--` goes to the script. Files that were there before are not changed.
+    With --static also several scripts, directories (their entry scripts are found), or stdin (`-`). What stands behind
+    `--` goes to the script. Files that were there before are not changed, but by --fix.
 
     Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
+    if fix and diff:
+        raise UsageError("either --fix or --diff, not both")
+    if fix and STDIN in paths:
+        raise UsageError("`--fix` has no file to write stdin to", "`--diff` shows what it would do.")
     if output is not None:
-        _refuse_output(Path(output), Path(script))
-    request = ExamineRequest(
-        target=script,
-        arguments=ctx.meta[SCRIPT_ARGUMENTS],
-        static=static,
-        nproc=nproc,
-        batches=batches,
-        time_limit_s=time_limit,
-        python=python,
-        allow_writes=allow_writes,
-        keep=keep,
-        select=_words(select),
-        ignore=_words(ignore),
-        fail_on=Severity(fail_on),
-    )
-    if static:
-        examination = examine(request)
-    else:
-        with streams.live_progress() as show:
-            examination = examine(request, show)
-    if output is None:
-        colour = streams.colours_wanted(no_color)
-        streams.write_result(_rendered(examination, output_format, streams.result_width(), colour=colour))
-    else:
-        streams.write_result_file(
-            Path(output), _rendered(examination, output_format, streams.PLAIN_WIDTH, colour=False)
+        _refuse_output(Path(output), paths)
+    threshold = Severity(fail_on) if fail_on else None
+    words, ignored = _words(select), _words(ignore)
+    if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
+        from ddpdoctor.cli import fixing
+        from ddpdoctor.survey import SurveyRequest, survey
+
+        request = SurveyRequest(
+            paths=paths,
+            stdin=streams.read_stdin() if STDIN in paths else None,
+            stdin_name=stdin_filename or "stdin.py",
+            select=words,
+            ignore=ignored,
+            fail_on=threshold,
+            exclude=exclude,
+            force_exclude=force_exclude,
+            jobs=jobs or os.cpu_count() or 1,
+            fixes=fix or diff,
         )
+        if diff:
+            found, text = fixing.shown(request)
+            _write(text, output)
+            ctx.exit(found.examination.exit_code)
+        examination = (fixing.fixed(request) if fix else survey(request)).examination
+    else:
+        examination = _examined(
+            ExamineRequest(
+                target=paths[0],
+                arguments=ctx.meta[SCRIPT_ARGUMENTS],
+                static=static,
+                nproc=nproc,
+                batches=batches,
+                time_limit_s=time_limit,
+                python=python,
+                allow_writes=allow_writes,
+                keep=keep,
+                select=words,
+                ignore=ignored,
+            ),
+            threshold,
+        )
+    colour = output is None and streams.colours_wanted(no_color)
+    width = streams.PLAIN_WIDTH if output is not None else streams.result_width()
+    _write(rendered(examination, output_format, _checks_of, width, colour=colour), output)
+    if output_format == "github" and os.environ.get(STEP_SUMMARY):
+        from ddpdoctor.report import markdown
+
+        streams.append_result_file(Path(os.environ[STEP_SUMMARY]), markdown.render(examination))
     ctx.exit(examination.exit_code)
 
 
-def _rendered(examination: Examination, output_format: str, width: int, *, colour: bool) -> str:
-    """Render with the one renderer that is needed; only ``full`` costs the import of rich."""
-    if output_format == "json":
-        from ddpdoctor.report import json
+def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bool:
+    """Tell whether many sources are meant; raises UsageError when they would have to be rehearsed."""
+    many = len(paths) > 1 or paths[0] == STDIN or Path(paths[0]).is_dir()
+    if many and not static:
+        what = "several paths" if len(paths) > 1 else "stdin" if paths[0] == STDIN else f"{paths[0]} is a directory: it"
+        raise UsageError(
+            f"{what} can only be examined with `--static`",
+            "A rehearsal runs one script: name the one that torchrun is given.",
+        )
+    return many or (static and force_exclude)
 
-        return json.render(examination)
-    if output_format == "concise":
-        from ddpdoctor.report import concise
 
-        return concise.render(examination)
-    from ddpdoctor.report import full
+def _examined(request: ExamineRequest, fail_on: Severity | None) -> Examination:
+    from msgspec.structs import replace
 
-    return full.render(examination, width, colour=colour)
+    settings = find_settings(Path(request.target).absolute().parent)
+    request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
+    if request.static:
+        return examine(request)
+    with streams.live_progress() as show:
+        return examine(request, show)
+
+
+def _checks_of(examination: Examination) -> list[LoadedCheck]:
+    from ddpdoctor.registry import find, load, read_catalogue
+
+    catalogue = read_catalogue()
+    return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]
+
+
+def _write(text: str, output: str | None) -> None:
+    if output is None:
+        streams.write_result(text)
+    else:
+        streams.write_result_file(Path(output), text)
 
 
 def _finite(seconds: float) -> float:
@@ -143,13 +218,14 @@ def _words(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
 
 
-def _refuse_output(output: Path, script: Path) -> None:
+def _refuse_output(output: Path, scripts: Sequence[str]) -> None:
     """Refuse before the rehearsal what would fail, or destroy something, after it."""
     if output.is_dir():
         raise UsageError(f"cannot write {output}: it is a directory")
     if not output.absolute().parent.is_dir():
         raise UsageError(f"cannot write {output}: there is no directory {output.absolute().parent}")
-    if output.exists() and script.exists() and output.samefile(script):
-        raise UsageError(f"cannot write {output}: it is the script to be examined")
+    for script in map(Path, scripts):
+        if output.exists() and script.exists() and output.samefile(script):
+            raise UsageError(f"cannot write {output}: it is the script to be examined")
     if output.exists() and output.suffix == ".py":
         raise UsageError(f"cannot write {output}: it is a Python file that exists already")

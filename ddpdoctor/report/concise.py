@@ -11,9 +11,14 @@ from ddpdoctor.report.escape import one_line
 def render(examination: Examination) -> str:
     """Render the findings, and a line that says why when the examination is inconclusive."""
     lines = [_line(finding, examination) for finding in examination.findings]
-    if examination.verdict == "inconclusive" or not (examination.complete or _seen_in_a_run(examination)):
+    if leaves_doubt(examination):
         lines.append(f"{one_line(examination.target)}: inconclusive: {one_line(why_incomplete(examination))}")
     return "".join(line + "\n" for line in lines)
+
+
+def leaves_doubt(examination: Examination) -> bool:
+    """Tell whether a reader has to be told that not everything was examined: no finding says why."""
+    return examination.verdict == "inconclusive" or not (examination.complete or _seen_in_a_run(examination))
 
 
 def _seen_in_a_run(examination: Examination) -> bool:
@@ -27,6 +32,8 @@ def why_incomplete(examination: Examination) -> str:
     if rehearsal.status in ("stopped", "failed"):
         reason = f": {rehearsal.reason}" if rehearsal.reason else ""
         return f"the rehearsal {'was stopped' if rehearsal.status == 'stopped' else 'failed'}{reason}"
+    if examination.source.status == "failed":
+        return "; ".join(examination.source.notes)
     gap = next((outcome for outcome in examination.outcomes if outcome.reason), None)
     return f"{gap.name} was not evaluated: {gap.reason}" if gap else "not everything could be examined"
 

@@ -35,6 +35,9 @@ def what_was_done(examination: Examination) -> str:
     source, rehearsal = examination.source, examination.rehearsal
     target = one_line(examination.target)
     read = f"Read {_count(source.files, 'file')}"
+    if examination.scripts:
+        scripts = _count(len(examination.scripts), "script")
+        return f"{read} in {source.seconds:.2f} s: {scripts} and what they import; nothing was rehearsed."
     if rehearsal.status == "skipped":
         return f"{read} in {source.seconds:.2f} s; {target} was not rehearsed."
     if not rehearsal.ranks and not rehearsal.seconds:

@@ -53,6 +53,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             for outcome in examination.outcomes
         ],
         "notes": [_plain(note) for note in examination.notes],
+        **({"scripts": [_plain(script) for script in examination.scripts]} if examination.scripts else {}),
     }
 
 

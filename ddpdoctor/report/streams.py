@@ -1,4 +1,4 @@
-"""The only module that writes to stdout and stderr: results go to stdout, talk goes to stderr.
+"""The only module that uses stdin, stdout and stderr: results go to stdout, talk goes to stderr.
 
 A pipe that the reader closed (``ddpdoctor … | head``) ends the output, not the command: its exit code stays what it is.
 """
@@ -35,6 +35,20 @@ def write_result_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def append_result_file(path: Path, text: str) -> None:
+    """Write a result behind what a file holds; raises UsageError when that is not possible."""
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read_stdin() -> bytes:
+    """All that stdin holds; nothing when it is closed."""
+    return sys.stdin.buffer.read() if sys.stdin is not None else b""
 
 
 def say(text: str) -> None:

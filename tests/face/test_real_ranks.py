@@ -54,6 +54,8 @@ print("nothing to train")
 dist.destroy_process_group()
 """
 NO_WORKER = """
+import os
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -61,8 +63,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def work(rank, world_size):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "29511"
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     DistributedDataParallel(torch.nn.Linear(1, 1))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

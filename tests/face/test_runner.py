@@ -1,21 +1,23 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpdoctor.check import BoundHit, Check, LoadedCheck
+from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.registry import CatalogueEntry
 from ddpdoctor.runner import CheckResult, run_checks
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.script import Script
 from tests.face.examples import at, finding, record
 
-if TYPE_CHECKING:
-    from ddpdoctor.source.script import Script
-
-SCRIPT = cast("Script", object())
+SCRIPT = Script(path=Path("train.py"), root=Path("."), modules=())
 COMPLETE = {"passes": StreamState("complete")}
 
 
@@ -87,6 +89,32 @@ def test_static_does_not_import_checks_of_runs() -> None:
     entry = CatalogueEntry(code="DDP998", name="x", module="there.is.no.such.module", in_source=False)
     (said,) = run_checks([entry], SCRIPT, None, static=True)
     assert said.gap == "needs a rehearsal"
+
+
+def test_a_check_whose_trigger_words_do_not_occur_is_not_imported_and_has_passed() -> None:
+    entry = CatalogueEntry(code="DDP998", name="x", module="there.is.no.such.module", in_source=True, triggers=("ab",))
+    (said,) = run_checks([entry], _script("import a, b\n"), None, static=True)
+    assert said == CheckResult(code="DDP998", name="x")
+    with pytest.raises(ConfigurationError):
+        run_checks([entry], _script("# cab\n"), None, static=True)
+
+
+def test_without_its_trigger_words_a_check_still_looks_at_the_run() -> None:
+    def in_source(script: Script) -> Iterator[Finding]:
+        yield finding()
+
+    check = Check(code="DDP999", name="some-check", severity={"source": Severity.WARNING})
+    loaded = LoadedCheck(check=check, documentation="Some check.", in_source=in_source, in_run=_silent)
+    entry = CatalogueEntry(
+        code="DDP999", name="some-check", module="x", in_source=True, loaded=loaded, triggers=("ab",)
+    )
+    (said,) = run_checks([entry], _script("import a\n"), _DEFAULT, static=False)
+    assert (said.from_source, said.looked_at_run) == ((), True)
+
+
+def _script(text: str) -> Script:
+    module = Module(Path("train.py"), "__main__", "", text, ast.parse(text))
+    return Script(path=Path("train.py"), root=Path("."), modules=(module,))
 
 
 def _silent(evidence: Any) -> Iterator[Any]:

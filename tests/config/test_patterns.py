@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.patterns import matches, matches_below, parse_patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "directory", "expected"),
+    [
+        ("*.pyc", "x/y.pyc", False, True),
+        ("/build", "build", True, True),
+        ("/build", "x/build", True, None),
+        ("docs/*.py", "docs/a.py", False, True),
+        ("docs/*.py", "x/docs/a.py", False, None),
+        ("docs/*.py", "docs/x/a.py", False, None),
+        ("a/**/b", "a/b", False, True),
+        ("a/**/b", "a/x/y/b", False, True),
+        ("**/foo", "q/foo", False, True),
+        ("abc/**", "abc/d/e", False, True),
+        ("abc/**", "abc", True, None),
+        ("data/", "data", False, None),
+        ("data/", "q/data", True, True),
+        ("[ab]x?", "axz", False, True),
+        ("[!ab]x", "ax", False, None),
+        ("[!ab]x", "cx", False, True),
+        (r"\#x", "#x", False, True),
+        ("x  ", "x", False, True),
+        ("a.py", "abpy", False, None),
+        ("[", "[", False, True),
+    ],
+)
+def test_a_pattern_means_what_git_means(pattern: str, path: str, directory: bool, expected: bool | None) -> None:
+    assert matches(parse_patterns([pattern]), path, directory=directory) is expected
+
+
+def test_the_last_pattern_that_speaks_of_a_path_decides() -> None:
+    patterns = parse_patterns(["*.py", "!keep.py", "", "# comment"])
+    assert len(patterns) == 2
+    assert matches(patterns, "a.py", directory=False) is True
+    assert matches(patterns, "keep.py", directory=False) is False
+
+
+def test_what_lies_in_a_matched_directory_is_matched() -> None:
+    patterns = parse_patterns(["third_party/"])
+    assert matches_below(patterns, "x/third_party/y/z.py")
+    assert not matches_below(patterns, "x/third_party.py")
