@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import sysconfig
@@ -202,10 +203,17 @@ LONGEST_S = 2.0
 @pytest.mark.parametrize("text", PATHOLOGICAL.values(), ids=PATHOLOGICAL)
 def test_pathological_scripts_end_within_the_bound(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
-    started_s = time.process_time()
-    script = read_script(path)
-    projection = project(script)
-    assert time.process_time() - started_s < LONGEST_S
+    # What earlier tests left on the heap is not the reader's to collect.
+    gc.collect()
+    gc.freeze()
+    try:
+        started_s = time.process_time()
+        script = read_script(path)
+        projection = project(script)
+        seconds = time.process_time() - started_s
+    finally:
+        gc.unfreeze()
+    assert seconds < LONGEST_S
     assert projection.machine.steps <= 3 * MAXIMUM_STEPS
     assert findings_of(script) == []
 
