@@ -34,7 +34,7 @@ from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import divergence_with_code
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
+from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of, remedy_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -52,8 +52,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             in_words(parting),
-            remedy=f"Make every rank call {parting.collective}, or none: move it out of the branch that only some "
-            "ranks take.",
+            remedy=remedy_of(parting),
             locations=places_of(parting),
             evidence=evidence_of(parting),
             severity=Severity.WARNING if parting.guessed else None,

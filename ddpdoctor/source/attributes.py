@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ddpdoctor.source.environment import WORLD_SIZE
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, guessed_lanes
 from ddpdoctor.source.values import (
@@ -28,7 +29,15 @@ from ddpdoctor.source.values import (
     lane,
     lanes_of,
 )
-from ddpdoctor.source.vocabulary import DDP, LOCAL_RANK_NAMES, RANK_NAMES, canonical, is_first_rank_name
+from ddpdoctor.source.vocabulary import (
+    DDP,
+    DISTRIBUTION_ATTRIBUTES,
+    DISTRIBUTION_NAMES,
+    LOCAL_RANK_NAMES,
+    RANK_NAMES,
+    canonical,
+    is_first_rank_name,
+)
 
 MAXIMUM_BASES = 20
 
@@ -73,10 +82,19 @@ def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False
     if isinstance(value, Bound):
         receiver = value.receiver
         known = isinstance(receiver, Built) and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
-        return value if known else rank_by_name(machine, name) or value
+        return value if known else rank_by_name(machine, name) or _distribution(name, of_object) or value
     if isinstance(value, Unknown) and (value.opaque or (of_object and name != "rank")):
-        return rank_by_name(machine, name) or value
+        return rank_by_name(machine, name) or _distribution(name, of_object) or value
+    if isinstance(value, Unknown) and not value.varying and not value.tags:
+        return _distribution(name, of_object) or value
     return value
+
+
+def _distribution(name: str, of_object: bool) -> Value | None:
+    """What a switch or a number says by its name in a job that has ranks: the script is read as such a job runs it."""
+    if name == "world_size":
+        return WORLD_SIZE
+    return Const(True) if name in DISTRIBUTION_NAMES or (of_object and name in DISTRIBUTION_ATTRIBUTES) else None
 
 
 def rank_by_name(machine: Machine, name: str) -> Value | None:
@@ -96,7 +114,7 @@ def promised_by_name(machine: Machine, function: str) -> Value | None:
         return rank_by_name(machine, "rank")
     if function in {"get_local_rank", "local_rank"}:
         return rank_by_name(machine, "local_rank")
-    return rank_by_name(machine, function)
+    return rank_by_name(machine, function) or _distribution(function, False)
 
 
 def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:

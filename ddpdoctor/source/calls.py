@@ -256,7 +256,10 @@ def call_function(
     for written in frame.left_behind:
         machine.store.merge(written)
     machine.mask = entry & ~machine.gone & ~_raised_everywhere(machine, inner)
-    returned = merged_results(frame.results, NONE, entry, join)
+    if frame.yielded is None:
+        returned = merged_results(frame.results, NONE, entry, join)
+    else:
+        returned = Items((frame.yielded,), open=True)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
     changed_nothing = machine.store.oldest_written >= frame.scope
     machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(returned, (Const, Unknown)))

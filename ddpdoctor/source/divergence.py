@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -105,6 +106,19 @@ def places_of(parting: Parting) -> tuple[Location, ...]:
     return (parting.location, *leaving, parting.condition_location)
 
 
+def remedy_of(parting: Parting) -> str:
+    """What to do where ranks part at a collective."""
+    if parting.turns is not None:
+        return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
+    if parting.exit_location is not None:
+        return (
+            f"Let all ranks leave together (broadcast the decision, then leave), or none before {parting.collective}."
+        )
+    return (
+        f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
+    )
+
+
 def in_words(parting: Parting) -> str:
     """What the ranks run where they part, in one sentence."""
     if parting.turns is not None:
@@ -114,8 +128,11 @@ def in_words(parting: Parting) -> str:
             f"{spoken(parting.missing)} {there} times: the bound of the loop depends on the rank"
         )
     if parting.exit_location is not None:
+        place = f"line {parting.exit_location.line}"
+        if parting.exit_location.file != parting.location.file:
+            place += f" of {PurePath(parting.exit_location.file).name}"
         return (
-            f"{spoken(parting.missing)} can leave at line {parting.exit_location.line}, before {parting.collective}, "
+            f"{spoken(parting.missing)} can leave at {place}, before {parting.collective}, "
             f"which {spoken(parting.running)} {_verb(parting.running, 'run')}"
         )
     sides = [

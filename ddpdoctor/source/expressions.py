@@ -23,6 +23,7 @@ from ddpdoctor.source.values import (
     Const,
     External,
     Function,
+    Instance,
     Items,
     Lanes,
     Mapped,
@@ -75,6 +76,20 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
         if count == 0:
             empty |= 1 << rank
     return by_rank(lambda entry: _item_of(machine, entry), iterable), turns, empty
+
+
+def opened(machine: Machine, node: ast.expr) -> Value:
+    """What a loop goes over: of an object of the project, what its ``__iter__`` gives."""
+    from ddpdoctor.source.attributes import bound_to, class_attribute
+    from ddpdoctor.source.calls import call_function
+
+    value = evaluate(machine, node)
+    if isinstance(value, Instance):
+        method = class_attribute(machine, value.cls, "__iter__")
+        if isinstance(method, Function):
+            items = call_function(machine, node, bound_to(method, value), [], {})
+            return items if isinstance(items, Items) else value
+    return value
 
 
 def _item_of(machine: Machine, entry: Value) -> Value:
@@ -326,7 +341,7 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
 
     def turn() -> None:
         for generator in generators:
-            item, _, _ = iterated(machine, evaluate(machine, generator.iter))
+            item, _, _ = iterated(machine, opened(machine, generator.iter))
             assign_to(machine, generator.target, item)
             for condition in generator.ifs:
                 evaluate(machine, condition)
@@ -348,9 +363,22 @@ def _walrus(machine: Machine, node: ast.NamedExpr) -> Value:
 
 def _yield(machine: Machine, node: ast.Yield) -> Value:
     value = evaluate(machine, node.value) if node.value is not None else Const(None)
-    if machine.frame.on_yield is not None:
-        machine.frame.on_yield(value)
+    _give(machine, value)
     return UNIFORM
+
+
+def _yield_from(machine: Machine, node: ast.YieldFrom) -> Value:
+    _give(machine, iterated(machine, evaluate(machine, node.value))[0])
+    return UNIFORM
+
+
+def _give(machine: Machine, value: Value) -> None:
+    """Hand an item of a generator to the body around which it runs, or keep it for who goes over the items."""
+    frame = machine.frame
+    if frame.on_yield is not None:
+        frame.on_yield(value)
+    else:
+        frame.yielded = join(frame.yielded, value)
 
 
 def _await(machine: Machine, node: ast.Await) -> Value:
@@ -384,6 +412,7 @@ _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Lambda: _lambda,
     ast.NamedExpr: _walrus,
     ast.Yield: _yield,
+    ast.YieldFrom: _yield_from,
     ast.Await: _await,
     ast.Slice: _slice,
 }

@@ -27,6 +27,7 @@ from ddpdoctor.source.targets import overwrite
 from ddpdoctor.source.tensors import TENSOR_CALLS, tensor_method
 from ddpdoctor.source.trace import EventKind
 from ddpdoctor.source.values import (
+    AGREED,
     NO_CONTEXT,
     NO_GRADIENTS,
     NO_SYNC,
@@ -143,7 +144,7 @@ def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], 
     if promised is not None:
         return promised
     if agrees_by_name(last):
-        return UNIFORM
+        return AGREED
     result = derived(arguments)
     return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=_batch_tags(result)))
 
@@ -199,7 +200,7 @@ def call_method(
         return namespace if name == "parse_args" else Items((namespace, UNIFORM))
     if isinstance(receiver, Built) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
         machine.emit("collective", name, node, positional, named, in_tree=True)
-        return UNIFORM
+        return AGREED
     if isinstance(receiver, Instance) and name in MODULE_SELF_METHODS:
         _note_device(machine, node, name, positional, named)
         return receiver
@@ -227,7 +228,7 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
     if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
         return extent
     if isinstance(receiver, (Unknown, Bound, Built)) and agrees_by_name(name):
-        return UNIFORM
+        return AGREED
     if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:
         return _VIEWS[name](receiver)
     if isinstance(receiver, Mapped) and name == "get" and arguments:
@@ -280,8 +281,8 @@ def _collective(machine: Machine, node: ast.AST, name: str, positional: list[Val
                 node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
             )
             if target is not None:
-                overwrite(machine, target, UNIFORM if how.uniform and whole else VARYING)
-    return UNIFORM
+                overwrite(machine, target, AGREED if how.uniform and whole else VARYING)
+    return AGREED
 
 
 WORLD_GROUP = External("torch.distributed.group.WORLD")
@@ -375,6 +376,15 @@ def _super(machine: Machine, node: ast.AST, positional: list[Value], named: Name
     return Bound(receiver, "super()")
 
 
+def _dict(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    known = not positional or (len(positional) == 1 and isinstance(positional[0], Mapped))
+    if not (known and complete):
+        return derived([*positional, *named.values()])
+    first = positional[0] if positional else None
+    entries = dict(first.entries) if isinstance(first, Mapped) else {}
+    return Mapped(tuple((entries | named).items()))
+
+
 def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     from ddpdoctor.source.attributes import attribute_of, seeded
 
@@ -426,6 +436,7 @@ _SPECIAL: dict[str, Callable[[Machine, ast.AST, list[Value], Named, bool], Value
     "functools.partial": _partial,
     "builtins.super": _super,
     "builtins.getattr": _getattr,
+    "builtins.dict": _dict,
     "torch.no_grad": _no_gradients,
     "torch.inference_mode": _no_gradients,
     "torch.set_grad_enabled": _set_grad_enabled,

@@ -68,6 +68,8 @@ class CallFrame:
         self.left_behind: list[dict[Cell, Value]] = []
         """What paths wrote that returned early."""
         self.on_yield: Callable[[Value], None] | None = None
+        self.yielded: Value | None = None
+        """What a generator gives for any of its items, unless ``on_yield`` takes them."""
         self.owner: Function | None = None
         self.file = str(module.path)
         self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | tuple[()] = ()

@@ -175,9 +175,8 @@ def _note_words(module: Module, node: ast.AST, inside: _Definition) -> None:
             used.add(node.value)
     elif isinstance(node, ast.arg):
         used.add(node.arg)
-    elif isinstance(node, ast.If):
-        if adds_key(node):
-            used.add("DataLoader")
+    elif isinstance(node, (ast.Yield, ast.YieldFrom)) or (isinstance(node, ast.If) and adds_key(node)):
+        used.add("DataLoader")
     elif isinstance(node, ast.Call):
         inside.calls.add(_last_name(node.func))
 

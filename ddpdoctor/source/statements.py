@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, truth_of
+from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, opened, truth_of
 from ddpdoctor.source.imports import run_import
 from ddpdoctor.source.machine import LoopFrame, Machine
 from ddpdoctor.source.module import descend
@@ -78,7 +78,7 @@ def _if(machine: Machine, statement: ast.If) -> None:
 
 
 def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
-    iterable = evaluate(machine, statement.iter)
+    iterable = opened(machine, statement.iter)
     item, turns, empty = iterated(machine, iterable)
     start = machine.mask
     machine.mask &= ~empty

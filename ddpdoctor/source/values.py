@@ -154,6 +154,8 @@ NONE = Const(None)
 UNIFORM = Unknown()
 VARYING = Unknown(varying=True)
 OPAQUE = Unknown(opaque=True)
+AGREED = Unknown(tags=frozenset({("agreed", 0)}))
+"""What a collective made the same on every rank."""
 NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
 NO_CONTEXT = External("contextlib.nullcontext")
@@ -275,10 +277,15 @@ def tagged(value: Value, extra: frozenset[Tag]) -> Value:
 def join(one: Value | None, other: Value | None, varying: bool = False) -> Value:
     """What is known after a condition of which neither outcome is excluded.
 
-    A value that depends on the rank wins over its uniform alternative, which is what a job without ranks would have.
+    A value that depends on the rank wins over its uniform alternative, which is what a job without ranks would have;
+    so does one that the ranks agreed on over what a rank had before.
     """
     if one is None or other is None or one == other:
         return one if one is not None else other if other is not None else UNIFORM
+    if not varying and _is_agreed(one) is not _is_agreed(other):
+        agreed, own = (one, other) if _is_agreed(one) else (other, one)
+        if is_varying(own):
+            return agreed
     if isinstance(one, Lanes) or isinstance(other, Lanes):
         return _join_lanes(one, other, varying)
     if isinstance(one, Unknown) or isinstance(other, Unknown):
@@ -294,6 +301,10 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
         return Unknown(mixed.varying or varying, False, mixed.tags)
     either = any(isinstance(value, Choice) and value.varying for value in (one, other))
     return Choice(tuple(options), varying or either)
+
+
+def _is_agreed(value: Value) -> bool:
+    return isinstance(value, Unknown) and not value.varying and ("agreed", 0) in value.tags
 
 
 def _join_unknown(one: Value, other: Value, varying: bool) -> Value:

@@ -158,6 +158,10 @@ FIRST_RANK_NAMES = re.compile(
     r"|rank_?0|rank_zero|main|master|primary|chief|global_master|local_master|local_main_process)$"
 )
 """Names of variables, attributes and functions that are true on the first rank only."""
+DISTRIBUTION_NAMES = frozenset({"distributed", "is_distributed", "use_distributed", "multiprocessing_distributed"})
+"""Names of variables, attributes and functions that are true where a job has ranks."""
+DISTRIBUTION_ATTRIBUTES = frozenset({"ddp", "use_ddp", "is_ddp", "distributed_training"})
+"""Names that mean so in a configuration."""
 FIRST_RANK_DECORATORS = frozenset(
     {"rank_zero_only", "main_process_only", "master_only", "on_main_process", "rank0_only", "only_on_master"}
 )

@@ -24,6 +24,16 @@ def test_the_hook_is_what_pre_commit_expects() -> None:
     assert fields["entry"] == "ddpdoctor check --static --force-exclude"
 
 
+def test_the_block_of_the_readme_is_the_same_hook_from_an_installed_command() -> None:
+    readme = (HOOKS.parent / "README.md").read_text(encoding="utf-8")
+    block = next(block for block in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "hooks:" in block)
+    assert block.startswith("repos:\n  - repo: local\n    hooks:\n      - id: ddpdoctor\n")
+    shown = dict(re.findall(r"^ {6}(?:- |  )(\w+): (.+)$", block, re.MULTILINE))
+    offered = dict(re.findall(r"^(?:- |  )(\w+): (.+)$", HOOKS.read_text(), re.MULTILINE))
+    assert shown == {**{key: offered[key] for key in shown}, "language": "system"}
+    assert shown.keys() == offered.keys() - {"description"}
+
+
 def test_its_command_takes_one_file_or_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ddpdoctor.toml").write_text('exclude = ["generated/"]\n')
