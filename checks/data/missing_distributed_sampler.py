@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.diagnosis.sharding import judge_sharding
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix.sampler import divide
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
@@ -66,6 +68,13 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer a sampler that divides the data set."""
+    for feeding in feedings(whole_projection(script)):
+        if feeding.loader.module.location(feeding.loader.node) == finding.location:
+            yield from divide(feeding, finding)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

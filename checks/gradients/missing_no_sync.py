@@ -32,6 +32,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix.no_sync import synchronise_once
 from ddpdoctor.source.accumulation import wasteful_accumulations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
@@ -56,3 +58,11 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to run all micro-steps but the last under no_sync."""
+    projection = whole_projection(script)
+    for found in wasteful_accumulations(projection):
+        if found.backward.module.location(found.backward.node) == finding.location:
+            yield from synchronise_once(projection, found, finding)

@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.module import Module
+from ddpdoctor.source.vocabulary import canonical
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -46,9 +47,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 def insertion(module: Module, line: int, column: int, text: str) -> Edit:
     """Insert ``text`` before a place; the column is 1-based and in characters."""
-    return Edit(
-        file=str(module.path), line=line, column=column, end_line=line, end_column=column, replacement=text
-    )
+    return Edit(file=str(module.path), line=line, column=column, end_line=line, end_column=column, replacement=text)
 
 
 def after(module: Module, node: ast.expr, text: str) -> Edit:
@@ -88,6 +87,44 @@ def without_keyword(module: Module, call: ast.Call, name: str) -> Edit | None:
     return Edit(
         file=str(module.path), line=start[0], column=start[1], end_line=end[0], end_column=end[1], replacement=""
     )
+
+
+def imported(module: Module, name: str) -> tuple[str, tuple[Edit, ...]] | None:
+    """How a module can call something of a library, by its full name, and the import that it needs for that.
+
+    None where no import stands at the top of the file, or the name is something else there.
+    """
+    for local, full in module.aliases.items():
+        if canonical(full) == name:
+            return local, ()
+        if name.startswith(f"{full}.") and full == name.rpartition(".")[0]:
+            return f"{local}.{name.rpartition('.')[2]}", ()
+    package, _, last = name.rpartition(".")
+    statements = [node for node in module.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    beside = [node for node in statements if _top_package(node) == package.partition(".")[0]]
+    first = next((node for node in (*beside, *statements) if _top_package(node) != "__future__"), None)
+    if first is None or last in module.words or module.column(first.lineno, first.col_offset) != 1:
+        return None
+    return last, (insertion(module, first.lineno, 1, f"from {package} import {last}\n"),)
+
+
+def _top_package(node: ast.Import | ast.ImportFrom) -> str:
+    name = (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return name.partition(".")[0]
+
+
+def indented(module: Module, first: ast.stmt, last: ast.stmt, head: str) -> tuple[Edit, ...] | None:
+    """Put statements under a new head such as ``with context:``; None where moving them would change a text in them."""
+    lines = range(first.lineno, (last.end_lineno or last.lineno) + 1)
+    opening = first_in_body(module, [first], head)
+    if opening is None or module.lines[lines[-1] - 1][module.location(last).end_column - 1 :].lstrip()[:1] == ";":
+        return None
+    for node in module.nodes:
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.lineno in lines and node.end_lineno != node.lineno:
+            return None
+    step = "\t" if opening.replacement.startswith("\t") else "    "
+    moved = (insertion(module, line, 1, step) for line in lines if module.lines[line - 1].strip())
+    return (msgspec.structs.replace(opening, replacement=opening.replacement + step), *list(moved)[1:])
 
 
 def first_in_body(module: Module, body: list[ast.stmt], statement: str) -> Edit | None:

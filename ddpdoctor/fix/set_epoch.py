@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.finding import Finding
-from ddpdoctor.fix.edits import Fix, first_in_body
+from ddpdoctor.fix.edits import Edit, Fix, first_in_body
 from ddpdoctor.source.epochs import ForgottenEpoch
 from ddpdoctor.source.module import Module, Scope
+from ddpdoctor.source.trace import LoopAround
 
 _COUNTING = frozenset({"range", "trange"})
 _WRAPPING = frozenset({"tqdm", "track"})
@@ -23,7 +24,7 @@ def tell_epoch(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
     module, loop = forgotten.epochs.module, forgotten.epochs.node
     if forgotten.sampler.module is not module or not isinstance(loop, ast.For) or finding.location is None:
         return
-    epoch, sampler = _counter(loop), _name_of(module, forgotten.sampler.node, loop)
+    epoch, sampler = counter_of(loop), name_bound_before(module, forgotten.sampler.node, loop)
     if not epoch or not sampler:
         return
     edit = first_in_body(module, loop.body, f"{sampler}.set_epoch({epoch})")
@@ -37,7 +38,16 @@ def tell_epoch(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
         )
 
 
-def _counter(loop: ast.For) -> str:
+def tell_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
+    """The call of ``set_epoch`` on the sampler of a loader that has a name; None where ``tell_epoch`` would not fit."""
+    loop = around.node
+    if around.module is not module or not isinstance(loop, ast.For):
+        return None
+    epoch, name = counter_of(loop), name_bound_before(module, loader, loop)
+    return first_in_body(module, loop.body, f"{name}.{attribute}.set_epoch({epoch})") if epoch and name else None
+
+
+def counter_of(loop: ast.For) -> str:
     """The name that counts the epochs; empty when the loop does not count, or counts in another variable."""
     iterable: ast.expr = loop.iter
     while isinstance(iterable, ast.Call) and _last_name(iterable.func) in _WRAPPING and iterable.args:
@@ -47,8 +57,8 @@ def _counter(loop: ast.For) -> str:
     return ""
 
 
-def _name_of(module: Module, node: ast.AST, loop: ast.For) -> str:
-    """The name that the sampler is bound to, once, before the loop and in its block or one around it."""
+def name_bound_before(module: Module, node: ast.AST, loop: ast.For) -> str:
+    """The name that an object is bound to, once, before a loop and in its block or one around it; or empty."""
     statement = module.parents.get(node)
     if not isinstance(statement, ast.Assign) or statement.value is not node or len(statement.targets) != 1:
         return ""

@@ -28,7 +28,7 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
     if told is None:
         return
     for feeding in feedings(projection):
-        loop = _loop_of_epochs(feeding)
+        loop = loop_of_epochs(feeding)
         if loop is None or not feeding.certain:
             continue
         for name, position in (("sampler", 3), ("batch_sampler", 4)):
@@ -79,7 +79,7 @@ def _calls_set_epoch(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set_epoch"
 
 
-def _loop_of_epochs(feeding: Feeding) -> LoopAround | None:
+def loop_of_epochs(feeding: Feeding) -> LoopAround | None:
     """The innermost loop around the loop over the loader that makes more than one turn."""
     if feeding.loop is None:
         return None

@@ -153,8 +153,12 @@ def test_a_loop_with_a_progress_bar_counts_too(project: Path) -> None:
     [
         # Called on one rank only, the collective would hang.
         (GUARD.replace('print("done")', "dist.barrier()"), "DDP516"),
-        (GUARD.replace('print("done")', "evaluate()").replace("def main", "def evaluate():\n    dist.barrier()\n\n\ndef"
-         " main"), "DDP516"),
+        (
+            GUARD.replace('print("done")', "evaluate()").replace(
+                "def main", "def evaluate():\n    dist.barrier()\n\n\ndef main"
+            ),
+            "DDP516",
+        ),
         (GUARD.replace('print("done")', "return"), "DDP516"),
         (GUARD.replace("if is_main_process:", "if is_main_of:"), "DDP516"),
         # The tensors are used as they are.
@@ -183,6 +187,114 @@ def test_leaving_out_the_search_for_unused_parameters_is_a_suggestion(project: P
     assert "-    model = DDP(Net(), find_unused_parameters=True)\n" in err
     assert "+    model = DDP(Net())\n" in err
     assert (project / "train.py").read_text() == text
+
+
+WHOLE = EPOCHS.replace("    sampler = DistributedSampler(data)  # a comment\n", "").replace(
+    "sampler=sampler", "batch_size=2, shuffle=True, num_workers=2"
+)
+UNSHUFFLED = EPOCHS.replace("DistributedSampler(data)", "DistributedSampler(data, shuffle=False)")
+ACCUMULATED = UNSHUFFLED.replace("for (x,) in loader:", "for i, (x,) in enumerate(loader):").replace(
+    """\
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    """\
+            # the forward
+            loss = model(x).sum()
+
+            loss.backward()
+            if (i + 1) % 4 == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+)
+NESTED = UNSHUFFLED.replace(
+    """\
+            model(x).sum().backward()
+""",
+    """\
+            for part in range(4):
+                model(x[part]).sum().backward()
+""",
+)
+SHOWN = {
+    "a whole data set": (
+        "DDP101",
+        HEAD + WHOLE,
+        ["batch_size=2, sampler=DistributedSampler(data), num_workers=2)", "loader.sampler.set_epoch(epoch)"],
+    ),
+    "a data set in its order": (
+        "DDP101",
+        HEAD + WHOLE.replace("shuffle=True", "shuffle=False"),
+        ["batch_size=2, sampler=DistributedSampler(data, shuffle=False), num_workers=2)"],
+    ),
+    "a sampler without a name": (
+        "DDP101",
+        HEAD.replace("DistributedSampler, ", "RandomSampler, ")
+        + WHOLE.replace("shuffle=True", "sampler=RandomSampler(data)"),
+        ["from torch.utils.data import DistributedSampler", "sampler=DistributedSampler(data)", "set_epoch(epoch)"],
+    ),
+    "accumulation": (
+        "DDP204",
+        HEAD + ACCUMULATED,
+        [
+            "from contextlib import nullcontext",
+            "            with nullcontext() if (i + 1) % 4 == 0 or i + 1 == len(loader) else model.no_sync():",
+            "                loss = model(x).sum()",
+            "                loss.backward()",
+        ],
+    ),
+    "accumulation in a loop of its own": (
+        "DDP204",
+        HEAD + NESTED,
+        [
+            "                with nullcontext() if part == 4 - 1 else model.no_sync():",
+            "                    model(x[part]).sum().backward()",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_a_suggestion_is_shown_and_never_made_and_would_mend_the_defect(
+    case: str, project: Path, capsys: Output
+) -> None:
+    code, text, wanted = SHOWN[case]
+    script = project / "train.py"
+    script.write_text(text)
+    assert main(["check", "--fix", "--select", code, "train.py"]) == ExitCode.FINDINGS
+    shown = capsys.readouterr().err
+    assert script.read_text() == text
+    added = [line[1:] for line in shown.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert all(any(part in line for line in added) for part in wanted)
+    patch = "--- a/" + shown.partition("--- a/")[2].partition("train.py:")[0].partition("Read ")[0]
+    subprocess.run(("git", "apply", "-p1", "-"), input=patch, text=True, cwd=project, check=True)
+    assert script.read_text() != text
+    related = ["--select", "DDP101", "--select", "DDP102", "--select", "DDP204", "--select", "DDP216,DDP217"]
+    assert main(["check", "--static", *related, "train.py"]) == ExitCode.CLEAN
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        # The data set would be read or drawn twice.
+        ("DDP101", WHOLE.replace("DataLoader(data,", "DataLoader(TensorDataset(torch.ones(8, 2)),")),
+        # The test counts only after the backward.
+        ("DDP204", ACCUMULATED.replace("loss.backward()\n", "loss.backward()\n            i += 1\n")),
+        # The text in the block would be changed.
+        (
+            "DDP204",
+            ACCUMULATED.replace("            # the forward\n", "").replace(
+                "loss.backward()\n", 'loss.backward(); print("""two\nlines""")\n'
+            ),
+        ),
+    ],
+)
+def test_no_suggestion_where_it_might_not_fit(code: str, text: str, project: Path, capsys: Output) -> None:
+    (project / "train.py").write_text(HEAD + text)
+    assert main(["check", "--diff", "--select", code, "train.py"]) == ExitCode.FINDINGS
+    assert "not made" not in capsys.readouterr().err
 
 
 def test_a_suppressed_finding_is_not_fixed(project: Path) -> None:
