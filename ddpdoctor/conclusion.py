@@ -23,8 +23,8 @@ MESSAGE_CHARACTERS = 160
 """How much of an exception's first line is kept: torch's go on for paragraphs."""
 
 ARGUMENTS_HINT = (
-    "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`;"
-    " `--static` reads the source only."
+    "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
+    " that launches it; `--static` reads the source only."
 )
 _NO_RANK_HINT = (
     "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
@@ -66,6 +66,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         hint=judgement.hint,
         output=judgement.output,
         ranks=len(job.ranks_reported),
+        ranks_of_job=job.ranks_of_job,
         steps=record.steps(),
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,

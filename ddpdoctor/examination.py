@@ -35,6 +35,8 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""
     """The script's own last words, when it failed."""
     ranks: int = 0
+    ranks_of_job: int = 0
+    """How many the launch command starts; 0 when there was none, or it does not say."""
     steps: int = 0
     seconds: float = 0.0
     device: str = ""

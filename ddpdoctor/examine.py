@@ -28,7 +28,7 @@ from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, Usage
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
-from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest
 from ddpdoctor.merge import Refutation, merge, unrefuted
 from ddpdoctor.registry import read_catalogue
 from ddpdoctor.runner import CheckResult, bounds_of, outcome_of, run_checks
@@ -56,14 +56,18 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to examine, how, and what counts as bad."""
 
     target: str
-    """Path of the entry script, as the user gives it."""
+    """Path of the entry script, as the user gives it, or the dotted name of a module if ``launch`` says so."""
     arguments: tuple[str, ...] = ()
     """The script's own."""
+    launch: Launch = Launch()
+    """How the job is started; ``ddpdoctor.launch.command_line`` reads it from a command."""
     static: bool = False
     """Read the source only; run nothing."""
     nproc: int = 2
+    """Ranks of the rehearsal; fewer when the job has fewer."""
     batches: int = 4
-    time_limit_s: float = 120.0
+    time_limit_s: float | None = None
+    """None for two minutes, and longer when several ranks share a core."""
     python: str | None = None
     allow_writes: bool = False
     keep: bool = False
@@ -78,13 +82,11 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
     """Examine one script and return the merged diagnosis."""
-    from ddpdoctor.source.script import read_script
-
     root = Path.cwd()
     catalogue = read_catalogue()
     chosen = chosen_checks(catalogue, request.select, request.ignore, request.settings)
     started_s = time.perf_counter()
-    script = read_script(Path(request.target))
+    script = _script(request)
     source = SourceSection(
         status="read",
         files=script.files,
@@ -157,18 +159,31 @@ def conclude(
     )
 
 
+def _script(request: ExamineRequest) -> Script:
+    from ddpdoctor.source.script import read_module, read_script
+
+    if not request.launch.module:
+        return read_script(Path(request.target))
+    from ddpdoctor.launch.plan import module_places
+
+    return read_module(request.target, module_places(request.launch, request.python, static=request.static))
+
+
 def _rehearsed(
     request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress
 ) -> tuple[RunRecord | None, RehearsalSection]:
     if request.static:
         return None, not_rehearsed()
+    from ddpdoctor.launch.plan import ranks_to_start
     from ddpdoctor.monitor.rehearse import rehearse
 
     rehearsal = RehearsalRequest(
-        script=root / request.target,
+        script=script.path if request.launch.module else root / request.target,
+        module=request.target if request.launch.module else "",
         arguments=request.arguments,
-        spawns_ranks=script.spawns_ranks is not None,
-        nproc=request.nproc,
+        launch=request.launch,
+        spawns_ranks=script.spawns_ranks is not None and not request.launch.has_launcher,
+        nproc=ranks_to_start(request.launch, request.nproc),
         batches=request.batches,
         time_limit_s=request.time_limit_s,
         python=request.python,

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, help_option
+from ddpdoctor.cli.command import ScriptCommand, help_option
+from ddpdoctor.cli.launching import launch_line, script_path
 from ddpdoctor.config.settings import find_settings
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
@@ -25,12 +26,18 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.argument("paths", metavar="[PATH...]", nargs=-1)
+@click.option("-m", "--module", metavar="NAME", help="Examine what `python -m NAME` runs, instead of a script.")
 @click.option("--static", is_flag=True, help="Read the source only; run nothing and need no torch.")
 @click.option("--fix", is_flag=True, help="Make the fixes that are safe, and report what is left. Implies --static.")
 @click.option("--diff", is_flag=True, help="Show what --fix would do, and change nothing. Implies --static.")
 @click.option(
-    "--nproc", type=click.IntRange(min=2), default=2, show_default=True, metavar="N", help="Ranks of the rehearsal."
+    "--nproc",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Ranks of the rehearsal at most.",
 )
 @click.option(
     "--batches",
@@ -43,11 +50,9 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
     metavar="SECONDS",
     callback=lambda ctx, parameter, value: _finite(value),
-    help="End the rehearsal after this time.",
+    help="End the rehearsal after this time.  [default: 120, more when ranks share a core]",
 )
 @click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
 @click.option("--allow-writes", is_flag=True, help="Let the script change files that were there before.")
@@ -87,12 +92,13 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 def check(
     ctx: click.Context,
     paths: tuple[str, ...],
+    module: str | None,
     static: bool,
     fix: bool,
     diff: bool,
     nproc: int,
     batches: int,
-    time_limit: float,
+    time_limit: float | None,
     python: str | None,
     allow_writes: bool,
     keep: bool,
@@ -109,11 +115,13 @@ def check(
 ) -> None:
     """Examine a script: read its source, rehearse it on a few ranks for a few batches, and say what is wrong.
 
-    With --static also several scripts, directories (their entry scripts are found), or stdin (`-`). What stands behind
-    `--` goes to the script. Files that were there before are not changed, but by --fix.
+    What stands behind `--` goes to the script; with neither PATH nor --module it is the command that launches the job,
+    as in `ddpdoctor check -- torchrun --nproc-per-node 8 train.py`. With --static also several scripts, directories
+    (their entry scripts are found), or stdin (`-`). Files that were there before are not changed, but by --fix.
 
     Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
+    line = launch_line(ctx, paths, module)
     if fix and diff:
         raise UsageError("either --fix or --diff, not both")
     if fix and STDIN in paths:
@@ -122,6 +130,8 @@ def check(
         _refuse_output(Path(output), paths)
     threshold = Severity(fail_on) if fail_on else None
     words, ignored = _words(select), _words(ignore)
+    if fix or diff:
+        paths = paths or (str(script_path(line)),)
     if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
         from ddpdoctor.cli import fixing
         from ddpdoctor.survey import SurveyRequest, survey
@@ -146,8 +156,9 @@ def check(
     else:
         examination = _examined(
             ExamineRequest(
-                target=paths[0],
-                arguments=ctx.meta[SCRIPT_ARGUMENTS],
+                target=line.target,
+                arguments=line.arguments,
+                launch=line.launch,
                 static=static,
                 nproc=nproc,
                 batches=batches,
@@ -172,6 +183,8 @@ def check(
 
 def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bool:
     """Tell whether many sources are meant; raises UsageError when they would have to be rehearsed."""
+    if not paths:
+        return False
     many = len(paths) > 1 or paths[0] == STDIN or Path(paths[0]).is_dir()
     if many and not static:
         what = "several paths" if len(paths) > 1 else "stdin" if paths[0] == STDIN else f"{paths[0]} is a directory: it"
@@ -185,7 +198,8 @@ def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bo
 def _examined(request: ExamineRequest, fail_on: Severity | None) -> Examination:
     from msgspec.structs import replace
 
-    settings = find_settings(Path(request.target).absolute().parent)
+    beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent
+    settings = find_settings(beside)
     request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
     if request.static:
         return examine(request)
@@ -207,9 +221,9 @@ def _write(text: str, output: str | None) -> None:
         streams.write_result_file(Path(output), text)
 
 
-def _finite(seconds: float) -> float:
+def _finite(seconds: float | None) -> float | None:
     """Refuse ``nan`` and ``inf``: a rehearsal has to end."""
-    if not math.isfinite(seconds):
+    if seconds is not None and not math.isfinite(seconds):
         raise click.BadParameter(f"{seconds} is not a number of seconds", param_hint="'--time-limit'")
     return seconds
 

@@ -32,7 +32,7 @@ def help_option() -> Callable[[Decorated], Decorated]:
 
 
 class ScriptCommand(click.Command):
-    """A command that runs a script: everything behind ``--`` is the script's, unparsed."""
+    """A command that runs a script: everything behind ``--`` is the script's, or a launch command, unparsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put what stands behind the first ``--`` aside and parse the rest."""
@@ -45,4 +45,4 @@ class ScriptCommand(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show in the usage where the script's arguments go."""
-        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT_ARGUMENT...]"]
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]

@@ -7,6 +7,19 @@ from collections.abc import Mapping
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 """With fewer GPUs than ranks a rehearsal runs on the CPU, and the script must see that there is none."""
 
+_NEEDS_A_GPU = ("fp16", "fp8")
+
+
+def on_cpu(environment: Mapping[str, str]) -> dict[str, str]:
+    """What has to be set so that ranks without a GPU of their own run on the CPU.
+
+    Accelerate makes each rank a job of its own there, unless it is told to use the CPU; and there is no fp16 on it.
+    """
+    result = {"ACCELERATE_USE_CPU": "true"}
+    if environment.get("ACCELERATE_MIXED_PRECISION", "") in _NEEDS_A_GPU:
+        result["ACCELERATE_MIXED_PRECISION"] = "no"
+    return result
+
 
 def visible_gpus(environment: Mapping[str, str]) -> int:
     """GPUs that a process with this environment may use; 0 without a driver."""

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.launch.request import Launch, RehearsalRequest
 from ddpdoctor.record import layout
 
+LOOPBACK = "127.0.0.1"
 BOOT_DIRECTORY = Path(__file__).resolve().parent.parent / "probe" / "boot"
 
 _LAUNCHER_VARIABLES = (
@@ -26,6 +27,9 @@ _LAUNCHER_VARIABLES = (
     "MASTER_PORT",
     "DDPDOCTOR_RANK_PROCESS",
 )
+_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_")
+"""What torch's launcher sets, and what it takes for options of its own."""
+_NOTHING_SAID = Launch()
 _TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "DISABLED",
@@ -35,10 +39,24 @@ _TRACKERS_OFF = {
 _KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 
-def rehearsal_environment(run_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment with the probe in it and without what an outer launcher left."""
-    result = {name: value for name, value in environment.items() if name not in _LAUNCHER_VARIABLES}
-    result = {name: value for name, value in result.items() if not name.startswith("TORCHELASTIC_")}
+def rehearsal_environment(
+    run_directory: Path, environment: Mapping[str, str], launch: Launch = _NOTHING_SAID, *, spawns_ranks: bool = False
+) -> dict[str, str]:
+    """The environment of the user and of the launch command, with the probe in it and without an outer launcher's.
+
+    A script that starts its own ranks keeps what the command sets for it, and its rendezvous on this machine.
+    """
+    given = {name: value for name, value in environment.items() if name not in launch.without}
+    given |= launch.environment
+    result = {name: value for name, value in given.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    for name in _LAUNCHER_VARIABLES:
+        result.pop(name, None)
+    if spawns_ranks:
+        result |= {name: value for name, value in launch.environment.items() if name in _LAUNCHER_VARIABLES}
+        if "MASTER_ADDR" in given:
+            result["MASTER_ADDR"] = LOOPBACK
+        if "MASTER_PORT" in given:
+            result["MASTER_PORT"] = str(free_port())
     path = result.get("PYTHONPATH", "")
     result["PYTHONPATH"] = str(BOOT_DIRECTORY) + (os.pathsep + path if path else "")
     result[layout.RUN_VARIABLE] = str(run_directory)
@@ -55,28 +73,34 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:
     """The command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
-    script = [str(request.script), *request.arguments]
+    script = ["-m", request.module] if request.module else [str(request.script)]
+    options = request.launch.python_options
     if request.spawns_ranks:
-        return [python, "-u", *script]
+        return [python, *options, "-u", *script, *request.arguments]
+    passes_local_rank = request.launch.starter == "torch.distributed.launch"
+    if options:
+        # torch's launcher starts its own Python, without options, unless it is told to start none.
+        script = ["--no-python", python, *options, "-u", *script]
     return [
         python,
         "-m",
-        "torch.distributed.run",
+        "torch.distributed.launch" if passes_local_rank else "torch.distributed.run",
         f"--nproc-per-node={request.nproc}",
         "--nnodes=1",
         "--node-rank=0",
-        "--master-addr=127.0.0.1",
+        f"--master-addr={LOOPBACK}",
         f"--master-port={free_port()}",
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--log-dir={output}",
         "--redirects=3",
         *script,
+        *request.arguments,
     ]
 
 
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

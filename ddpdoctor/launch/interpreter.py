@@ -1,4 +1,4 @@
-"""Finds the Python that runs the ranks: one that has torch, in the environment that the user has active."""
+"""Finds the Python that runs the ranks: one that has torch, in the environment that the user means or has active."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.launch.request import Launch
 
 _ASK = (
     "import json,sys\n"
@@ -24,6 +25,8 @@ _ASK = (
     "print(json.dumps([sys.executable, found, version, list(sys.version_info[:2])]))\n"
 )
 _ASK_AT_MOST_S = 60.0
+_PROJECT_ENVIRONMENTS = (".venv", "venv", ".pixi/envs/default")
+_NOTHING_SAID = Launch()
 
 
 class TorchMissing(DdpDoctorError):
@@ -38,13 +41,20 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
     """As its metadata says; empty when they do not."""
 
 
-def find_interpreter(named: str | None) -> Interpreter:
-    """The interpreter that the user named, or ours if it has torch, or the active environment's.
+def find_interpreter(named: str | None, launch: Launch = _NOTHING_SAID) -> Interpreter:
+    """The interpreter that the user named, or the launch command's, or ours, or the active environment's.
 
-    Raises ``UsageError`` when the named one is no Python, ``TorchMissing`` when none has torch.
+    Of those that the user did not name by a path, the first that has torch is taken. Raises ``UsageError`` when the
+    named one is no Python or has no torch, ``TorchMissing`` when none has torch.
     """
     if named is not None:
-        return _named(named)
+        return _named(named, "--python ")
+    if launch.must_use_program and launch.program:
+        return _named(launch.program, "")
+    if launch.program and launch.program != sys.executable:
+        answer = _ask(launch.program)
+        if answer is not None and answer[1]:
+            return Interpreter(path=launch.program, torch_version=answer[2])
     if importlib.util.find_spec("torch") is not None:
         return Interpreter(path=sys.executable, torch_version=_version_here())
     for candidate in _active():
@@ -57,30 +67,63 @@ def find_interpreter(named: str | None) -> Interpreter:
     )
 
 
-def _named(named: str) -> Interpreter:
+def search_path(python: str) -> tuple[str, ...]:
+    """Where an interpreter looks for modules; empty when it does not answer."""
+    try:
+        done = subprocess.run(
+            [python, "-c", "import json,sys; print(json.dumps(sys.path[1:]))"],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_AT_MOST_S,
+            stdin=subprocess.DEVNULL,
+        )
+        return tuple(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return ()
+
+
+def _named(named: str, option: str) -> Interpreter:
+    hint = "name the Python of the training environment"
     path = shutil.which(named)
+    if path is None and Path(named).is_dir():
+        path = _of_environment(Path(named))
+        if path is None:
+            raise UsageError(f"{option}{named}: a directory without bin/python, so no environment", hint)
     if path is None:
-        raise UsageError(f"--python {named}: no such program", "name the Python of the training environment")
+        raise UsageError(f"{option}{named}: no such program", hint)
+    path = os.path.abspath(path)
     answer = _ask(path)
     if answer is None:
-        raise UsageError(f"--python {named}: does not run Python code", "name the Python of the training environment")
+        raise UsageError(f"{option}{named}: does not run Python code", hint)
     if not answer[1]:
-        raise TorchMissing(
-            f"{named} has no torch, so nothing was rehearsed", "name a Python that has torch, or install torch there"
-        )
+        raise UsageError(f"{option}{named}: has no torch", "name a Python that has torch, or install torch there")
     return Interpreter(path=path, torch_version=answer[2])
+
+
+def _of_environment(folder: Path) -> str | None:
+    """The Python of an environment's directory."""
+    return shutil.which(str(folder / "bin" / "python"))
 
 
 def _active() -> Iterator[str]:
     """Pythons of the environments that the user's shell has active, in the order in which a shell would find them."""
     seen = {os.path.realpath(sys.executable)} if sys.prefix == sys.base_prefix else {sys.executable}
-    folders = [os.environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-    candidates = [str(Path(folder) / "bin" / "python") for folder in folders if folder]
+    folders = [os.environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT")]
+    folders += map(str, _of_project(Path.cwd()))
+    candidates = [os.path.abspath(Path(folder) / "bin" / "python") for folder in folders if folder]
     candidates += [found for name in ("python", "python3") if (found := shutil.which(name))]
     for candidate in candidates:
         if candidate not in seen and os.access(candidate, os.X_OK):
             seen.add(candidate)
             yield candidate
+
+
+def _of_project(directory: Path) -> Iterator[Path]:
+    """Where uv, Poetry, PDM, Pixi and people keep a project's environment."""
+    for level in (directory, *directory.parents):
+        yield from (level / name for name in _PROJECT_ENVIRONMENTS if (level / name).is_dir())
+        if (level / "pyproject.toml").exists() or (level / ".git").exists():
+            return
 
 
 def _ask(python: str) -> tuple[str, bool, str] | None:

@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+
+Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate"]
+"""What starts the ranks of the job; empty when a script was named and nothing said how it is started."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """How the user starts the job, as far as a rehearsal can do the same."""
+
+    starter: Starter = ""
+    module: bool = False
+    """The target is a module, as in ``python -m package.train``."""
+    ranks: int | None = None
+    """Ranks of the whole job; None when nothing says how many."""
+    program: str = ""
+    """Python of the environment that the command belongs to; empty when it names none."""
+    must_use_program: bool = False
+    """The user named that environment by a path, so no other will do."""
+    python_options: tuple[str, ...] = ()
+    """Options of the interpreter that runs the script, such as ``-O``."""
+    environment: Mapping[str, str] = {}
+    """Variables that the command sets."""
+    without: tuple[str, ...] = ()
+    """Variables that the command takes away."""
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether the ranks are started by a launcher, and so not by the script."""
+        return self.starter not in ("", "python")
 
 
 class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,13 +42,17 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     script: Path
     """Absolute path."""
+    module: str = ""
+    """Dotted name of the script when it is run as a module."""
     arguments: tuple[str, ...] = ()
+    launch: Launch = Launch()
     spawns_ranks: bool = False
     """The script starts its ranks itself (``mp.spawn``), so it is run by plain Python."""
     nproc: int = 2
     batches: int = 4
     """Batches that a pass over a loader yields before it is cut."""
-    time_limit_s: float = 120.0
+    time_limit_s: float | None = None
+    """None for a limit that grows with the ranks that share a core."""
     python: str | None = None
     """Interpreter for the ranks; None: found by ``launch.interpreter``."""
     allow_writes: bool = False

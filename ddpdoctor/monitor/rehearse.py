@@ -13,9 +13,10 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.created_files import remove_created
-from ddpdoctor.launch.devices import HIDE_GPUS, visible_gpus
+from ddpdoctor.launch.devices import HIDE_GPUS, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import recorded_environment, rehearsal_command, rehearsal_environment
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
+from ddpdoctor.launch.plan import notes_after, notes_before, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import temporary_run_directory
@@ -40,7 +41,7 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
     Leaves no process, no run directory and, unless asked to, no file of the ranks behind, also when interrupted.
     Raises ``TorchMissing`` or ``UsageError`` before anything was started, and ``KeyboardInterrupt``.
     """
-    interpreter = find_interpreter(request.python)
+    interpreter = find_interpreter(request.python, request.launch)
     with interruptible(), temporary_run_directory() as directory:
         try:
             return _Rehearsal(request, interpreter, directory, on_progress).run()
@@ -67,11 +68,15 @@ class _Rehearsal:
         self._liveness = LivenessSampler()
         self._stuck: frozenset[int] = frozenset()
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
-        self._environment = rehearsal_environment(directory, os.environ)
+        self._environment = rehearsal_environment(
+            directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
+        )
         gpus = visible_gpus(self._environment)
         self._hides_gpus = 0 < gpus < request.nproc and not request.spawns_ranks
         if self._hides_gpus:
             self._environment |= HIDE_GPUS
+        if not gpus or self._hides_gpus:
+            self._environment |= on_cpu(self._environment)
         self._job = Job(
             kind="rehearsal",
             command=tuple(self._command),
@@ -82,6 +87,7 @@ class _Rehearsal:
             torch_version=interpreter.torch_version,
             tool_version=__version__,
             layout=f"1x{request.nproc}",
+            ranks_of_job=request.launch.ranks or 0,
             device="cuda" if gpus and not self._hides_gpus else "cpu",
             batches=request.batches,
             ranks_expected=0 if request.spawns_ranks else request.nproc,
@@ -143,8 +149,9 @@ class _Rehearsal:
                 return "", ""
             if self._since_failure_s(record) > AFTER_A_FAILURE_S:
                 return "rank-failed", "a rank failed and the others did not end"
-            if seconds > self._request.time_limit_s:
-                return "time-limit", f"the script had not ended after {self._request.time_limit_s:g} s"
+            limit_s = time_limit_s(self._request, max(self._request.nproc, record.job.world_size))
+            if seconds > limit_s:
+                return "time-limit", f"the script had not ended after {limit_s:g} s"
             if seconds - told >= PROGRESS_EVERY_S:
                 told = seconds
                 self._on_progress(Progress(phase=self._phase(record), steps=record.steps(), seconds=seconds))
@@ -233,7 +240,7 @@ class _Rehearsal:
 
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on what could not be held back or recorded."""
-        notes = []
+        notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
         if self._hides_gpus:
             notes.append(f"there are fewer GPUs than the {self._request.nproc} ranks, so they ran on the CPU")
         children = sorted({event.detail for event in record.files if event.action == "child-process"})

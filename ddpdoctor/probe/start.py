@@ -13,6 +13,8 @@ from .imports import after_import
 from .journal import Journal
 from .process import ProcessEnd, rank_of_environment
 
+_LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+
 
 def start(run_directory: str) -> None:
     """Called by the boot directory's ``sitecustomize`` before the user's program."""
@@ -56,7 +58,7 @@ def _guarded(journal: Journal, install: Any, torch: ModuleType) -> None:
 def _is_launcher() -> bool:
     """Tell whether this process is the launcher's agent, which is observed by nobody."""
     arguments = getattr(sys, "orig_argv", [])
-    return "torch.distributed.run" in arguments[:6] and "RANK" not in os.environ
+    return not _LAUNCHERS.isdisjoint(arguments[:6]) and "RANK" not in os.environ
 
 
 def _integer(variable: str) -> Optional[int]:

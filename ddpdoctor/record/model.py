@@ -80,6 +80,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """As the process group says; 0 when none was made."""
     layout: str = ""
     """``NODESxRANKS``."""
+    ranks_of_job: int = 0
+    """How many ranks the job has when it is not rehearsed; 0 when nothing says."""
     device: str = ""
     """``cpu``, ``cuda`` or ``stand-in``."""
     backend: str = ""

@@ -43,7 +43,9 @@ def what_was_done(examination: Examination) -> str:
     if not rehearsal.ranks and not rehearsal.seconds:
         return f"{read} in {source.seconds:.2f} s; {target} could not be rehearsed."
     device = f" ({_DEVICES.get(rehearsal.device, one_line(rehearsal.device))})" if rehearsal.device else ""
-    ranks = f" on {_count(rehearsal.ranks, 'rank')}{device}" if rehearsal.ranks else ""
+    more = rehearsal.ranks_of_job > rehearsal.ranks > 1
+    number = f"{rehearsal.ranks} of {rehearsal.ranks_of_job} ranks" if more else _count(rehearsal.ranks, "rank")
+    ranks = f" on {number}{device}" if rehearsal.ranks else ""
     steps, seconds = _count(rehearsal.steps, "step"), f"{rehearsal.seconds:.1f} s"
     if rehearsal.status == "completed":
         return f"{read}; rehearsed {target}{ranks}: {steps} in {seconds}."

@@ -42,6 +42,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "hint": _plain(rehearsal.hint),
             "output": _plain(rehearsal.output),
             "ranks": rehearsal.ranks,
+            "ranks_of_job": rehearsal.ranks_of_job or None,
             "steps": rehearsal.steps,
             "seconds": rehearsal.seconds,
             "device": _plain(rehearsal.device),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
+from ddpdoctor.errors import UsageError
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -52,6 +55,37 @@ class Finder:
             except OSError:
                 continue
         return None
+
+
+def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
+    """The file that ``python -m name`` runs, and the one of ``places`` that it was found in; the first that has it.
+
+    Raises UsageError when there is none.
+    """
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise UsageError(f"-m {name}: that is no name of a module", _meant(name))
+    for place in places:
+        base = place.joinpath(*parts)
+        if (base / "__main__.py").is_file():
+            return place, Found(base / "__main__.py", "__main__", name)
+        if (base / "__init__.py").is_file():
+            raise UsageError(
+                f"-m {name}: the package {base} has no __main__.py", "Name the module in it that trains."
+            )
+        if base.with_suffix(".py").is_file():
+            return place, Found(base.with_suffix(".py"), "__main__", name.rpartition(".")[0])
+    looked = ", ".join(map(str, places[:3])) + (" and elsewhere" if len(places) > 3 else "")
+    raise UsageError(
+        f"-m {name}: there is no such module in {looked}",
+        _meant(name) or "Run it from the directory that `python -m` is run from, or set PYTHONPATH.",
+    )
+
+
+def _meant(name: str) -> str:
+    """A hint for a path that was given as a module."""
+    module = name.removesuffix(".py").removeprefix("./").replace("/", ".")
+    return f"Did you mean `-m {module}`?" if name.endswith(".py") else ""
 
 
 def _names_in(directory: Path) -> frozenset[str]:

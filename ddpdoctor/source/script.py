@@ -6,7 +6,7 @@ import ast
 import io
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.source.facts import SourceFact, cuda_demand, distributed_use, rank_launch
 from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.project import Finder, package_of, project_root
+from ddpdoctor.source.project import Finder, find_main, package_of, project_root
 
 MAXIMUM_MODULES = 300
 PARSER_RECURSION_LIMIT = 4_000
@@ -83,15 +83,35 @@ def read_script(path: Path, follow_imports: bool = True) -> Script:
     return script_at(_checked(path), follow_imports=follow_imports)
 
 
-def script_at(path: Path, reader: Reader | None = None, *, follow_imports: bool = True) -> Script:
-    """Like ``read_script``, for an absolute path whose file ``reader`` knows how to parse (by default ``parse``)."""
+def read_module(name: str, places: Sequence[Path]) -> Script:
+    """Read what ``python -m name`` runs, looking for it in the directories ``places``, the working directory first.
+
+    Raises UsageError when there is no such module, and as ``read_script`` does.
+    """
+    place, found = find_main(name, places)
+    return script_at(_checked(found.path), package=found.package, directory=place)
+
+
+def script_at(
+    path: Path,
+    reader: Reader | None = None,
+    *,
+    follow_imports: bool = True,
+    package: str | None = None,
+    directory: Path | None = None,
+) -> Script:
+    """Like ``read_script``, for an absolute path whose file ``reader`` knows how to parse (by default ``parse``).
+
+    ``package`` is what relative imports start from (by default what the directories say) and ``directory`` is where
+    imports are looked for first (by default beside the script), which differ for a script that is run as a module.
+    """
     reader = reader or parse
     root = project_root(path)
-    entry = _parse_entry(path, root, reader)
+    entry = _parse_entry(path, package_of(path, root) if package is None else package, reader)
     modules = [entry]
     notes: list[str] = []
     if follow_imports:
-        notes.extend(_follow(modules, Finder(path.parent, root), reader))
+        notes.extend(_follow(modules, Finder(directory or path.parent, root), reader))
     return Script(path=path, root=root, modules=tuple(modules), notes=tuple(notes))
 
 
@@ -127,14 +147,18 @@ def _checked(path: Path) -> Path:
         )
     if not path.is_file():
         raise UsageError(f"{path} is not a regular file")
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"{path} is a notebook, which no launcher can start", "Export it: `jupyter nbconvert --to script`."
+        )
     if path.suffix not in {".py", ".pyw", ""}:
         raise UsageError(f"{path} is not a Python file", hint="Name the .py file that torchrun is given.")
     return path.absolute()
 
 
-def _parse_entry(path: Path, root: Path, reader: Reader) -> Module:
+def _parse_entry(path: Path, package: str, reader: Reader) -> Module:
     try:
-        return reader(path, "__main__", package_of(path, root))
+        return reader(path, "__main__", package)
     except SyntaxError as error:
         line = error.lineno or 1
         raise UsageError(

@@ -68,6 +68,7 @@ REPORT = _object(
         hint=TEXT,
         output=TEXT,
         ranks=COUNT,
+        ranks_of_job={"type": ["integer", "null"], "minimum": 1},
         steps=COUNT,
         seconds=SECONDS,
         device=TEXT,

@@ -15,6 +15,7 @@ from ddpdoctor.cli.main import main
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.examine import ExamineRequest
 from ddpdoctor.finding import Severity
+from ddpdoctor.launch.request import Launch
 from tests.face.examples import examination, hang, result
 
 Output = pytest.CaptureFixture[str]
@@ -41,7 +42,19 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
         (["chek"], "did you mean check?"),
         (["qqq"], "no such command: qqq"),
         (["train.py"], "did you mean `ddpdoctor check train.py`?"),
-        (["check"], "Missing argument 'PATH...'"),
+        (["check"], "name a script, `-m MODULE`, or a launch command behind `--`"),
+        (["check", "train.py", "-m", "train"], "either train.py or --module train, not both"),
+        (["check", "train.py", "--", "torchrun", "train.py"], "both train.py and a launch command are given"),
+        (["check", "-m", "nowhere.train"], "-m nowhere.train: there is no such module in"),
+        (["check", "-m", "nowhere", "--diff"], "-m nowhere: there is no such module in"),
+        (["check", "-m", "train.py"], "Did you mean `-m train`?"),
+        (["check", "-m", "package"], "has no __main__.py"),
+        (["check", "--", "torchrun", "nowhere.py"], "nowhere.py does not exist"),
+        (["check", "--", "torchrun", "."], ". is a directory"),
+        (["check", "--", "torchrun", "notes.ipynb"], "notes.ipynb is a notebook"),
+        (["check", "--static", "--", "srun", "train.py"], "srun is not started"),
+        (["check", "train.py", "--python", "nowhere"], "--python nowhere: no such program"),
+        (["check", "train.py", "--python", "package"], "a directory without bin/python"),
         (["check", "train.py", "--lr", "3"], "Arguments of the script itself go behind `--`."),
         (["check", "train.py", "more.py"], "several paths can only be examined with `--static`"),
         (["check", "."], ". is a directory: it can only be examined with `--static`"),
@@ -120,6 +133,21 @@ def test_options_and_the_arguments_of_the_script_arrive(examined: Callable[..., 
     ]
 
 
+def test_a_module_and_a_launch_command_arrive(examined: Callable[..., list[ExamineRequest]]) -> None:
+    requests = examined()
+    main(["check", "-m", "package.train", "--nproc", "4", "--", "--lr", "3"])
+    main(["check", "--static", "--", "LR=3", "torchrun", "--nproc_per_node=8", "train.py", "--lr", "3"])
+    module, command = requests
+    assert (module.target, module.arguments, module.launch, module.nproc) == (
+        "package.train",
+        ("--lr", "3"),
+        Launch(module=True),
+        4,
+    )
+    assert (command.target, command.arguments, command.static) == ("train.py", ("--lr", "3"), True)
+    assert (command.launch.starter, command.launch.ranks, command.launch.environment) == ("torchrun", 8, {"LR": "3"})
+
+
 def test_the_exit_code_is_the_one_of_the_examination(
     examined: Callable[..., list[ExamineRequest]], capsys: Output
 ) -> None:
@@ -160,6 +188,9 @@ def test_errors_become_exit_codes(
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "notes.ipynb").write_text("{}")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

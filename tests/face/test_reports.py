@@ -132,3 +132,8 @@ def test_one_line_a_finding_even_when_it_has_no_place() -> None:
     report = examination(result(finding(severity=Severity.ERROR)))
     expected = "train.py:1:1: error DDP101 missing-distributed-sampler: missing-distributed-sampler from the source\n"
     assert concise.render(report) == expected
+
+
+def test_the_first_line_says_of_how_many_ranks_a_rehearsal_showed_a_few() -> None:
+    section = RehearsalSection(status="completed", ranks=2, ranks_of_job=16, steps=8, seconds=3.1, device="cpu")
+    assert full.what_was_done(examination(rehearsal=section)).endswith("on 2 of 16 ranks (CPU): 8 steps in 3.1 s.")

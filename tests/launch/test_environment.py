@@ -9,6 +9,7 @@ import pytest
 
 from ddpdoctor.launch import devices
 from ddpdoctor.launch.environment import BOOT_DIRECTORY, recorded_environment, rehearsal_environment
+from ddpdoctor.launch.request import Launch
 
 
 def test_an_outer_launcher_leaves_no_trace() -> None:
@@ -17,6 +18,17 @@ def test_an_outer_launcher_leaves_no_trace() -> None:
     assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(made)
     assert made["HOME"] == "/h"
     assert made["PYTHONPATH"] == f"{BOOT_DIRECTORY}{os.pathsep}/mine"
+
+
+def test_what_the_launch_command_sets_and_takes_counts() -> None:
+    launch = Launch(environment={"LR": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "head"}, without=("SECRET",))
+    given = {"LR": "1", "SECRET": "s", "PET_RDZV_ENDPOINT": "head:1"}
+    made = rehearsal_environment(Path("/run"), given, launch)
+    assert made["LR"] == "3"
+    assert not {"SECRET", "WORLD_SIZE", "MASTER_ADDR", "PET_RDZV_ENDPOINT"} & set(made)
+    own = rehearsal_environment(Path("/run"), {"MASTER_PORT": "29500"}, launch, spawns_ranks=True)
+    assert (own["WORLD_SIZE"], own["MASTER_ADDR"]) == ("2", "127.0.0.1")
+    assert own["MASTER_PORT"] != "29500"
 
 
 def test_trackers_are_off_whatever_the_user_set() -> None:

@@ -1,0 +1,67 @@
+"""Decides how a launch is rehearsed: on how many ranks, for how long, and what has to be said about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpdoctor.launch.devices import on_cpu
+from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter, search_path
+from ddpdoctor.launch.request import Launch, RehearsalRequest
+
+FEWEST_RANKS = 2
+TIME_LIMIT_S = 120.0
+
+
+def ranks_to_start(launch: Launch, nproc: int) -> int:
+    """At most ``nproc`` ranks, and no more than the job has; two at least, because one rank shows nothing."""
+    return nproc if launch.ranks is None else max(FEWEST_RANKS, min(nproc, launch.ranks))
+
+
+def ranks_per_core(ranks: int) -> float:
+    """How many ranks share a core, at least 1: they take so much longer."""
+    return max(1.0, ranks / (os.cpu_count() or 1))
+
+
+def time_limit_s(request: RehearsalRequest, ranks: int) -> float:
+    """When a rehearsal on so many ranks has to be over."""
+    return TIME_LIMIT_S * ranks_per_core(ranks) if request.time_limit_s is None else request.time_limit_s
+
+
+def module_places(launch: Launch, python: str | None, *, static: bool) -> tuple[Path, ...]:
+    """The directories in which ``python -m`` looks for a module of the user's, the working directory first.
+
+    With ``static`` no interpreter is asked, and ``src`` stands for what an editable installation adds.
+    """
+    here = Path.cwd()
+    paths = {**os.environ, **launch.environment}.get("PYTHONPATH", "")
+    places = [here, *(here / path for path in paths.split(os.pathsep) if path)]
+    if static:
+        places.append(here / "src")
+    else:
+        try:
+            places += map(Path, search_path(find_interpreter(python, launch).path))
+        except TorchMissing:
+            places.append(here / "src")
+    return tuple(place for place in dict.fromkeys(places) if place.is_dir())
+
+
+def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
+    """What a rehearsal on ``device`` does otherwise than the command, in sentences."""
+    launch = request.launch
+    if launch.starter == "python" and not request.spawns_ranks:
+        yield (
+            f"`python` alone starts one process; the script was started as torchrun starts it, on {request.nproc} ranks"
+        )
+    precision = launch.environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    if device == "cpu" and precision != on_cpu(launch.environment).get("ACCELERATE_MIXED_PRECISION", precision):
+        yield f"mixed precision {precision} needs a GPU; it was rehearsed in full precision"
+    if launch.ranks == 1:
+        yield f"the command starts 1 rank, and with one there is nothing to compare: {request.nproc} were rehearsed"
+
+
+def notes_after(request: RehearsalRequest, world_size: int) -> Iterator[str]:
+    """The same, of what is known only when the ranks have started."""
+    if request.spawns_ranks and world_size and request.nproc not in (FEWEST_RANKS, world_size):
+        yield f"the script starts its {world_size} ranks itself, so `--nproc {request.nproc}` did not count"

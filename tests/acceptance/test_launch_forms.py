@@ -1,0 +1,66 @@
+"""``ddpdoctor check`` of jobs as users launch them: the scripts check for themselves that they were started so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.acceptance.test_check import check
+
+MODEL = """
+import torch
+
+def make_model():
+    return torch.nn.Linear(4, 1)
+"""
+TRAIN = """
+import argparse, os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from .models.tiny import make_model
+from package.models import tiny
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local-rank", type=int, required=True)
+parser.add_argument("--lr", type=float, required=True)
+arguments = parser.parse_args()
+assert arguments.local_rank == int(os.environ["RANK"])
+assert os.environ["FLAVOUR"] == "sweet and sour" and "TAKEN" not in os.environ
+assert sys.path[0] == os.getcwd() and __name__ == "__main__" and __package__ == "package"
+dist.init_process_group("gloo")
+assert dist.get_world_size() == 2
+model = DistributedDataParallel(make_model())
+optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_module_in_a_namespace_package_under_the_old_launcher_is_rehearsed_as_it_is_launched(tmp_path: Path) -> None:
+    (tmp_path / "package" / "models").mkdir(parents=True)
+    (tmp_path / "package" / "models" / "tiny.py").write_text(MODEL)
+    (tmp_path / "package" / "train.py").write_text(TRAIN)
+    command = ["env", "-u", "TAKEN", "FLAVOUR=sweet and sour", "python", "-m", "torch.distributed.launch"]
+    options = ["--nproc_per_node=8", "--nnodes", "2", "-m", "package.train", "--lr", "0.1"]
+    code, report = check("--select", "DDP3", "--", *command, *options, cwd=tmp_path, TAKEN="1")
+    assert report["rehearsal"]["status"] == "stopped", report["rehearsal"]
+    assert (report["rehearsal"]["ranks"], report["rehearsal"]["ranks_of_job"]) == (2, 16)
+    assert report["source"]["files"] == 2
+    (finding,) = report["findings"]
+    assert (code, finding["code"], finding["basis"]) == (1, "DDP301", ["rehearsal", "source"])
+    assert finding["locations"][0]["file"] == "package/train.py"
+    assert not list(tmp_path.rglob("*.pyc"))
+
+
+def test_an_interpreter_that_drops_the_probe_leaves_the_rehearsal_inconclusive(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.distributed.init_process_group('gloo')\n")
+    code, report = check("--", "python", "-I", "train.py", cwd=tmp_path)
+    assert code == 3
+    assert report["rehearsal"]["reason"].startswith("0 of 2 ranks reported")
+    assert "-I" in report["rehearsal"]["hint"]
+    assert any("as torchrun starts it" in note for note in report["rehearsal"]["notes"])

@@ -1,0 +1,190 @@
+"""What launch commands say: script, arguments, ranks, environment; and what is said of commands that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.command_line import LaunchLine, looks_like_launch, read_launch_line
+from ddpdoctor.launch.plan import ranks_to_start
+from ddpdoctor.launch.request import Launch
+
+NO_ENVIRONMENT = {"PATH": "/nowhere"}
+
+
+def read(*command: str, **environment: str) -> LaunchLine:
+    words = command[0].split() if len(command) == 1 else command
+    return read_launch_line(words, {**NO_ENVIRONMENT, **environment})
+
+
+@pytest.mark.parametrize(
+    ("command", "starter", "target", "arguments", "ranks"),
+    [
+        ("torchrun train.py", "torchrun", "train.py", "", 1),
+        ("torchrun --nproc-per-node 8 train.py --lr 3 -- x", "torchrun", "train.py", "--lr 3 -- x", 8),
+        ("torchrun --nproc_per_node=8 --nnodes=2 --node_rank 1 train.py", "torchrun", "train.py", "", 16),
+        ("torchrun --nnodes=1:4 --nproc-per-node=gpu --rdzv-backend=c10d train.py", "torchrun", "train.py", "", None),
+        ("torchrun --nproc-per 4 --standalone -t 3 -r3 -- train.py", "torchrun", "train.py", "", 4),
+        ("torchrun --nproc-per-node auto -m pkg.train a", "torchrun", "pkg.train", "a", None),
+        ("torchrun --rdzv_endpoint h:1 --master-port=1 --no-python python -O train.py", "torchrun", "train.py", "", 1),
+        ("python -u train.py -m x", "python", "train.py", "-m x", None),
+        ("python3.11 -W ignore -Xdev -um pkg.train -O", "python", "pkg.train", "-O", None),
+        ("python -m torch.distributed.run --nproc-per-node=2 train.py", "torchrun", "train.py", "", 2),
+        ("python -m torch.distributed.launch --use_env --nproc_per_node=2 a.py", "torchrun", "a.py", "", 2),
+        ("python -m torch.distributed.launch --nproc_per_node=2 a.py", "torch.distributed.launch", "a.py", "", 2),
+        ("accelerate launch train.py --x", "accelerate", "train.py", "--x", None),
+        ("accelerate launch --multi_gpu --num-processes=6 -m pkg.train", "accelerate", "pkg.train", "", 6),
+        ("accelerate launch --num_processes 6 --fsdp_version 2 -q train.py", "accelerate", "train.py", "", 6),
+        ("accelerate-launch --cpu --num_processes 2 train.py", "accelerate", "train.py", "", 2),
+        ("python -m accelerate.commands.launch --num_machines 2 --num_processes 4 a.py", "accelerate", "a.py", "", 4),
+        ("A=1 nohup env -u B --unset=C D=2 torchrun train.py", "torchrun", "train.py", "", 1),
+        ("./train.py --lr 1", "python", "./train.py", "--lr 1", None),
+    ],
+)
+def test_a_launch_command_says_what_is_started_and_on_how_many_ranks(
+    command: str, starter: str, target: str, arguments: str, ranks: int | None
+) -> None:
+    line = read(command)
+    assert (line.launch.starter, line.target, line.arguments, line.launch.ranks) == (
+        starter,
+        target,
+        tuple(arguments.split()),
+        ranks,
+    )
+    assert line.launch.module == (target == "pkg.train")
+    assert line.launch.has_launcher == (starter != "python")
+
+
+def test_options_of_the_interpreter_are_kept_but_for_those_that_change_nothing() -> None:
+    assert read("python -u -B -E -X dev -Wignore train.py").launch.python_options == ("-E", "-X", "dev", "-Wignore")
+    assert read("python -Om pkg.train").launch.python_options == ("-O",)
+    assert read("torchrun --no-python python -I train.py").launch.python_options == ("-I",)
+
+
+def test_the_environment_of_the_command_is_kept_with_spaces_and_equals_signs() -> None:
+    line = read("A=x y=z", "env", "-u", "HOME", "B=", "torchrun", "train.py")
+    assert line.launch.environment == {"A": "x y=z", "B": ""}
+    assert line.launch.without == ("HOME",)
+
+
+def test_torchruns_options_come_from_the_environment_too() -> None:
+    assert read("torchrun train.py", PET_NPROC_PER_NODE="4").launch.ranks == 4
+    assert read("torchrun --nproc-per-node 2 train.py", PET_NPROC_PER_NODE="4").launch.ranks == 2
+    assert read("PET_NNODES=3 torchrun train.py").launch.ranks == 3
+
+
+def test_a_launcher_belongs_to_the_environment_that_it_lies_in(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "torchrun").write_text(f"#!{sys.executable}\n")
+    (folder / "accelerate").write_text("#!/bin/sh\n'''exec' python\n")
+    (folder / "python").symlink_to(sys.executable)
+    for path in folder.iterdir():
+        path.chmod(0o755) if not path.is_symlink() else None
+    by_name = read("torchrun train.py", PATH=str(folder)).launch
+    assert (by_name.program, by_name.must_use_program) == (sys.executable, False)
+    by_path = read(f"{folder}/accelerate launch train.py").launch
+    assert (by_path.program, by_path.must_use_program) == (str(folder / "python"), True)
+    assert read(f"{folder}/python train.py").launch.program == str(folder / "python")
+    assert read("python train.py").launch.program == ""
+
+
+def test_accelerates_configuration_file_completes_its_command_line(tmp_path: Path) -> None:
+    home = tmp_path / "accelerate"
+    home.mkdir()
+    (home / "default_config.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 8 # all\n"
+        "mixed_precision: 'bf16'\ngpu_ids: 0,1\nfsdp_config:\n  num_processes: 3\nuse_cpu: false\n"
+    )
+    named = tmp_path / "two.json"
+    named.write_text(json.dumps({"distributed_type": "MULTI_CPU", "num_processes": 2, "use_cpu": True}))
+    default = read("accelerate launch train.py", HF_HOME=str(tmp_path)).launch
+    assert default.ranks == 8
+    assert default.environment == {"ACCELERATE_MIXED_PRECISION": "bf16", "CUDA_VISIBLE_DEVICES": "0,1"}
+    other = read(f"accelerate launch --config_file {named} train.py", HF_HOME=str(tmp_path)).launch
+    assert (other.ranks, other.environment["ACCELERATE_USE_CPU"]) == (2, "true")
+    more = read("accelerate launch --num_processes 3 --mixed_precision fp16 a.py", HF_HOME=str(tmp_path)).launch
+    assert (more.ranks, more.environment["ACCELERATE_MIXED_PRECISION"]) == (3, "fp16")
+    (home / "default_config.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\n")
+    with pytest.raises(UsageError, match="FSDP"):
+        read("accelerate launch train.py", HF_HOME=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "hint"),
+    [
+        ("torchrun", "torchrun is given no script", "torchrun ... train.py"),
+        ("torchrun --nproc-per-node", "--nproc-per-node needs a value", ""),
+        ("torchrun --nproc-per-node eight a.py", "--nproc-per-node eight is not a number of processes", ""),
+        ("torchrun --nproc-per-node 0 a.py", "--nproc-per-node 0 is not a number of processes", ""),
+        ("torchrun --nnodes a a.py", "--nnodes a is neither a number of nodes nor a range", ""),
+        ("torchrun --nprocs-per-node 2 a.py", "torchrun has no option --nprocs-per-node", "--nproc-per-node"),
+        ("torchrun --rdzv 1 a.py", "torchrun has no option --rdzv", "--rdzv-backend or --rdzv-conf"),
+        ("torchrun --standalone=1 a.py", "--standalone takes no value", ""),
+        ("torchrun --lr 3", "torchrun has no option --lr", "behind the script"),
+        ("torchrun --no-python torchrun a.py", "one launcher starts another", "inner"),
+        ("torchrun --no-python ./run.sh", "run.sh does not exist", ""),
+        ("python", "python is given no script", "python train.py"),
+        ("python -c pass", "python -c runs code", "script"),
+        ("python -m", "python -m names no module", ""),
+        ("accelerate config", "accelerate config starts no job", "accelerate launch"),
+        ("accelerate launch --num_processes x a.py", "--num-processes x is not a number", ""),
+        ("accelerate launch --use_fsdp a.py", "with FSDP", "--static"),
+        ("accelerate launch --use_deepspeed a.py", "with DeepSpeed", "--static"),
+        ("accelerate launch --config_file nowhere.yaml a.py", "nowhere.yaml does not exist", ""),
+        ("accelerate launch --wrold 3 a.py", "accelerate launch has no option --wrold", ""),
+        ("srun -N 2 python train.py --lr 3", "srun is not started", "ddpdoctor check -- python train.py --lr 3"),
+        ("mpirun -n 4 ./bin/x train.py a", "mpirun is not started", "ddpdoctor check train.py -- a"),
+        ("deepspeed --num_gpus 2 train.py --x 1", "deepspeed is not started", "ddpdoctor check train.py -- --x 1"),
+        ("uv run torchrun a.py", "uv starts the job in an environment", "uv run ddpdoctor check -- torchrun a.py"),
+        ("numactl -l torchrun a.py", "numactl is not started", "ddpdoctor check -- torchrun a.py"),
+        ("lunch train.py", "lunch is no launcher that ddpdoctor knows", "ddpdoctor check train.py"),
+        ("bash -lc torchrun", "bash runs shell code", "launch command"),
+        ("bash nowhere.sh", "nowhere.sh does not exist", ""),
+        ("env -i torchrun a.py", "env -i is not understood", "-u NAME"),
+        ("A=1 env", "there is no command behind `--`", "ddpdoctor check"),
+        ("train.ipynb", "train.ipynb is a notebook", "nbconvert"),
+        ("/ a", "/ is a directory", "ddpdoctor check train.py"),
+        ("/nowhere/torchrun a.py", "/nowhere/torchrun: no such program", ""),
+        ("/nowhere/python a.py", "/nowhere/python: no such program", ""),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_with_what_to_write_instead(command: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read(command)
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_a_shell_script_is_answered_with_the_launch_that_stands_in_it(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    launch = "torchrun --nproc-per-node 8 \\\n    train.py  --lr 3 \\\n  -v"
+    script.write_text(f"#!/bin/bash\n# torchrun old.py\ncd x\n{launch}\n")
+    for command in (f"bash {script}", str(script), f"torchrun --no-python {script}"):
+        with pytest.raises(UsageError, match="is a shell script") as raised:
+            read(command)
+        assert ", line 4," in raised.value.hint
+        assert "`ddpdoctor check -- torchrun --nproc-per-node 8 train.py --lr 3 -v`" in raised.value.hint
+
+
+def test_a_program_whose_first_line_names_python_is_a_script(tmp_path: Path) -> None:
+    program = tmp_path / "train"
+    program.write_text("#!/usr/bin/env python3\n")
+    assert read(f"{program} --x").target == str(program)
+
+
+@pytest.mark.parametrize(("ranks", "nproc", "expected"), [(None, 3, 3), (8, 3, 3), (2, 4, 2), (1, 2, 2), (1, 4, 2)])
+def test_ranks_are_capped_and_never_one(ranks: int | None, nproc: int, expected: int) -> None:
+    assert ranks_to_start(Launch(ranks=ranks), nproc) == expected
+
+
+def test_a_scripts_arguments_are_no_launch_command() -> None:
+    assert looks_like_launch(("torchrun", "train.py"))
+    assert looks_like_launch((f"bin{os.sep}accelerate", "launch", "train.py"))
+    assert not looks_like_launch(("accelerate", "--lr", "3"))
+    assert not looks_like_launch(())
