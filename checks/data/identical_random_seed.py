@@ -2,7 +2,8 @@
 
 What it finds
     A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
-    `__getitem__` draws from that generator.
+    `__getitem__` draws from that generator. In a run: a generator in the same state on all ranks when the first
+    training batch was fetched, and moved by the fetch.
 
 Why it is bad
     The ranks draw the same crops, flips and noise in the same order: the n-th sample of every rank is augmented in the
@@ -29,12 +30,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.shared_randomness import judge_randomness
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.augmentation import shared_augmentations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP104", name="identical-random-seed", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP104",
+    name="identical-random-seed",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"loaders", "forwards", "random_states", "seedings"}),
+)
+REMEDY = "Seed by rank before training: torch.manual_seed(seed + rank), and so for numpy and random."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -44,7 +53,25 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "every rank has this seed, and the data set's items draw from it: all ranks augment alike",
-            remedy="Seed by rank before training: torch.manual_seed(seed + rank), and so for numpy and random.",
+            remedy=REMEDY,
             locations=(seed.module.location(seed.node),),
             evidence=(Fact(text=f"a draw from {shared.library} for each item", basis="source", location=shared.draw),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report generators that are alike on all ranks when training begins; refute where they differ."""
+    for verdict in judge_randomness(record):
+        if not verdict.shared:
+            for location in verdict.locations:
+                yield Refuted(location=location, reason=verdict.sentence)
+            continue
+        draw = () if verdict.draw is None else (verdict.draw,)
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=(*verdict.locations, *draw),
+            ranks=verdict.ranks,
+            evidence=(Fact(text="fetching the batch drew from it here", basis=record.job.kind, location=verdict.draw),),
         )

@@ -2,7 +2,7 @@
 
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, or over a data set whose constructor shuffles
-    without a common seed.
+    without a common seed. In a run: data sets of different lengths, other subsets, or the same rows in another order.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, in the belief that an index means the same sample everywhere.
@@ -28,12 +28,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.rank_data import judge_rank_data
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.rank_datasets import rank_datasets
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP108", name="rank-varying-dataset", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP108",
+    name="rank-varying-dataset",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"loaders", "passes", "parts", "holdings"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -56,5 +63,26 @@ def in_source(script: Script) -> Iterator[Finding]:
                     basis="source",
                     location=cause.module.location(cause.node),
                 ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
+    for data in judge_rank_data(record):
+        if not data.varies:
+            for location in data.locations:
+                yield Refuted(location=location, reason=data.sentence)
+            continue
+        place = data.locations[0] if data.locations else None
+        yield CHECK.finding(
+            record.job.kind,
+            data.sentence,
+            remedy=data.remedy,
+            locations=data.locations,
+            ranks=data.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, numbers={} if number else data.numbers, location=place)
+                for number, text in enumerate(data.facts)
             ),
         )

@@ -1,11 +1,12 @@
 """Evaluation is done by every rank over the whole data set.
 
 What it finds
-    A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model.
+    A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model. In
+    a run: equal index lists over the whole data set, or results averaged over shards that a sampler padded.
 
 Why it is bad
     Every rank computes the same result: the evaluation takes as long as on one GPU, however many there are, and each
-    checkpoint waits for it.
+    checkpoint waits for it. An average over padded shards counts the repeated samples twice.
 
 Example
     with torch.no_grad():
@@ -28,12 +29,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.evaluations import judge_evaluations
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.evaluation import repeated_evaluations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP105", name="sharded-evaluation-bias", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP105",
+    name="sharded-evaluation-bias",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"loaders", "passes", "forwards", "collectives"}),
+)
+REMEDIES = {
+    "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
+    "padded": "All-reduce sums and counts instead of averages, and leave out the samples that the sampler repeats.",
+}
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -43,13 +55,38 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "every rank evaluates the whole data set, and all of them get the same result",
-            remedy="Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
+            remedy=REMEDIES["repeated"],
             locations=(loop.module.head_location(loop.node),),
             evidence=(
                 Fact(
                     text="no sampler divides this loader's data set between the ranks",
                     basis="source",
                     location=loader.module.location(loader.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
+    for evaluation in judge_evaluations(record):
+        if evaluation.location is None:
+            continue
+        if evaluation.form == "divided":
+            yield Refuted(location=evaluation.location, reason=evaluation.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            evaluation.sentence,
+            remedy=REMEDIES[evaluation.form],
+            locations=(evaluation.location,),
+            ranks=evaluation.ranks,
+            evidence=(
+                Fact(
+                    text="the whole index lists of the ranks over this loader were compared",
+                    basis=record.job.kind,
+                    numbers=evaluation.numbers,
+                    location=evaluation.loader_location,
                 ),
             ),
         )

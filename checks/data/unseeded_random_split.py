@@ -2,7 +2,7 @@
 
 What it finds
     `random_split`, scikit-learn's `train_test_split`, or shuffled indices cut into parts, drawn on every rank without a
-    seed, or with a seed that depends on the rank.
+    seed, or with a seed that depends on the rank. In a run: the parts hold other indices on another rank.
 
 Why it is bad
     Each rank holds out different samples. What one rank validates on, the others train on: training data leaks into the
@@ -29,12 +29,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.splits import judge_splits
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.random_numbers import unshared_splits
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP107", name="unseeded-random-split", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP107",
+    name="unseeded-random-split",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"loaders", "parts"}),
+)
+REMEDY = (
+    "Pass generator=torch.Generator().manual_seed(0) (random_state=0 for scikit-learn), or seed every rank with the "
+    "same number before it."
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -54,8 +65,33 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"every rank draws its own {event.name.rpartition('.')[2]}: what one rank holds out, others train on",
-            remedy="Pass generator=torch.Generator().manual_seed(0) (random_state=0 for scikit-learn), or seed every "
-            "rank with the same number before it.",
+            remedy=REMEDY,
             locations=(place,),
             evidence=(fact,),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
+    for split in judge_splits(record):
+        if not split.differs:
+            for location in split.locations:
+                yield Refuted(location=location, reason=split.sentence)
+            continue
+        facts = tuple(
+            Fact(
+                text=f"the part of {split.counts[part]:,} samples holds other indices on another rank",
+                basis=record.job.kind,
+                numbers={"samples": split.counts[part], "samples_split": split.base_length},
+                location=split.locations[0] if split.locations else None,
+            )
+            for part in split.different_parts[:3]
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            split.sentence,
+            remedy=REMEDY,
+            locations=split.locations,
+            ranks=split.ranks,
+            evidence=facts,
         )

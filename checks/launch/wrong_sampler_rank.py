@@ -2,7 +2,8 @@
 
 What it finds
     DistributedSampler(rank=..., num_replicas=...) given the local rank, the constant 0, the number of GPUs of one node
-    or a fixed number, in a job whose ranks come from a launcher. The script is read as a job of two nodes.
+    or a fixed number, in a job whose ranks come from a launcher. The script is read as a job of two nodes. In a run:
+    samplers for all ranks, several of which were told the same rank.
 
 Why it is bad
     The sampler gives each process the shard of the rank that it is told. With the local rank the two nodes draw the
@@ -28,12 +29,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.sampler_ranks import wrong_sampler_ranks as wrong_ranks_in_run
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.sampler_ranks import wrong_sampler_ranks
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP517", name="wrong-sampler-rank", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP517",
+    name="wrong-sampler-rank",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"loaders", "passes"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -52,5 +60,22 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=sampler.module.location(sampler.node),
                     stack=sampler.chain,
                 ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report samplers that leave the shards of some ranks to nobody."""
+    for wrong in wrong_ranks_in_run(record):
+        yield CHECK.finding(
+            record.job.kind,
+            wrong.sentence,
+            remedy="Leave rank= and num_replicas= out: the sampler asks the process group. Or give dist.get_rank() and "
+            "dist.get_world_size().",
+            locations=wrong.locations,
+            ranks=wrong.loader.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, location=wrong.locations[0] if wrong.locations else None)
+                for text in wrong.facts
             ),
         )

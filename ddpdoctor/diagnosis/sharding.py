@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.loaders import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
+from ddpdoctor.diagnosis.sampler_ranks import wrong_sampler_ranks
 from ddpdoctor.diagnosis.samples import compare_samples
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location, Severity
@@ -41,8 +42,9 @@ def judge_sharding(record: RunRecord) -> Iterator[Sharding]:
         return
     if (unloaded := _judge_unloaded(record)) is not None:
         yield unloaded
+    wrongly_told = {wrong.loader.loaders for wrong in wrong_sampler_ranks(record)}
     for loader in loaders_on_all_ranks(record):
-        if not all(feeds_ddp(record, entry) for entry in loader.loaders):
+        if loader.loaders in wrongly_told or not all(feeds_ddp(record, entry) for entry in loader.loaders):
             continue
         if all(entry.iterable for entry in loader.loaders):
             verdict = _judge_inputs(record, loader)

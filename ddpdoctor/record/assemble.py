@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.assemble_setup import SetupRows
 from ddpdoctor.record.model import (
     STREAMS,
     Backward,
@@ -52,6 +53,11 @@ _HARMED_BY = {
     "_note_backward": ("backwards",),
     "close_iterations": ("missing_gradients",),
     "exit": ("missing_gradients",),
+    "_note_part": ("parts",),
+    "_note_seeding": ("seedings",),
+    "_read_states": ("random_states",),
+    "_note_states": ("random_states",),
+    "_note_holdings": ("holdings",),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
 
@@ -80,6 +86,7 @@ class Assembly:
         self._passes: dict[tuple[int, int], Pass] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._setup = SetupRows(self.book.rank_or_parent, self._site)
         self._handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
             "site": self._on_site,
             "signature": self._on_signature,
@@ -101,6 +108,7 @@ class Assembly:
             "refused": self._on_refused,
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
+            **self._setup.handlers,
         }
 
     def poll(self) -> None:
@@ -136,6 +144,7 @@ class Assembly:
             buffers=tuple(rows["buffers"]),
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
+            **{name: tuple(found) for name, found in self._setup.streams.items()},
         )
 
     def _states(self) -> dict[str, StreamState]:
@@ -245,6 +254,7 @@ class Assembly:
     def _on_loader(self, pid: int, event: dict[str, Any]) -> None:
         fields = {name: event[name] for name in Loader.__struct_fields__ if name in event}
         fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
+        fields["sampler_site"] = self._site(pid, event.get("sampler_site"))
         self._rows["loaders"].append(msgspec.convert(fields, Loader))
 
     def _on_sample(self, pid: int, event: dict[str, Any]) -> None:

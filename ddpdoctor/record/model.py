@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
@@ -39,6 +40,10 @@ STREAMS = (
     "files",
     "stacks",
     "lines",
+    "seedings",
+    "random_states",
+    "parts",
+    "holdings",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -210,6 +215,14 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     sampler_type: str = ""
     sampler_shards: bool = False
     """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
+    sampler_rank: int | None = None
+    """The rank that the sampler was told."""
+    sampler_replicas: int | None = None
+    """The number of ranks that the sampler was told."""
+    sampler_site: int = -1
+    """Where the sampler was made."""
+    part: int = -1
+    """The ``Part`` of its process that is its data set; -1 when the data set is no ``Subset``."""
     sampler_shuffles: bool = False
     batch_size: int | None = None
     workers: int = 0
@@ -418,6 +431,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEvent, ...] = ()
     stacks: tuple[StackDump, ...] = ()
     lines: tuple[LinesExecuted, ...] = ()
+    seedings: tuple[Seeding, ...] = ()
+    random_states: tuple[RandomState, ...] = ()
+    parts: tuple[Part, ...] = ()
+    holdings: tuple[Holding, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

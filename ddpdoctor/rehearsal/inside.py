@@ -9,10 +9,12 @@ from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
 from ..record.writer import CollectiveRing
 from . import no_touch
+from .division import Division
 from .ending import Ending
 from .groups import Groups
 from .loaders import Loaders
 from .modules import Modules
+from .randomness import Randomness
 from .samples import Samples
 from .schedule import Schedule
 from .steps import Steps
@@ -51,7 +53,10 @@ class Rehearsal:
         modules = Modules(journal, self._ending, torch, lambda: loaders.newest)
         self._tap = Tap(journal, torch)
         loaders.install()
-        Samples(journal, torch).install()
+        randomness, division = Randomness(journal, torch), Division(journal, torch)
+        randomness.install()
+        division.install()
+        Samples(journal, torch, randomness, division).install()
         modules.install()
         Steps(journal, modules, schedule, self._ending, torch).install()
         Groups(journal, torch, self._world_made, self._tap.note_group).install()

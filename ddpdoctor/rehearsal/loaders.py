@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from ..probe.journal import Journal
+from .division import described
 from .ending import Ending
 from .schedule import Schedule
 
@@ -184,6 +185,7 @@ class Loaders:
             workers=loader.num_workers,
             drop_last=bool(getattr(loader, "drop_last", False)),
             length=self._length(loader),
+            **described(sampler, dataset),
         )
         object.__setattr__(loader, "_ddpdoctor_number", number)
 

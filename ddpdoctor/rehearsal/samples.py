@@ -11,10 +11,12 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 from ..probe.journal import Journal
 from .digests import leaves
+from .division import Division
+from .randomness import Randomness
 
 SEED = 20_011
 MOST_S = 1.0
@@ -23,43 +25,49 @@ MOST_S = 1.0
 class Samples:
     """Replaces the fetch of map-style data sets once per data set and process."""
 
-    def __init__(self, journal: Journal, torch: Any) -> None:
+    def __init__(self, journal: Journal, torch: Any, randomness: Randomness, division: Division) -> None:
         self._journal = journal
         self._torch = torch
+        self._randomness = randomness
+        self._division = division
         self._probed: set[int] = set()
 
     def install(self) -> None:
         """Patch the fetcher that main process and workers share."""
         fetcher_class = self._torch.utils.data._utils.fetch._MapDatasetFetcher
-        fetch = fetcher_class.fetch
+        fetch, randomness = fetcher_class.fetch, self._randomness
 
         @functools.wraps(fetch)
         def fetch_and_probe(fetcher: Any, index: Any) -> Any:
+            dataset = fetcher.dataset
+            if id(dataset) in self._probed or not _is_number(index):
+                return fetch(fetcher, index)
+            self._probed.add(id(dataset))
+            length = _length(dataset)
+            if length is None:
+                return fetch(fetcher, index)
+            randomness.fetch_begins()
             batch = fetch(fetcher, index)
-            if id(fetcher.dataset) not in self._probed and _is_number(index):
-                self._probed.add(id(fetcher.dataset))
-                self._journal.guarded(self._probe, fetcher.dataset)
+            randomness.fetch_ended(dataset, length)
+            self._journal.guarded(self._probe, dataset, length)
+            self._division.note_holdings(self._base(dataset))
             return batch
 
         fetcher_class.fetch = fetch_and_probe
 
-    def _probe(self, dataset: Any) -> None:
-        try:
-            length = len(dataset)
-        except TypeError:
-            return
+    def _probe(self, dataset: Any, length: int) -> None:
         started = time.monotonic()
         states = self._states(dataset)
         try:
-            for index in sorted({0, length // 3, length // 2, length - 1}):
-                sample = self._fetch(dataset, index)
+            for source, index in self._places(dataset, length):
+                sample = self._fetch(source, index)
                 if sample is None:
                     return
                 self._journal.event(
                     "sample",
                     dataset_type=type(dataset).__qualname__,
                     dataset_length=length,
-                    index=self._base_index(dataset, index),
+                    index=self._base_index(source, index),
                     leaves=leaves(sample, self._torch),
                 )
                 if time.monotonic() - started > MOST_S:
@@ -67,6 +75,20 @@ class Samples:
         finally:
             for put_back, state in states:
                 put_back(state)
+
+    def _places(self, dataset: Any, length: int) -> list[tuple[Any, int]]:
+        """What to fetch; of a subset's base a few samples as well, which ranks with other subsets have too."""
+        own = [(dataset, index) for index in sorted({0, length // 3, length // 2, length - 1})]
+        base = self._base(dataset)
+        if base is dataset:
+            return own
+        last = (_length(base) or 1) - 1
+        return [*own[:2], *((base, index) for index in sorted({0, last // 2, last})), *own[2:]]
+
+    def _base(self, dataset: Any) -> Any:
+        while isinstance(dataset, self._torch.utils.data.Subset):
+            dataset = dataset.dataset
+        return dataset
 
     def _fetch(self, dataset: Any, index: int) -> Any:
         """One sample under the seed; None when the data set does not take the index, which is no fault of it."""
@@ -105,6 +127,14 @@ class Samples:
             index = int(dataset.indices[index])
             dataset = dataset.dataset
         return index
+
+
+def _length(dataset: Any) -> Optional[int]:
+    """Number of samples of a data set; None when it has none to tell."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _is_number(index: Any) -> bool:

@@ -49,7 +49,7 @@ CASES = {
     ),
     "a sampler with a fixed rank": (
         {"LOADER": "DataLoader(data, 5, sampler=DistributedSampler(data, num_replicas=2, rank=0, shuffle=False))"},
-        ["DDP101"],
+        ["DDP517"],
     ),
     "a part for each rank": ({"LOADER": OWN_PART}, []),
     "noise that the index does not determine": ({"SAMPLE": "torch.rand(4)"}, []),

@@ -1,0 +1,44 @@
+"""Makes rows of the record of what ranks did before and beside training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
+
+SiteOf = Callable[[int, object], int]
+"""The record's number of a process's site."""
+RankOf = Callable[[int], "int | None"]
+"""The rank that a process is or works for."""
+
+
+class SetupRows:
+    """Takes in the events; ``streams`` holds the rows by the name of their stream."""
+
+    def __init__(self, rank_of: RankOf, site_of: SiteOf) -> None:
+        self._rank_of = rank_of
+        self._site_of = site_of
+        self.streams: dict[str, list[Any]] = {"seedings": [], "random_states": [], "parts": [], "holdings": []}
+        self.handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
+            "seeding": self._takes(Seeding, "seedings"),
+            "random_state": self._takes(RandomState, "random_states"),
+            "part": self._takes(Part, "parts"),
+            "holding": self._takes(Holding, "holdings"),
+        }
+
+    def _takes(self, kind: type[msgspec.Struct], stream: str) -> Callable[[int, dict[str, Any]], None]:
+        names = kind.__struct_fields__
+
+        def take(pid: int, event: dict[str, Any]) -> None:
+            rank = self._rank_of(pid)
+            if rank is None:
+                return
+            fields = {name: event[name] for name in names if name in event} | {"rank": rank}
+            if "site" in names:
+                fields["site"] = self._site_of(pid, event.get("site"))
+            self.streams[stream].append(msgspec.convert(fields, kind))
+
+        return take

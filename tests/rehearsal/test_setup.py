@@ -1,0 +1,106 @@
+"""What ranks do before and beside training, seen in real rehearsals: every defect of one script, none of its twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.examine import ExamineRequest, examine
+from ddpdoctor.finding import Finding
+
+from .conftest import HEAD
+
+DATA = """
+import random
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rows = [float(number) for number in range(100)]
+        SHUFFLE
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        return torch.full((4,), self.rows[index]) + torch.rand(4)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(EARLY_SEED)
+train, held_out = torch.utils.data.random_split(torch.arange(400.0).view(100, 4), [80, 20])
+images = Images()
+torch.manual_seed(SEED)
+loader = DataLoader(images, 5, sampler=DistributedSampler(images), num_workers=WORKERS)
+training = DataLoader(train, 5, sampler=DistributedSampler(train))
+unseen = torch.arange(80.0).view(20, 4)
+validation = DataLoader(unseen, 5, sampler=SAMPLER)
+model = DDP(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for epoch in range(2):
+    for loop in (loader, training):
+        loop.sampler.set_epoch(epoch)
+        for x in loop:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for x in validation:
+            model(x)
+    model.train()
+dist.barrier()
+dist.destroy_process_group()
+"""
+BROKEN = {
+    "SHUFFLE": "random.Random(int(os.environ['RANK'])).shuffle(self.rows)",
+    "EARLY_SEED": "rank",
+    "SEED": "0",
+    "WORKERS": "1",
+    "SAMPLER": "None",
+}
+CORRECT = {
+    "SHUFFLE": "random.Random(0).shuffle(self.rows)",
+    "EARLY_SEED": "0",
+    "SEED": "rank",
+    "WORKERS": "1",
+    "SAMPLER": "DistributedSampler(unseen, shuffle=False)",
+}
+
+
+def seen(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    """Examine a script with the usual imports; the findings of its rehearsal by their codes."""
+    (folder / "train.py").write_text(HEAD + text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    examination = examine(ExamineRequest(target="train.py", time_limit_s=240.0))
+    assert examination.rehearsal.status == "completed", examination.rehearsal
+    assert not examination.notes
+    found = [finding for finding in examination.findings if "rehearsal" in finding.basis]
+    assert len({finding.code for finding in found}) == len(found)
+    return {finding.code: finding for finding in found}
+
+
+def line_of(folder: Path, part: str) -> int:
+    lines = (folder / "train.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if part in line)
+
+
+def filled(text: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+def test_divided_and_drawn_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = seen(filled(DATA, BROKEN), tmp_path, monkeypatch)
+    assert sorted(found) == ["DDP104", "DDP105", "DDP107", "DDP108"]
+    lines = {code: finding.location.line for code, finding in found.items() if finding.location is not None}
+    assert lines == {
+        "DDP104": line_of(tmp_path, "torch.manual_seed(0)"),
+        "DDP105": line_of(tmp_path, "for x in validation"),
+        "DDP107": line_of(tmp_path, "random_split("),
+        "DDP108": line_of(tmp_path, "loader = DataLoader(images"),
+    }
+
+
+def test_divided_and_drawn_as_it_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(filled(DATA, CORRECT), tmp_path, monkeypatch) == {}
