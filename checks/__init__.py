@@ -135,7 +135,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP505": ("init_process_group",),
     "DDP506": ("init_process_group",),
     "DDP510": ("init_process_group",),
-    "DDP511": ("num_workers",),
+    "DDP511": ("num_workers", "Process("),
     "DDP512": ("CUDA_VISIBLE_DEVICES",),
     "DDP514": ("set_device",),
     "DDP515": ("nccl", "NCCL"),
@@ -143,10 +143,10 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP517": ("DistributedSampler",),
     "DDP601": ("save",),
     "DDP602": ("load",),
-    "DDP603": ("save",),
+    "DDP603": ("save", "open(", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),
     "DDP604": ("load_state_dict",),
     "DDP605": ("print", "tqdm", "trange", "wandb", "mlflow", "SummaryWriter", "Experiment"),
     "DDP606": ("print", "wandb", "add_scalar", "log_metric"),
-    "DDP608": ("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace"),
+    "DDP608": ("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep"),
 }
 """Trigger words of the checks that have ``in_source``; the others need a run and are not imported without one."""

@@ -1,13 +1,13 @@
 """The backend of the process group does not fit the device that the job works on.
 
 What it finds
-    The nccl backend in a script that never mentions a GPU, and the gloo backend in a script that trains a DDP model on
-    GPUs and mentions no other backend.
+    The nccl backend in a script that never mentions a GPU, or whose ranks, which it starts itself, all choose the same
+    one; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend.
 
 Why it is bad
     NCCL only knows CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
-    with device type cpu". Gloo does work with CUDA tensors, but it copies every gradient through the host's memory,
-    many times slower than NCCL over NVLink.
+    with device type cpu", and two ranks on one GPU are refused ("Duplicate GPU detected") or hang. Gloo does work with
+    CUDA tensors, but it copies every gradient through the host's memory, many times slower than NCCL over NVLink.
 
 Example
     dist.init_process_group("gloo")
@@ -38,9 +38,11 @@ from ddpdoctor.source.script import Script
 CHECK = Check(code="DDP505", name="backend-mismatch", severity={"source": Severity.WARNING})
 _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
+    "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL takes one rank a GPU",
     "gloo-for-cuda": "the model trains on GPUs, and gloo takes every gradient through the host's memory",
 }
 _REMEDIES = {
+    "shared-gpu": "Give each process the GPU of its number: torch.cuda.set_device(rank).",
     "nccl-without-gpu": 'Use "gloo" for a job on the CPU.',
     "gloo-for-cuda": 'Use "nccl", or leave the backend out: torch then takes NCCL for CUDA tensors.',
 }
@@ -49,7 +51,7 @@ _REMEDIES = {
 def in_source(script: Script) -> Iterator[Finding]:
     """Report process groups whose backend does not fit."""
     for mismatch in backend_mismatches(whole_projection(script)):
-        event = mismatch.initialisation
+        event = mismatch.event
         yield CHECK.finding(
             "source",
             _TITLES[mismatch.form],

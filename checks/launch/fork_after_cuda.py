@@ -1,13 +1,14 @@
-"""Forked worker processes use CUDA, which their parent has initialised.
+"""Forked processes use CUDA, which their parent has initialised.
 
 What it finds
-    A DataLoader with worker processes whose data set moves tensors to a GPU in `__getitem__`, or whose collate_fn does,
-    in a script that keeps the default way of starting processes, which on Linux is fork.
+    A DataLoader with worker processes whose data set moves tensors to a GPU in `__getitem__`, or whose collate_fn does;
+    and ranks started with Process(target=...) that use CUDA after the process that starts them has. Both in a script
+    that keeps the default way of starting processes, which on Linux is fork before Python 3.14.
 
 Why it is bad
-    CUDA does not survive a fork: the workers fail with "Cannot re-initialize CUDA in forked subprocess". Where it does
-    not fail, because the parent has not touched CUDA yet, each worker of each rank holds a context of several hundred
-    megabytes on the GPU.
+    CUDA does not survive a fork: the processes fail with "Cannot re-initialize CUDA in forked subprocess". Where it
+    does not fail, because the parent has not touched CUDA yet, each worker of each rank holds a context of several
+    hundred megabytes on the GPU.
 
 Example
     def __getitem__(self, index):
@@ -15,10 +16,10 @@ Example
 
 Remedy
     Return CPU tensors from the data set, pin them (pin_memory=True), and move the batch in the training loop with
-    non_blocking=True.
+    non_blocking=True. Start ranks with torch.multiprocessing.spawn or torchrun.
 
 When it is wrong
-    Where the loader's workers are started by spawn outside of what was read.
+    Where processes are started by spawn outside of what was read.
 
 References
     https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing
@@ -31,7 +32,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.source.forks import forked_cuda
+from ddpdoctor.source.forks import forked_cuda, forked_ranks
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -39,7 +40,7 @@ CHECK = Check(code="DDP511", name="fork-after-cuda", severity={"source": Severit
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report uses of CUDA in code that forked workers of a loader run."""
+    """Report uses of CUDA in code that forked workers of a loader, or forked ranks, run."""
     for forked in forked_cuda(whole_projection(script)):
         loader = forked.loader
         yield CHECK.finding(
@@ -53,6 +54,22 @@ def in_source(script: Script) -> Iterator[Finding]:
                     basis="source",
                     location=loader.module.location(loader.node),
                     stack=loader.chain,
+                ),
+            ),
+        )
+    for rank in forked_ranks(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "this rank is forked from a process that has initialised CUDA, and uses CUDA itself",
+            remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or leave CUDA '
+            "alone before they are started.",
+            locations=(rank.use.module.location(rank.use.node),),
+            evidence=(
+                Fact(
+                    text="the parent initialises CUDA here",
+                    basis="source",
+                    location=rank.parent.module.location(rank.parent.node),
+                    stack=rank.parent.chain,
                 ),
             ),
         )

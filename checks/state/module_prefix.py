@@ -1,7 +1,8 @@
 """A state dict of the DDP wrapper meets a bare model, or the reverse.
 
 What it finds
-    A save and a load of one path of which one goes through the DDP wrapper and the other through the bare module.
+    A save and a load of one path, or of one key of the dict that is saved there, of which one goes through the DDP
+    wrapper and the other through the bare module.
 
 Why it is bad
     Names in the wrapper's state dict begin with "module.". Loaded into a bare model they are missing and unexpected
@@ -27,9 +28,9 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.source.loads import prefix_mismatches
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+from ddpdoctor.source.state_prefixes import prefix_mismatches
 
 CHECK = Check(code="DDP604", name="module-prefix", severity={"source": Severity.ADVICE})
 

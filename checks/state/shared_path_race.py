@@ -1,21 +1,23 @@
-"""Every rank creates, deletes or renames the same file or directory.
+"""Every rank creates, deletes or renames the same file or directory, or polls for it.
 
 What it finds
     os.makedirs and mkdir without exist_ok, shutil.rmtree, os.remove, unlink, os.rename and os.replace that all ranks
-    reach at once with a path that does not depend on the rank. Downloads and other preparation of data have a check of
-    their own, download-race.
+    reach at once with a path that does not depend on the rank; and a loop that sleeps until a file exists which another
+    rank writes in place. Downloads and other preparation of data have a check of their own, download-race.
 
 Why it is bad
     The ranks come there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them
     through, and the slower one dies of FileExistsError; a delete fails on the second rank, or takes away what the first
-    has just written. It fails now and then, more often on a shared file system.
+    has just written. It fails now and then, more often on a shared file system. A file that is waited for exists from
+    its first byte: the others read half of it, or the one that an earlier run left, and do not wait at all.
 
 Example
     if not os.path.exists(output):
         os.makedirs(output)
 
 Remedy
-    os.makedirs(path, exist_ok=True); or do it on rank 0 and call dist.barrier() before the others go on.
+    os.makedirs(path, exist_ok=True); or do it on rank 0 and call dist.barrier() before the others go on, also in place
+    of polling.
 
 When it is wrong
     Where each process has a disk of its own.
@@ -30,6 +32,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.polled_files import polled_files
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.shared_paths import shared_paths
@@ -38,7 +41,7 @@ CHECK = Check(code="DDP608", name="shared-path-race", severity={"source": Severi
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report creations, deletions and renames that all ranks make under one path."""
+    """Report creations, deletions and renames that all ranks make under one path, and loops that wait for a file."""
     for shared in shared_paths(whole_projection(script)):
         event = shared.event
         remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks go on."
@@ -56,6 +59,20 @@ def in_source(script: Script) -> Iterator[Finding]:
                     basis="source",
                     location=event.module.location(event.node),
                     stack=event.chain,
+                ),
+            ),
+        )
+    for polled in polled_files(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            f"ranks wait until {polled.path} exists, which it does from its first byte or since an earlier run",
+            remedy="Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
+            locations=(polled.module.head_location(polled.loop),),
+            evidence=(
+                Fact(
+                    text="another rank writes it here, in place",
+                    basis="source",
+                    location=polled.write.event.module.location(polled.write.event.node),
                 ),
             ),
         )

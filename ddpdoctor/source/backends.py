@@ -8,7 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.job import backend_of, depends_on_mode, framework, initialisations, is_nccl_only
+from ddpdoctor.source.job import (
+    backend_of,
+    depends_on_mode,
+    framework,
+    initialisations,
+    is_nccl_only,
+    on_every_rank,
+)
 from ddpdoctor.source.module import Module, descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
@@ -37,8 +44,9 @@ _PURPOSE = ("nccl", "NCCL", "win32", "Windows", "darwin", "mps")
 class Mismatch(msgspec.Struct, frozen=True, eq=False):
     """A backend that does not fit the devices."""
 
-    initialisation: Event
-    form: Literal["nccl-without-gpu", "gloo-for-cuda"]
+    event: Event
+    """The initialisation of the group, or the choice of the GPU that all ranks share."""
+    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu"]
 
 
 class CpuTensor(msgspec.Struct, frozen=True, eq=False):
@@ -65,6 +73,22 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
             yield Mismatch(event, "nccl-without-gpu")
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
             yield Mismatch(event, "gloo-for-cuda")
+    yield from _shared_gpus(projection)
+
+
+def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
+    """A GPU with a fixed number that all ranks choose, where the script itself starts several on one machine."""
+    script = projection.machine.script
+    if script.spawns_ranks is None or not is_nccl_only(projection) or mentions_any(script, ("VISIBLE_DEVICES",)):
+        return
+    for event in projection.in_course("device"):
+        index = constant(event.positional[0]) if event.name == "set_device" else None
+        if isinstance(index, str) and index.startswith("cuda:"):
+            index = index.removeprefix("cuda:")
+        fixed = isinstance(index, int) or (isinstance(index, str) and index.isdigit())
+        if fixed and on_every_rank(event) and not event.conditions:
+            yield Mismatch(event, "shared-gpu")
+            return
 
 
 def _on_purpose(projection: Projection, event: Event) -> bool:

@@ -63,7 +63,7 @@ def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
     seen: set[ast.AST] = set()
     before: list[Event] = []
     for event in projection.events:
-        if _initialises_cuda(event):
+        if initialises_cuda(event):
             before.append(event)
         is_setting = event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES"
         if is_setting and event.node not in seen:
@@ -97,7 +97,8 @@ def _moves_to_current(event: Event) -> bool:
     return event.name in {"cuda", "to"} and constant(event.positional[0]) == "cuda"
 
 
-def _initialises_cuda(event: Event) -> bool:
+def initialises_cuda(event: Event) -> bool:
+    """Tell whether CUDA is certainly initialised after an event, if it was not before."""
     if event.kind == "call":
         return event.name == "cuda" or event.name.startswith("torch.cuda.")
     if event.kind != "device" or event.name == "device":

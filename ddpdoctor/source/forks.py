@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.source.device_choice import initialises_cuda
 from ddpdoctor.source.module import Module, descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
@@ -29,6 +30,13 @@ class ForkedCuda(msgspec.Struct, frozen=True, eq=False):
     """Name of the function that the worker runs."""
 
 
+class ForkedRank(msgspec.Struct, frozen=True, eq=False):
+    """A use of CUDA in a forked process, after one in its parent."""
+
+    use: Event
+    parent: Event
+
+
 def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
     """Loaders with worker processes, started by fork, whose data set or collation moves tensors to a GPU."""
     script = projection.machine.script
@@ -49,6 +57,18 @@ def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
                 seen.add(loader.ordinal)
                 yield ForkedCuda(loader, module, use, function.name)
                 break
+
+
+def forked_ranks(projection: Projection) -> Iterator[ForkedRank]:
+    """The first use of CUDA in ranks that the script starts by fork, after their parent has used it."""
+    script = projection.machine.script
+    if script.spawns_ranks is None or mentions_any(script, (*_OTHER_STARTS, "start_processes", "spawn(")):
+        return
+    uses = [event for event in projection.events if initialises_cuda(event)]
+    parent = next((event for event in uses if event.in_parent and not event.conditions), None)
+    rank = next((event for event in uses if not event.in_parent and not event.conditions), None)
+    if parent is not None and rank is not None and parent.ordinal < rank.ordinal:
+        yield ForkedRank(rank, parent)
 
 
 def _run_by_workers(script: Script, loader: Event) -> Iterator[tuple[Module, ast.FunctionDef]]:

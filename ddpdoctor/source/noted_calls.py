@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_names import (
+    CONTENT_METHODS,
     ENVIRONMENT,
     FILE_METHODS,
     NOTED_CALLS,
@@ -17,6 +18,8 @@ from ddpdoctor.source.noted_names import (
     TRACKING_METHODS,
 )
 from ddpdoctor.source.values import External, Value, constant, tags_of
+
+_KEPT_METHODS = STATE_METHODS | FILE_METHODS | CONTENT_METHODS | TRACKING_METHODS
 
 
 def note_call(
@@ -39,7 +42,7 @@ def note_method(
     complete: bool,
 ) -> None:
     """Keep a call of a method, if a check may ask about it."""
-    if name in STATE_METHODS or name in FILE_METHODS or name in TRACKING_METHODS:
+    if name in _KEPT_METHODS:
         _emit(machine, name, node, positional, named, complete, receiver)
     elif name in READING_METHODS:
         if any(kind in ("batch", "ddp") for kind, _ in tags_of(receiver)):

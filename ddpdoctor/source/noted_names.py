@@ -9,8 +9,31 @@ SET_DEFAULT = "set default of environment variable"
 FILE_CALLS = frozenset(
     {"os.mkdir", "os.makedirs", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace", "shutil.rmtree"}
 )
-NOTED_CALLS = FILE_CALLS | {
-    "torch.load",
+FILE_CONTENTS = frozenset(
+    {
+        "builtins.open",
+        "torch.load",
+        "numpy.save",
+        "numpy.savez",
+        "numpy.savetxt",
+        "numpy.load",
+        "numpy.loadtxt",
+        "joblib.dump",
+        "joblib.load",
+        "safetensors.torch.save_file",
+        "safetensors.torch.load_file",
+        "shutil.copy",
+        "shutil.copyfile",
+        "shutil.move",
+        "pandas.read_csv",
+        "pandas.read_json",
+        "pandas.read_parquet",
+        "pandas.read_pickle",
+    }
+)
+"""Full names of functions that read or write files."""
+CONTENT_METHODS = frozenset({"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"})
+NOTED_CALLS = FILE_CALLS | FILE_CONTENTS | {
     "builtins.print",
     "tqdm.tqdm",
     "tqdm.auto.tqdm",
@@ -35,7 +58,8 @@ STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "log_metric"})
 TELLING_WORDS = frozenset({"makedirs", "mkdir", "rmtree", "environ"})
 """Words in a function that make it worth walking."""
-_LAST_NAMES = frozenset(name.rpartition(".")[2] for name in NOTED_CALLS if not name.startswith(("builtins.", "tqdm")))
+_FOUND_OTHERWISE = ("builtins.", "tqdm", "pandas.", "shutil.copy", "shutil.move")
+_LAST_NAMES = frozenset(name.rpartition(".")[2] for name in NOTED_CALLS if not name.startswith(_FOUND_OTHERWISE))
 
 
 def worth_walking(last: str) -> bool:
