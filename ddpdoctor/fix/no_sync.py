@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.finding import Finding
 from ddpdoctor.fix.edits import Fix, imported, indented
 from ddpdoctor.source.accumulation import Accumulation
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.wrapped_models import training_forwards, wrap_numbers
 

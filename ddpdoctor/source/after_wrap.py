@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.attributes import class_attribute
-from ddpdoctor.source.module import descend
 from ddpdoctor.source.module_reach import HAS_PARAMETERS
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Bound, Built, Const, Instance, Value, constant, options_of

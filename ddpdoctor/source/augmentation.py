@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.random_numbers import Library, seeds_of
 from ddpdoctor.source.trace import Event

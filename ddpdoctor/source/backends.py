@@ -16,7 +16,8 @@ from ddpdoctor.source.job import (
     is_nccl_only,
     on_every_rank,
 )
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import constant

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.attributes import base_names, bases_of
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.values import (
     Bound,
     Built,

@@ -19,6 +19,7 @@ _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 _TRACKERS = ("wandb.init", "mlflow.start_run")
 _WRITERS = re.compile(r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.Experiment$")
 _RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
+_OUTPUT = frozenset({"print", "stdout"})
 _REDUCED = ("reduce", "gather", "torchmetrics", "all_avg", "dist_mean", "synchronize_between")
 
 
@@ -62,16 +63,13 @@ def _in_handler(module: Module, node: ast.AST) -> bool:
 
 def _print_is_replaced(script: Script) -> bool:
     for module in script.modules:
-        for node in module.nodes:
-            if isinstance(node, ast.FunctionDef) and node.name == "print":
-                return True
-            if isinstance(getattr(node, "ctx", None), ast.Store) and _last_name(node) in {"print", "stdout"}:
-                return True
+        if any(node.name == "print" for node in module.index.of(ast.FunctionDef)):
+            return True
+        if any(node.id in _OUTPUT and isinstance(node.ctx, ast.Store) for node in module.index.of(ast.Name)):
+            return True
+        if any(node.attr in _OUTPUT and isinstance(node.ctx, ast.Store) for node in module.index.of(ast.Attribute)):
+            return True
     return mentions_any(script, ("redirect_stdout",))
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def local_metrics(projection: Projection) -> Iterator[Event]:

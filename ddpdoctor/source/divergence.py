@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Fact, Frame, Location
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks import numbers_in, spoken
 from ddpdoctor.source.trace import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.words import mentions_any
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.module import Module, descend, dotted
+from ddpdoctor.source.module import Module, dotted
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.vocabulary import DDP, GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
 _DISTRIBUTED = ("torch.distributed", DDP, "torch.utils.data.DistributedSampler", "accelerate.Accelerator")
@@ -55,8 +56,8 @@ def distributed_use(modules: Sequence[Module]) -> SourceFact | None:
             full = f"{entry.module}.{entry.name}" if entry.name else entry.module
             if full.startswith(_DISTRIBUTED) or "DistributedDataParallel" in full or entry.module == "accelerate":
                 return SourceFact(Location(file=str(module.path), line=entry.line), full)
-        for node in module.nodes:
-            if isinstance(node, ast.Attribute) and module.resolve(node).startswith(_DISTRIBUTED):
+        for node in module.index.of(ast.Attribute):
+            if module.resolve(node).startswith(_DISTRIBUTED):
                 return _fact(module, node)
     return None
 
@@ -64,8 +65,8 @@ def distributed_use(modules: Sequence[Module]) -> SourceFact | None:
 def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
     """The first place that needs CUDA or NCCL and is not under a condition that asks whether they are there."""
     for module in modules:
-        for node in module.nodes:
-            if isinstance(node, ast.Call) and _demands_cuda(module, node) and not _asks_first(module, node):
+        for node in module.index.of(ast.Call):
+            if _demands_cuda(module, node) and not _asks_first(module, node):
                 return _fact(module, node)
     return None
 
@@ -73,8 +74,8 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
 def reads_launcher_rank(module: Module) -> bool:
     """Tell whether a module reads RANK or LOCAL_RANK from the environment."""
     names = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES
-    for node in module.nodes:
-        if isinstance(node, ast.Constant) and node.value in names:
+    for node in module.index.of(ast.Constant):
+        if node.value.__class__ is str and node.value in names:
             around = module.parents.get(node)
             stored = isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Store)
             if not stored and isinstance(around, (ast.Subscript, ast.Call, ast.Compare)):
@@ -107,8 +108,8 @@ def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
     if not name:
         return False
     for module in modules:
-        for node in module.nodes:
-            if isinstance(node, ast.FunctionDef) and node.name == name:
+        for node in module.index.of(ast.FunctionDef):
+            if node.name == name:
                 arguments = {argument.arg for argument in node.args.args}
                 if arguments & {"rank", "local_rank", "gpu", "global_rank"}:
                     return True

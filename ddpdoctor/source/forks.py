@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.device_choice import initialises_cuda
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.job import depends_on_mode, framework, may_use_cuda, noted
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.noted_names import READING_METHODS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.source.job import framework, may_use_cuda, noted
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.saving import is_distributed, is_one_path
 from ddpdoctor.source.trace import Event

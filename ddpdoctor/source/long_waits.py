@@ -10,7 +10,8 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.meetings import function_around, led_through, meetings
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES
@@ -41,8 +42,8 @@ def long_waits(projection: Projection) -> Iterator[LongWait]:
     if any("timeout" in event.named for event in set_up):
         return
     for module in projection.machine.script.modules if events else ():
-        for node in module.nodes:
-            if not isinstance(node, ast.If) or _negated(node.test):
+        for node in module.index.of(ast.If):
+            if _negated(node.test):
                 continue
             if _FIRST_RANK.search(module.excerpt(node.test, 1_000)):
                 work = _long_work(node.body)

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from ddpdoctor.source.divergence import partings
-from ddpdoctor.source.module import Module, children_of, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import children_of, descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, events_in
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.source.module import Module, children_of
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import NodeIndex, children_of
 from ddpdoctor.source.noted_names import NOTED_CALLS, TELLING_WORDS, worth_walking
 from ddpdoctor.source.noted_training_names import TELLING_TRAINING_WORDS
 from ddpdoctor.source.vocabulary import (
@@ -54,6 +55,10 @@ _TELLING = (
 )
 _NEARLY_FREE = 12
 """Functions of fewer nodes are walked whatever they mention."""
+MOST_WORDS = 100_000
+"""Words whose meanings are kept for the next module."""
+LONGEST_WORD = 100
+"""Characters; longer texts are no words."""
 _TOO_COMMON = frozenset(
     {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}
 )
@@ -115,70 +120,96 @@ class _ModuleMentions(msgspec.Struct, frozen=True):
     """Definitions that call a name or derive from it."""
 
 
-class _Definition:
-    """The words of one function or class, those of inner definitions included once they are added."""
+_SYNCHRONISES = 1
+_TELLS = 2
+_MAY_BE_NOTED = 4
+"""The word is the last name of a function whose calls are noted: its full name decides."""
 
-    def __init__(self, name: str, outer: _Definition | None) -> None:
-        self.name = name
-        self.outer = outer
-        self.used: set[str] = set()
-        self.calls: set[str] = set()
+
+class _Meanings(dict[str, int]):
+    """What the words of scripts say, as sums of the numbers above; each word is judged once."""
+
+    def __missing__(self, word: str) -> int:
+        first = is_first_rank_name(word)
+        meaning = (
+            (_SYNCHRONISES if word in _SYNCHRONISING else 0)
+            | (_TELLS if word in _TELLING or first else 0)
+            | (_MAY_BE_NOTED if word == "save" or worth_walking(word) else 0)
+        )
+        if len(self) < MOST_WORDS:
+            self[word] = meaning
+        return meaning
+
+
+_MEANINGS = _Meanings()
 
 
 def _in_module(module: Module) -> _ModuleMentions:
-    found: dict[int, _Definition] = {}
-    places = module.definitions
-    for position, node in enumerate(module.nodes):
-        place = places[position]
-        if place == position and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            inside = found[position] = _Definition(node.name, found.get(module.outer_definitions[position]))
-            if isinstance(node, ast.ClassDef):
-                inside.calls.update(_last_name(base) for base in node.bases)
-        elif place >= 0:
-            _note_words(module, node, found[place])
-    definitions = list(found.values())
+    index = module.index
+    meanings, calls = _words_of(module), _calls_of(index)
     synchronising: set[str] = set()
     telling: set[str] = set()
     callers: dict[str, set[str]] = {}
-    for definition in reversed(definitions):
-        if any(is_first_rank_name(word) for word in definition.used):
-            definition.used.add("rank")
-        if definition.outer is not None:
-            definition.outer.used |= definition.used
-            definition.outer.calls |= definition.calls
-        if not definition.used.isdisjoint(_SYNCHRONISING):
-            synchronising.add(definition.name)
-        if not definition.used.isdisjoint(_TELLING):
-            telling.add(definition.name)
-        for name in definition.calls - _TOO_COMMON:
-            callers.setdefault(name, set()).add(definition.name)
+    for place in sorted(index.outer_definitions, reverse=True):
+        name: str = index.nodes[place].name  # type: ignore[attr-defined]
+        meaning, called, outer = meanings.get(place, 0), calls.get(place, set()), index.outer_definitions[place]
+        if outer >= 0:
+            meanings[outer] = meanings.get(outer, 0) | meaning
+            calls.setdefault(outer, set()).update(called)
+        if meaning & _SYNCHRONISES:
+            synchronising.add(name)
+        if meaning & _TELLS:
+            telling.add(name)
+        for word in called - _TOO_COMMON:
+            callers.setdefault(word, set()).add(name)
     frozen = {name: frozenset(found) for name, found in callers.items()}
     return _ModuleMentions(frozenset(synchronising), frozenset(telling), frozen)
 
 
-def _note_words(module: Module, node: ast.AST, inside: _Definition) -> None:
-    """Keep names and constants in a definition, and the names among them that are called."""
-    used = inside.used
-    if isinstance(node, ast.Name):
-        used.add(node.id)
-        full = module.aliases.get(node.id)
-        if full is not None:
-            used.add(full.rpartition(".")[2])
-    elif isinstance(node, ast.Attribute):
-        used.add(node.attr)
-        if (node.attr == "save" and module.resolve(node) == "torch.save") or (
-            worth_walking(node.attr) and module.resolve(node) in NOTED_CALLS
-        ):
-            used.add("DataLoader")
-    elif isinstance(node, ast.Constant):
-        if isinstance(node.value, str):
-            used.add(node.value)
-    elif isinstance(node, ast.arg):
-        used.add(node.arg)
-    elif isinstance(node, (ast.Yield, ast.YieldFrom)) or (isinstance(node, ast.If) and adds_key(node)):
-        used.add("DataLoader")
-    elif isinstance(node, ast.Call):
-        inside.calls.add(_last_name(node.func))
+def _words_of(module: Module) -> dict[int, int]:
+    """What the words in each definition say, by the place of the definition, those of inner definitions left out."""
+    index, meanings = module.index, _MEANINGS
+    around = index.definitions
+    of_alias = {name: meanings[full.rpartition(".")[2]] for name, full in module.aliases.items()}
+    said: list[tuple[int, int]] = []
+    for place, name in zip(index.places(ast.Name), index.of(ast.Name), strict=True):
+        word = name.id
+        meaning = meanings[word] | of_alias[word] if word in of_alias else meanings[word]
+        if meaning:
+            said.append((around[place], meaning))
+    for place, attribute in zip(index.places(ast.Attribute), index.of(ast.Attribute), strict=True):
+        meaning = meanings[attribute.attr]
+        if meaning:
+            noted = meaning & _MAY_BE_NOTED and _is_noted(module.resolve(attribute))
+            said.append((around[place], meaning | _TELLS if noted else meaning))
+    for place, constant in zip(index.places(ast.Constant), index.of(ast.Constant), strict=True):
+        text = constant.value
+        if isinstance(text, str) and len(text) <= LONGEST_WORD and meanings[text]:
+            said.append((around[place], meanings[text]))
+    for place, argument in zip(index.places(ast.arg), index.of(ast.arg), strict=True):
+        said.append((around[place], meanings[argument.arg]))
+    for place, condition in zip(index.places(ast.If), index.of(ast.If), strict=True):
+        if adds_key(condition):
+            said.append((around[place], _TELLS))
+    said += [(around[place], _TELLS) for place in index.places(ast.Yield, ast.YieldFrom)]
+    found: dict[int, int] = {}
+    for place, meaning in said:
+        found[place] = found.get(place, 0) | meaning
+    return found
+
+
+def _is_noted(full: str) -> bool:
+    return full == "torch.save" or full in NOTED_CALLS
+
+
+def _calls_of(index: NodeIndex) -> dict[int, set[str]]:
+    """The last names of what each definition calls or derives from, by the place of the definition."""
+    found: dict[int, set[str]] = {}
+    for place, call in zip(index.places(ast.Call), index.of(ast.Call), strict=True):
+        found.setdefault(index.definitions[place], set()).add(_last_name(call.func))
+    for place, cls in zip(index.places(ast.ClassDef), index.of(ast.ClassDef), strict=True):
+        found.setdefault(place, set()).update(_last_name(base) for base in cls.bases)
+    return found
 
 
 def _last_name(node: ast.expr) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.finding import Location
+from ddpdoctor.source.nodes import NodeIndex
 from ddpdoctor.source.vocabulary import canonical
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -40,48 +40,26 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
     text: str
     tree: ast.Module
 
+    @cached_property
+    def index(self) -> NodeIndex:
+        """Every node of the tree."""
+        return NodeIndex(self.tree)
+
     @property
-    def nodes(self) -> tuple[ast.AST, ...]:
+    def nodes(self) -> Sequence[ast.AST]:
         """Every node, parents before children; operators and contexts (``Load``), which nodes share, are left out."""
-        return self._nodes_and_definitions[0]
+        return self.index.nodes
 
     @property
-    def definitions(self) -> Sequence[int]:
-        """For every node the position in ``nodes`` of the function or class around it, or of itself; -1 for none."""
-        return self._nodes_and_definitions[1]
-
-    @property
-    def outer_definitions(self) -> Mapping[int, int]:
-        """For the position of every function and class that of the one around it; -1 for none."""
-        return self._nodes_and_definitions[2]
-
-    @cached_property
-    def _nodes_and_definitions(self) -> tuple[tuple[ast.AST, ...], Sequence[int], dict[int, int], Sequence[int]]:
-        found: list[ast.AST] = [self.tree]
-        definitions, outer, parents = array("i", [-1]), dict[int, int](), array("i")
-        for position, node in enumerate(found):
-            if node.__class__ in _LEAVES:
-                continue
-            if node.__class__ in _DEFINITIONS:
-                outer[position] = definitions[position]
-                definitions[position] = position
-            children = children_of(node)
-            if children:
-                found.extend(children)
-                definitions.extend(array("i", [definitions[position]]) * len(children))
-                parents.extend(array("i", [position]) * len(children))
-        return tuple(found), definitions, outer, parents
-
-    @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
         """The parent of every node but the root."""
-        nodes, parents = self.nodes, self._nodes_and_definitions[3]
-        return dict(zip(nodes[1:], map(nodes.__getitem__, parents), strict=True))
+        return self.index.parents
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
         """Every import statement of the file, those in functions included."""
-        statements = (node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
+        nodes = self.index.nodes
+        statements = (nodes[place] for place in self.index.places(ast.Import, ast.ImportFrom))
         return tuple(entry for statement in statements for entry in _imports_of(statement, self.package))
 
     @cached_property
@@ -112,28 +90,19 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
     @cached_property
     def words(self) -> frozenset[str]:
         """The variables and attributes that occur in the file."""
-        found: set[str] = set()
-        for node in self.nodes:
-            if isinstance(node, ast.Name):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute):
-                found.add(node.attr)
-        return frozenset(found)
-
-    @cached_property
-    def call_nodes(self) -> tuple[ast.Call, ...]:
-        """Every call, in the order of ``nodes``."""
-        return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+        names = {node.id for node in self.index.of(ast.Name)}
+        return frozenset(names.union([node.attr for node in self.index.of(ast.Attribute)]))
 
     @cached_property
     def _calls(self) -> tuple[tuple[ast.Call, str], ...]:
-        found = ((node, self.resolve(node.func)) for node in self.call_nodes)
+        found = ((node, self.resolve(node.func)) for node in self.index.of(ast.Call))
         return tuple((node, name) for node, name in found if name)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around ``node``, innermost first."""
-        while node in self.parents:
-            node = self.parents[node]
+        parents = self.parents
+        while node in parents:
+            node = parents[node]
             yield node
 
     def function_of(self, node: ast.AST) -> str:
@@ -196,49 +165,6 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         except RecursionError:
             start = getattr(node, "lineno", 1) - 1
             return " ".join(" ".join(self.lines[start : getattr(node, "end_lineno", start + 1)]).split())
-
-
-def children_of(node: ast.AST) -> list[ast.AST]:
-    """The nodes directly below a node, operators and contexts left out."""
-    names = _CHILD_FIELDS.get(node.__class__)
-    if names is None:
-        names = _CHILD_FIELDS[node.__class__] = tuple(name for name in node._fields if name not in _WITHOUT_NODES)
-    found: list[ast.AST] = []
-    for name in names:
-        value = getattr(node, name, None)
-        if value.__class__ is list:
-            for child in value:
-                if isinstance(child, ast.AST):
-                    found.append(child)
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
-
-
-def descend(node: ast.AST) -> list[ast.AST]:
-    """A node and all below it, parents first; operators and contexts are left out."""
-    found = [node]
-    for inner in found:
-        if inner.__class__ not in _LEAVES:
-            found.extend(children_of(inner))
-    return found
-
-
-_CHILD_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
-    ast.Name: (),
-    ast.Constant: (),
-    ast.arg: ("annotation",),
-    ast.alias: (),
-    ast.Attribute: ("value",),
-    ast.Global: (),
-    ast.Nonlocal: (),
-}
-"""Fields that hold nodes, by the class of a node."""
-_LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass})
-_DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
-_WITHOUT_NODES = frozenset(
-    {"ctx", "op", "ops", "id", "attr", "level", "conversion", "simple", "is_async", "type_comment"}
-)
 
 
 def dotted(node: ast.AST) -> str:

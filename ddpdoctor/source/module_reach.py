@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.attributes import base_names, bases_of
 from ddpdoctor.source.buffers import parts_of_module
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
@@ -141,9 +142,8 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
 def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | None:
     """Words in everything except methods of a class that nothing leads to; None when any attribute may be meant."""
     bodies = {node for cls in own for node in descend(cls.node)}
-    outside = {
-        word for module in script.modules for node in module.nodes if node not in bodies for word in _loaded_words(node)
-    }
+    inside = Counter(word for node in bodies for word in _loaded_words(node))
+    outside = {word for word, count in _all_loaded_words(script).items() if count > inside[word]}
     methods: dict[str, list[ast.AST]] = {}
     for cls in own:
         for statement in cls.node.body:
@@ -166,12 +166,23 @@ def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | Non
     return words
 
 
+def _all_loaded_words(script: Script) -> Counter[str]:
+    """How often each word is loaded anywhere in a script."""
+    counted: Counter[str] | None = script.__dict__.get("_loaded_words")
+    if counted is None:
+        counted = script.__dict__["_loaded_words"] = Counter()
+        for module in script.modules:
+            for kind in (ast.Attribute, ast.Constant, ast.Name):
+                counted.update(word for node in module.index.of(kind) for word in _loaded_words(node))
+    return counted
+
+
 def _loaded_words(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield node.attr
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from re.findall(r"\w+", node.value) if len(node.value) < 200 else ()
-    elif isinstance(node, ast.Name) and node.id in _ALL_AT_ONCE | {"setattr"}:
+    elif isinstance(node, ast.Name) and (node.id in _ALL_AT_ONCE or node.id == "setattr"):
         yield node.id
 
 

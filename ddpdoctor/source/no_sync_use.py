@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import steps
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.remainders import agree
@@ -107,7 +108,7 @@ def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | 
     node: ast.expr = context.node
     module = context.module
     if isinstance(node, ast.Name):
-        assigned = _only_assignment(module.nodes, node.id)
+        assigned = _only_assignment(module, node.id)
         if assigned is None:
             return None
         node = assigned
@@ -121,11 +122,11 @@ def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | 
     return None
 
 
-def _only_assignment(nodes: tuple[ast.AST, ...], name: str) -> ast.expr | None:
+def _only_assignment(module: Module, name: str) -> ast.expr | None:
     values = [
         node.value
-        for node in nodes
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+        for node in module.index.of(ast.Assign)
+        if any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     ]
     return values[0] if len(values) == 1 else None
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.source.module import descend
 from ddpdoctor.source.module_reach import HAS_PARAMETERS
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Built, Instance, Value, options_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.mentions import adds_key
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.store import Cell, Store
 from ddpdoctor.source.trace import OwnKind, OwnTest
 from ddpdoctor.source.values import (

@@ -10,7 +10,8 @@ import msgspec
 from ddpdoctor.source.early_loads import FileUse, writes
 from ddpdoctor.source.job import framework
 from ddpdoctor.source.meetings import function_around
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.words import mentions_any
 

@@ -94,11 +94,8 @@ def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
 def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:
     """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
     mentioned: set[str] = set()
-    for node in entry.nodes:
-        if isinstance(node, ast.Attribute):
-            mentioned.add(node.attr)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            mentioned.add(node.id)
+    mentioned.update([node.attr for node in entry.index.of(ast.Attribute)])
+    mentioned.update([node.id for node in entry.index.of(ast.Name) if node.ctx.__class__ is ast.Load])
     for statement in entry.tree.body:
         if (
             isinstance(statement, ast.FunctionDef)

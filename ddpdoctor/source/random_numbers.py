@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.noted_training_names import SEEDING
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event

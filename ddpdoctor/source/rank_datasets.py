@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.random_numbers import Draw, draws_in_constructor
 from ddpdoctor.source.trace import Event
@@ -68,8 +69,8 @@ def _by_rank(made: Event) -> bool:
 
 
 def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
-    for node in module.nodes:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+    for node in module.index.of(ast.Assign):
+        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
             yield node.value
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.vocabulary import is_first_rank_name
 
@@ -51,7 +52,8 @@ def _tested(module: Module) -> tuple[tuple[ast.Name | ast.Attribute, bool], ...]
     """Names and attributes in conditions that sound like ranks, and whether each is compared with a number."""
     kept: tuple[tuple[ast.Name | ast.Attribute, bool], ...] | None = module.__dict__.get("_tested")
     if kept is None:
-        found = (pair for node in module.nodes if type(node) in _CONDITIONS for pair in _operands(module, node))
+        nodes = module.nodes
+        found = (pair for place in module.index.places(*_CONDITIONS) for pair in _operands(module, nodes[place]))
         kept = module.__dict__["_tested"] = tuple(found)
     return kept
 
@@ -148,8 +150,7 @@ def _methods(module: Module) -> tuple[tuple[ast.ClassDef, ast.FunctionDef], ...]
     if kept is None:
         kept = module.__dict__["_rank_methods"] = tuple(
             (cls, method)
-            for cls in module.nodes
-            if isinstance(cls, ast.ClassDef)
+            for cls in module.index.of(ast.ClassDef)
             for method in cls.body
             if isinstance(method, ast.FunctionDef) and _sounds_like_ranks(method.name) and _is_plain(method)
         )
@@ -177,14 +178,14 @@ def _is_rebound(module: Module, name: str) -> bool:
 
 def _rebound(module: Module) -> Iterator[str]:
     top = frozenset(map(id, module.tree.body))
-    for node in module.nodes:
-        if isinstance(node, ast.Name):
-            if not isinstance(node.ctx, ast.Load):
-                yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.FunctionDef) and id(node) not in top:
-            yield node.name
+    for name in module.index.of(ast.Name):
+        if name.ctx.__class__ is not ast.Load:
+            yield name.id
+    for argument in module.index.of(ast.arg):
+        yield argument.arg
+    for function in module.index.of(ast.FunctionDef):
+        if id(function) not in top:
+            yield function.name
 
 
 def _is_called(script: Script, full: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 
 PERIOD = 4
 """Value that a divisor is tried with when it is no number."""
@@ -102,9 +103,8 @@ def _resolved(module: Module, node: ast.expr) -> ast.expr:
             return node
         values = [
             entry.value
-            for entry in module.nodes
-            if isinstance(entry, ast.Assign)
-            and any(isinstance(t, ast.Name) and t.id == inner.id for t in entry.targets)
+            for entry in module.index.of(ast.Assign)
+            if any(isinstance(t, ast.Name) and t.id == inner.id for t in entry.targets)
         ]
         if len(values) != 1:
             return node

@@ -60,8 +60,8 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
                 yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
     reads = any(reads_launcher_rank(module) for module in script.modules)
     for module in script.modules:
-        for node in module.nodes:
-            if isinstance(node, ast.Call) and _declares_local_rank(node) and _is_used(script):
+        for node in module.index.of(ast.Call):
+            if _declares_local_rank(node) and _is_used(script):
                 if not reads and script.spawns_ranks is None and not _is_assigned(script):
                     yield LegacyLaunch(module.location(node), "argument")
                 elif _is_text(node):
@@ -82,17 +82,15 @@ def _is_text(call: ast.Call) -> bool:
 
 def _is_used(script: Script) -> bool:
     return any(
-        isinstance(node, ast.Attribute) and node.attr == "local_rank"
-        for module in script.modules
-        for node in module.nodes
+        node.attr == "local_rank" for module in script.modules for node in module.index.of(ast.Attribute)
     )
 
 
 def _is_assigned(script: Script) -> bool:
     return any(
-        isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.ctx, ast.Store)
+        node.attr == "local_rank" and isinstance(node.ctx, ast.Store)
         for module in script.modules
-        for node in module.nodes
+        for node in module.index.of(ast.Attribute)
     )
 
 

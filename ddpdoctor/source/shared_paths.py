@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.job import noted, on_every_rank
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.noted_names import FILE_CALLS, FILE_METHODS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.saving import is_distributed, is_one_path

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.source.job import noted
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Built, Instance, Value

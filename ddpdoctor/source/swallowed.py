@@ -10,7 +10,8 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.meetings import function_around, led_through, meetings, reported_lines
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 
@@ -51,8 +52,8 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
     events = [event for event in meetings(projection) if event.name not in _SETTING_UP and not event.in_parent]
     told = reported_lines(projection)
     for module in projection.machine.script.modules if events else ():
-        for node in module.nodes:
-            if isinstance(node, ast.Try) and node.handlers:
+        for node in module.index.of(ast.Try):
+            if node.handlers:
                 missed = _missed(module, node, events)
                 if missed is None or (str(missed.module.path), getattr(missed.node, "lineno", 0)) in told:
                     continue

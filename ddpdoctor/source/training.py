@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.source.attributes import base_names
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, LoopAround
 from ddpdoctor.source.values import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.source.module import descend
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import is_training_state
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, Guard

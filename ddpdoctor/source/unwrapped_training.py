@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.source.module import Module, descend
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import holders, optimizers, steps
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
@@ -136,10 +137,11 @@ def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
 def _names_ddp(script: Script) -> bool:
     """Whether DDP is called or passed around anywhere, reached or not."""
     return any(
-        isinstance(node, (ast.Name, ast.Attribute)) and module.resolve(node) == DDP
+        module.resolve(node) == DDP
         for module in script.modules
         if "DataParallel" in module.text
-        for node in module.nodes
+        for kind in (ast.Name, ast.Attribute)
+        for node in module.index.of(kind)
     )
 
 
@@ -163,8 +165,8 @@ def _made_by_known_library(module: Module, optimizer: Event) -> bool:
     """Whether the variables in an optimizer's arguments are assigned from calls of well-known libraries only."""
     names = {node.id for node in descend(optimizer.node) if isinstance(node, ast.Name)}
     found = False
-    for node in module.nodes:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+    for node in module.index.of(ast.Assign):
+        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
             head = node.value
             while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
                 if module.resolve(head.func).startswith(_KNOWN_MAKERS):

@@ -69,7 +69,7 @@ def averages_by_hand(script: Script) -> bool:
 
 
 def _averages(module: Module) -> bool:
-    for node in module.call_nodes:
+    for node in module.index.of(ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _COLLECTIVE_NAMES:
             if _speaks_of_gradients(ast.unparse(node)) or _speaks_of_gradients(_loop_text(module, node)):

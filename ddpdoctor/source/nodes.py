@@ -1,0 +1,128 @@
+"""The nodes of a syntax tree: those below a node, and an index of a whole tree by class."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
+
+
+class NodeIndex:
+    """Every node of a tree, parents before children; operators and contexts (``Load``) are left out.
+
+    All checks ask the index instead of walking the tree: walking it once costs half of what parsing cost.
+    """
+
+    def __init__(self, tree: ast.AST) -> None:
+        found: list[ast.AST] = [tree]
+        places: dict[type[ast.AST], list[int]] = defaultdict(list)
+        definitions = [-1]
+        outer: dict[int, int] = {}
+        parents: list[ast.AST] = []
+        for position, node in enumerate(found):
+            kind = node.__class__
+            places[kind].append(position)
+            fields = _FIELDS.get(kind)
+            if not fields:
+                if fields is None:
+                    fields = _fields_of(kind)
+                if not fields:
+                    continue
+            if kind in _DEFINITIONS:
+                outer[position] = definitions[position]
+                definitions[position] = position
+            before = len(found)
+            for name in fields:
+                value = getattr(node, name, None)
+                if value.__class__ is list:
+                    found += [child for child in value if child is not None] if kind in _WITH_GAPS else value
+                elif value is not None:
+                    found.append(value)
+            count = len(found) - before
+            if count == 1:
+                definitions.append(definitions[position])
+                parents.append(node)
+            elif count:
+                definitions += [definitions[position]] * count
+                parents += [node] * count
+        self.nodes: Sequence[ast.AST] = found
+        self.definitions: Sequence[int] = definitions
+        """For every node the position in ``nodes`` of the function or class around it, or of itself; -1 for none."""
+        self.outer_definitions: Mapping[int, int] = outer
+        """For the position of every function and class that of the one around it; -1 for none."""
+        self._places: Mapping[type[ast.AST], Sequence[int]] = dict(places)
+        self._parents = parents
+
+    def places(self, *kinds: type[ast.AST]) -> Sequence[int]:
+        """The positions in ``nodes`` of the nodes of some classes, in order."""
+        if len(kinds) == 1:
+            return self._places.get(kinds[0], ())
+        return sorted(place for kind in kinds for place in self._places.get(kind, ()))
+
+    def of(self, kind: type[Node]) -> Sequence[Node]:
+        """The nodes of one class, in order."""
+        known = self._by_class.get(kind)
+        if known is None:
+            known = self._by_class[kind] = [self.nodes[place] for place in self._places.get(kind, ())]
+        return known  # type: ignore[return-value]
+
+    @cached_property
+    def _by_class(self) -> dict[type[ast.AST], list[ast.AST]]:
+        return {}
+
+    @cached_property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """The parent of every node but the root."""
+        return dict(zip(self.nodes[1:], self._parents, strict=True))
+
+
+def children_of(node: ast.AST) -> list[ast.AST]:
+    """The nodes directly below a node, operators and contexts left out."""
+    kind = node.__class__
+    fields = _FIELDS.get(kind)
+    if fields is None:
+        fields = _fields_of(kind)
+    found: list[ast.AST] = []
+    for name in fields:
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [child for child in value if child is not None] if kind in _WITH_GAPS else value
+        elif value is not None:
+            found.append(value)
+    return found
+
+
+def descend(node: ast.AST) -> list[ast.AST]:
+    """A node and all below it, parents first; operators and contexts are left out."""
+    found = [node]
+    for inner in found:
+        if inner.__class__ not in _LEAVES:
+            found += children_of(inner)
+    return found
+
+
+_LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
+_DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
+_WITH_GAPS = frozenset({ast.Dict, ast.arguments})
+"""Classes whose lists of nodes may hold None: ``{**other}``, and parameters without a default."""
+_WITHOUT_NODES = frozenset(
+    {"arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "lineno", "module", "level", "name"}
+    | {"op", "ops", "rest", "simple", "str", "tag", "type_comment", "type_ignores"}
+)
+"""Fields that hold no nodes, or only operators and contexts."""
+_EXCEPTIONS: Mapping[str, tuple[str, ...]] = {"MatchSingleton": (), "TypeAlias": ("name", "type_params", "value")}
+"""Fields that hold nodes, of classes in which a field of the same name as in others holds something else."""
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = dict.fromkeys(_LEAVES, ())
+"""Fields that hold nodes, by the class of a node, filled as classes are met."""
+
+
+def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    fields = _EXCEPTIONS.get(kind.__name__)
+    if fields is None:
+        fields = tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+    _FIELDS[kind] = fields
+    return fields
