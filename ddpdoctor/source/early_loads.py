@@ -142,7 +142,7 @@ def _waits_somewhere_unknown(projection: Projection) -> bool:
     """Whether something is called by a name that promises to wait, and was not seen to be a collective."""
     known = {event.node for event in projection.events if event.kind == "collective"}
     for module in projection.machine.script.modules:
-        for node in module.call_nodes:
+        for node in module.index.of(ast.Call):
             if node not in known and not module.resolve(node.func).startswith("torch."):
                 last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if _WAITS.search(last) and last not in projection.machine.mentions.synchronising:
