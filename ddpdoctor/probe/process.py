@@ -46,6 +46,8 @@ class ProcessEnd:
         """Called before the last event is written."""
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
         """Tells whether an exception is what a cut of ours led to, and so no fault of the script."""
+        self.owner_of_attribute: Callable[[BaseException], str] = lambda error: ""
+        """Names the class whose attribute was asked of the DDP object around it, where that raised the exception."""
         self.ended_by_rehearsal = False
         """Set when the ending is ours; nothing after it is evidence."""
 
@@ -73,6 +75,7 @@ class ProcessEnd:
             frames=self._user_frames(error.__traceback__),
             traceback=text[-16000:],
             communication=bool(_PEER_LEFT.search(str(error))),
+            attribute_owner=self._journal.guarded(self.owner_of_attribute, error) or "",
         )
 
     def _hook_exceptions(self) -> None:

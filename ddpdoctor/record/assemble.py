@@ -31,14 +31,14 @@ from ddpdoctor.record.model import (
     Site,
     StackDump,
     StreamState,
-    TensorInfo,
     Wait,
     Wrap,
 )
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.replicas import GradientsTaken, StepDigest, TrainingState, WrapChange
 
-_NOT_RECORDED = ("parameter_digests", "lines")
+_NOT_RECORDED = ("lines",)
 _HARMED_BY = {
     "tap": ("collectives",),
     "ring": ("collectives",),
@@ -48,10 +48,18 @@ _HARMED_BY = {
     "begin": ("passes",),
     "keep": ("passes",),
     "_indices": ("passes",),
-    "_note_wrap": ("wraps", "forwards", "missing_gradients", "buffers"),
-    "_note_forward": ("forwards", "missing_gradients", "buffers"),
+    "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+    "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+    "backward_begins": ("backwards",),
     "_note_backward": ("backwards",),
-    "close_iterations": ("missing_gradients",),
+    "_note_taken": ("gradients_taken",),
+    "_note_step": ("optimizer_steps", "parameter_digests"),
+    "before_step": ("gradient_digests", "parameter_digests"),
+    "_count": ("training_states",),
+    "_note_load": ("training_states",),
+    "note_first_step": ("training_states",),
+    "inner_owner_of": ("ranks",),
+    "close_iterations": ("backwards", "missing_gradients"),
     "exit": ("missing_gradients",),
     "_note_part": ("parts",),
     "_note_seeding": ("seedings",),
@@ -60,6 +68,17 @@ _HARMED_BY = {
     "_note_holdings": ("holdings",),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
+
+_ROWS: Mapping[str, tuple[str, type[Any]]] = {
+    "wrap_change": ("wrap_changes", WrapChange),
+    "forward": ("forwards", Forward),
+    "backward": ("backwards", Backward),
+    "optimizer_step": ("optimizer_steps", OptimizerStep),
+    "gradient_digests": ("gradient_digests", StepDigest),
+    "parameter_digests": ("parameter_digests", StepDigest),
+    "gradients_taken": ("gradients_taken", GradientsTaken),
+}
+"""Events that become a row of a stream as they are: the stream, and what its rows are."""
 
 
 class Assembly:
@@ -83,6 +102,9 @@ class Assembly:
         self._group_counts: dict[tuple[int, tuple[int, ...]], int] = {}
         self._rows: dict[str, list[Any]] = {name: [] for name in STREAMS}
         self._samples: list[tuple[int, str, int, SampleProbe]] = []
+        self._wraps: dict[tuple[int, int], Wrap] = {}
+        self._loads: dict[tuple[int, str, int], list[int]] = {}
+        """Call chains of what was loaded, by process, kind and number."""
         self._passes: dict[tuple[int, int], Pass] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -94,21 +116,23 @@ class Assembly:
             "wait_begun": self._on_wait_begun,
             "wait_ended": self._on_wait_ended,
             "wrap": self._on_wrap,
+            "communication_hook": self._on_communication_hook,
+            "late_batch_norms": self._on_late_batch_norms,
             "loader": self._on_loader,
             "sample": self._on_sample,
             "pass_begun": self._on_pass_begun,
             "pass_ended": self._on_pass_ended,
-            "forward": self._on_forward,
-            "backward": self._on_backward,
-            "optimizer_step": self._on_optimizer_step,
             "missing_gradients": self._on_missing,
             "buffers": self._on_buffers,
+            "training_state": self._on_training_state,
+            "state_loaded": self._on_state_loaded,
             "file": self._on_file,
             "child": self._on_child,
             "refused": self._on_refused,
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
             **self._setup.handlers,
+            **dict.fromkeys(_ROWS, self._on_row),
         }
 
     def poll(self) -> None:
@@ -133,7 +157,8 @@ class Assembly:
             ranks=self.book.ranks(self._exception, self._waiting_rows()),
             groups=tuple(self._groups),
             waits=tuple(self._waits.values()),
-            wraps=tuple(rows["wraps"]),
+            wraps=tuple(self._wraps.values()),
+            wrap_changes=tuple(rows["wrap_changes"]),
             loaders=self._loaders(),
             passes=tuple(self._passes.values()),
             collectives=self._tracks(),
@@ -142,6 +167,10 @@ class Assembly:
             optimizer_steps=tuple(rows["optimizer_steps"]),
             missing_gradients=tuple(rows["missing_gradients"]),
             buffers=tuple(rows["buffers"]),
+            gradient_digests=tuple(rows["gradient_digests"]),
+            parameter_digests=tuple(rows["parameter_digests"]),
+            gradients_taken=tuple(rows["gradients_taken"]),
+            training_states=self._training_states(),
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
             **{name: tuple(found) for name, found in self._setup.streams.items()},
@@ -239,23 +268,28 @@ class Assembly:
         self._waits[pid, event["number"]] = msgspec.structs.replace(wait, ended_ns=event["time_ns"])
 
     def _on_wrap(self, pid: int, event: dict[str, Any]) -> None:
-        self._rows["wraps"].append(
-            Wrap(
-                rank=self._rank(pid),
-                wrap=event["wrap"],
-                site=self._site(pid, event["site"]),
-                module_class=str(event["module_class"]),
-                options=dict(event["options"]),
-                parameters=msgspec.convert(event["parameters"], tuple[TensorInfo, ...]),
-                buffers=msgspec.convert(event["buffers"], tuple[TensorInfo, ...]),
+        self._wraps[pid, event["wrap"]] = self._converted(pid, event, Wrap)
+
+    def _on_communication_hook(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["wrap"])
+        self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
+
+    def _on_late_batch_norms(self, pid: int, event: dict[str, Any]) -> None:
+        known = self._wraps[pid, event["wrap"]].synchronised_batch_norms
+        if event["synchronised"] > known:
+            self._rows["wrap_changes"].append(
+                WrapChange(
+                    rank=self._rank(pid),
+                    wrap=event["wrap"],
+                    site=self._site(pid, event["site"]),
+                    late_batch_norms=event["synchronised"] - known,
+                )
             )
-        )
 
     def _on_loader(self, pid: int, event: dict[str, Any]) -> None:
-        fields = {name: event[name] for name in Loader.__struct_fields__ if name in event}
-        fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
-        fields["sampler_site"] = self._site(pid, event.get("sampler_site"))
-        self._rows["loaders"].append(msgspec.convert(fields, Loader))
+        loader = self._converted(pid, event, Loader)
+        sampler_site = self._site(pid, event.get("sampler_site"))
+        self._rows["loaders"].append(msgspec.structs.replace(loader, sampler_site=sampler_site))
 
     def _on_sample(self, pid: int, event: dict[str, Any]) -> None:
         probe = SampleProbe(
@@ -292,6 +326,7 @@ class Assembly:
         indices = self._indices(str(event.get("indices", "")))
         self._passes[pid, event["number"]] = msgspec.structs.replace(
             self._passes[pid, event["number"]],
+            ended_ns=event["time_ns"],
             yielded=event["yielded"],
             end=event["end"],
             backwards=event["backwards"],
@@ -310,24 +345,17 @@ class Assembly:
             return ()
         return tuple(column)
 
-    def _on_forward(self, pid: int, event: dict[str, Any]) -> None:
-        fields = {name: event[name] for name in Forward.__struct_fields__ if name in event}
-        fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
-        self._rows["forwards"].append(msgspec.convert(fields, Forward))
+    def _on_row(self, pid: int, event: dict[str, Any]) -> None:
+        stream, row = _ROWS[event["event"]]
+        self._rows[stream].append(self._converted(pid, event, row))
 
-    def _on_backward(self, pid: int, event: dict[str, Any]) -> None:
-        fields = {name: event[name] for name in Backward.__struct_fields__ if name in event}
-        fields |= {"rank": self._rank(pid), "site": self._site(pid, event["site"])}
-        self._rows["backwards"].append(msgspec.convert(fields, Backward))
-
-    def _on_optimizer_step(self, pid: int, event: dict[str, Any]) -> None:
-        step = OptimizerStep(
-            rank=self._rank(pid),
-            optimizer=event["optimizer"],
-            site=self._site(pid, event["site"]),
-            time_ns=event["time_ns"],
-        )
-        self._rows["optimizer_steps"].append(step)
+    def _converted(self, pid: int, event: dict[str, Any], kind: type[Any]) -> Any:
+        """An event as a struct of the record, with the record's own numbers for rank and call chain."""
+        fields = {name: event[name] for name in kind.__struct_fields__ if name in event}
+        fields["rank"] = self._rank(pid)
+        if "site" in kind.__struct_fields__:
+            fields["site"] = self._site(pid, event["site"])
+        return msgspec.convert(fields, kind)
 
     def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
         key = (pid, event["wrap"])
@@ -347,6 +375,20 @@ class Assembly:
             rank=self._rank(pid), wrap=event["wrap"], forward=event["forward"], digests=dict(event["digests"])
         )
         self._rows["buffers"].append(state)
+
+    def _on_training_state(self, pid: int, event: dict[str, Any]) -> None:
+        self._rows["training_states"].append((pid, self._converted(pid, event, TrainingState)))
+
+    def _on_state_loaded(self, pid: int, event: dict[str, Any]) -> None:
+        site = self._site(pid, event["site"])
+        self._loads.setdefault((pid, event["kind"], event["number"]), []).append(site)
+
+    def _training_states(self) -> tuple[TrainingState, ...]:
+        """What was held at the first step, with the loads that came before or after it."""
+        return tuple(
+            msgspec.structs.replace(state, loads=tuple(self._loads.get((pid, state.kind, state.number), ())))
+            for pid, state in self._rows["training_states"]
+        )
 
     def _file(self, pid: int, event: dict[str, Any], action: Any, path: str, detail: str = "") -> None:
         rank = self.book.rank_or_parent(pid)
@@ -400,4 +442,5 @@ class Assembly:
             frames=tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]),
             traceback=str(event["traceback"]),
             communication=bool(event["communication"]),
+            attribute_owner=str(event.get("attribute_owner", "")),
         )

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.replicas import GradientsTaken, StepDigest, TrainingState, Unreduced, WrapChange
 from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
 
 Completeness = Literal["complete", "truncated", "absent"]
@@ -28,6 +29,7 @@ STREAMS = (
     "groups",
     "waits",
     "wraps",
+    "wrap_changes",
     "loaders",
     "passes",
     "collectives",
@@ -36,7 +38,10 @@ STREAMS = (
     "optimizer_steps",
     "missing_gradients",
     "buffers",
+    "gradient_digests",
     "parameter_digests",
+    "gradients_taken",
+    "training_states",
     "files",
     "stacks",
     "lines",
@@ -122,6 +127,8 @@ class RankException(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     communication: bool = False
     """True when it only echoes that a peer left ("Connection closed by peer")."""
+    attribute_owner: str = ""
+    """Class of the wrapped model whose attribute was asked of the DDP object around it, where that is what failed."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +198,17 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     ``forward_sync_buffers`` (where torch has it), ``gradient_as_bucket_view``, ``bucket_cap_mb``."""
     parameters: tuple[TensorInfo, ...] = ()
     buffers: tuple[TensorInfo, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Global ranks of its process group; empty when not known."""
+    ignored: tuple[str, ...] = ()
+    """Parameters and buffers that DDP was told to ignore."""
+    contains: tuple[int, ...] = ()
+    """Wraps that are inside of the module that it wraps."""
+    batch_norms: int = 0
+    """BatchNorm layers that see their own rank's batch only."""
+    synchronised_batch_norms: int = 0
+    communication_hook: bool = False
+    """A hook of the user takes the place of DDP's own reduction."""
 
 
 class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +265,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     end: PassEnd = "open"
     backwards: int = 0
     """Backward calls made while the pass was open."""
+    ended_ns: int = 0
+    """0 while it is open."""
     joined: bool = False
     """A ``join()`` context was open during the pass."""
     index_count: int | None = None
@@ -317,6 +337,8 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the input tensors; empty when not taken."""
     pass_loader: int = -1
     """Loader of the pass that was drawn from last, -1 when there is none."""
+    batch_norms: int | None = None
+    """BatchNorm layers in training mode that see their own rank's batch only; None when not counted."""
     time_ns: int = 0
 
 
@@ -331,6 +353,12 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     """Wraps whose parameters got gradients in it."""
     synchronised: tuple[int, ...] = ()
     """Those of ``wraps`` whose gradients DDP reduced."""
+    unreduced: tuple[Unreduced, ...] = ()
+    """Those of ``wraps`` whose gradients it did not reduce, and why."""
+    accumulated: tuple[int, ...] = ()
+    """Those of ``wraps`` that held gradients other than zero before it."""
+    inside_no_sync: tuple[int, ...] = ()
+    """Those of ``wraps`` that were under ``no_sync`` in it although their forward was not."""
     time_ns: int = 0
 
 
@@ -340,7 +368,15 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     optimizer: int
     """Ordinal of the optimizer in its process."""
+    ordinal: int = 0
+    """n-th step of this optimizer, from 1."""
     site: int = -1
+    wraps: tuple[int, ...] = ()
+    """Wraps whose parameters it steps; -1 stands for parameters of no wrapped module."""
+    elements: int = 0
+    """Elements of the parameters that it steps."""
+    learning_rates: tuple[float, ...] = ()
+    """One for each parameter group."""
     time_ns: int = 0
 
 
@@ -362,15 +398,6 @@ class BufferState(msgspec.Struct, frozen=True, kw_only=True):
     wrap: int
     forward: int
     """Ordinal of the training forward of this wrap, from 0."""
-    digests: Mapping[str, str] = {}
-
-
-class ParameterDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of a wrap's parameters after a step."""
-
-    rank: int
-    wrap: int
-    step: int
     digests: Mapping[str, str] = {}
 
 
@@ -418,6 +445,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...] = ()
     waits: tuple[Wait, ...] = ()
     wraps: tuple[Wrap, ...] = ()
+    wrap_changes: tuple[WrapChange, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()
@@ -427,7 +455,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_steps: tuple[OptimizerStep, ...] = ()
     missing_gradients: tuple[MissingGradient, ...] = ()
     buffers: tuple[BufferState, ...] = ()
-    parameter_digests: tuple[ParameterDigest, ...] = ()
+    gradient_digests: tuple[StepDigest, ...] = ()
+    parameter_digests: tuple[StepDigest, ...] = ()
+    gradients_taken: tuple[GradientsTaken, ...] = ()
+    training_states: tuple[TrainingState, ...] = ()
     files: tuple[FileEvent, ...] = ()
     stacks: tuple[StackDump, ...] = ()
     lines: tuple[LinesExecuted, ...] = ()

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from typing import Any
+from typing import Any, Optional
 
 WHOLE_UP_TO_BYTES = 1 << 20
-"""Larger inputs are digested by their head and tail."""
+"""Larger inputs are digested by a sample of their bytes."""
+PIECES = 16
+"""A sample is made of so many pieces, spread evenly, the head and the tail among them."""
 _MOST_LEAVES = 64
 
 
-def tensor_digest(tensor: Any, whole: bool = True) -> str:
-    """Digest of a tensor's type, shape and bytes; an empty string when its bytes cannot be read."""
+def tensor_digest(tensor: Any, most_bytes: Optional[int] = None) -> str:
+    """Digest of a tensor's type, shape and bytes, of at most so many of them; empty when they cannot be read."""
     try:
         flat = tensor.detach().cpu().contiguous()
         size = flat.numel() * flat.element_size()
         digest = hashlib.blake2b(f"{flat.dtype}{tuple(flat.shape)}".encode(), digest_size=8)
         if size:
-            content = memoryview((ctypes.c_char * size).from_address(flat.data_ptr()))
-            if whole or size <= WHOLE_UP_TO_BYTES:
+            address = flat.data_ptr()
+            if not address:
+                return ""
+            content = memoryview((ctypes.c_char * size).from_address(address))
+            if most_bytes is None or size <= most_bytes:
                 digest.update(content)
             else:
-                half = WHOLE_UP_TO_BYTES // 2
-                digest.update(content[:half])
-                digest.update(content[-half:])
+                length = max(1, most_bytes // PIECES)
+                for piece in range(PIECES):
+                    start = (size - length) * piece // (PIECES - 1)
+                    digest.update(content[start : start + length])
         return digest.hexdigest()
     except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
         return ""
@@ -41,7 +47,7 @@ def _collect(value: Any, torch: Any, found: list[str], depth: int) -> None:
     if len(found) >= _MOST_LEAVES or depth > 6:
         return
     if isinstance(value, torch.Tensor):
-        found.append(tensor_digest(value, whole=False))
+        found.append(tensor_digest(value, WHOLE_UP_TO_BYTES))
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             _collect(value[key], torch, found, depth + 1)

@@ -63,6 +63,7 @@ class Rehearsal:
         self._modules = modules
         self._process_end.before_exit = self._close
         self._process_end.is_consequence = loaders.caused
+        self._process_end.owner_of_attribute = modules.inner_owner_of
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""

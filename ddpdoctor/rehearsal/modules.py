@@ -1,21 +1,25 @@
-"""What happens to modules wrapped in DistributedDataParallel: wraps, forwards, buffers, missing gradients."""
+"""What happens to modules wrapped in DistributedDataParallel: wraps, changes, forwards, buffers, missing gradients."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import sys
-from typing import Any
+from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
 from ..probe.journal import Journal
 from .digests import tensor_digest
 from .ending import Ending
+from .reduction import Reduction, accumulates
 
 FORWARDS_NOTED = 4_000
 INPUTS_DIGESTED = 16
 BUFFERS_DIGESTED = 6
 """Training forwards of a wrap before which its buffers are digested."""
+FORWARDS_COMPARED = 200
+"""Training forwards of a wrap before which its parameters are compared with those that DDP listed."""
+CHANGES_NOTED = 32
 OPTIONS = (
     "find_unused_parameters",
     "static_graph",
@@ -26,21 +30,6 @@ OPTIONS = (
 )
 
 
-class Wrapped:
-    """What is known of one wrap."""
-
-    def __init__(self, number: int, names: dict[int, str]) -> None:
-        self.number = number
-        self.names = names
-        """Names of the parameters that want gradients, by identity."""
-        self.arrived: set[int] = set()
-        """Parameters that got a gradient since the last forward that DDP will reduce."""
-        self.synchronised = False
-        self.site = -1
-        self.training_forwards = 0
-        self.last_missing: tuple[str, ...] | None = None
-
-
 class Modules:
     """Patches ``DistributedDataParallel``."""
 
@@ -49,14 +38,20 @@ class Modules:
         self._ending = ending
         self._torch = torch
         self._newest_loader = newest_loader
-        self._wraps: WeakKeyDictionary[Any, Wrapped] = WeakKeyDictionary()
+        self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
+        self._wrapped = 0
+        self._named: dict[int, tuple[int, str]] = {}
+        """Wrap and name of each parameter of a wrapped module, by identity."""
+        self._layouts: dict[int, tuple[tuple[int, bool], ...]] = {}
+        """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
         self._steps: dict[int, int] = {}
         self._noted = 0
+        self._changes = 0
 
     def install(self) -> None:
-        """Patch construction and forward."""
+        """Patch construction, forward and communication hooks."""
         ddp_class = self._torch.nn.parallel.DistributedDataParallel
-        construct, forward = ddp_class.__init__, ddp_class.forward
+        construct, forward, hook = ddp_class.__init__, ddp_class.forward, ddp_class.register_comm_hook
         parameters = inspect.signature(construct).parameters
         modules = self
 
@@ -75,88 +70,140 @@ class Modules:
             modules._journal.guarded(modules._note_forward, ddp, arguments, options, sys._getframe(1))
             return forward(ddp, *arguments, **options)
 
-        ddp_class.__init__, ddp_class.forward = __init__, forward_noted
+        @functools.wraps(hook)
+        def hook_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
+            if ddp in modules._wraps:
+                modules._journal.event("communication_hook", wrap=modules._wraps[ddp].number)
+            return hook(ddp, *arguments, **options)
 
-    def backward_ended(self) -> tuple[list[int], list[int]]:
-        """Numbers of the wraps whose parameters got gradients, and of those whose gradients were reduced."""
-        reached = [wrapped for wrapped in self._wraps.values() if wrapped.arrived]
-        return [wrapped.number for wrapped in reached], [w.number for w in reached if w.synchronised]
+        ddp_class.__init__, ddp_class.forward, ddp_class.register_comm_hook = __init__, forward_noted, hook_noted
+
+    def backward_begins(self) -> tuple[list[int], list[int]]:
+        """Numbers of the wraps that hold gradients already, and of those that are under ``no_sync`` only now."""
+        adding, too_late = [], []
+        for ddp, reduction in list(self._wraps.items()):
+            reduction.backward_begins()
+            if accumulates(ddp.module.parameters()):
+                adding.append(reduction.number)
+            if reduction.decision and not ddp.require_backward_grad_sync:
+                too_late.append(reduction.number)
+        return adding, too_late
+
+    def backward_ended(self, retained: bool) -> dict[int, str]:
+        """How the gradients fared of each wrap that got some; see ``Reduction.backward_ended``."""
+        fates = {reduction.number: reduction.backward_ended(retained) for reduction in self._wraps.values()}
+        return {number: fate for number, fate in fates.items() if fate is not None}
 
     def close_iterations(self) -> None:
         """An iteration is over (a step, a new forward, the end): note which parameters got no gradient in it."""
-        for wrapped in list(self._wraps.values()):
-            self._close(wrapped)
+        for reduction in list(self._wraps.values()):
+            self._close(reduction)
 
-    def _close(self, wrapped: Wrapped) -> None:
-        arrived, wrapped.arrived = wrapped.arrived, set()
-        if not arrived or not wrapped.synchronised:
-            return
-        wrapped.synchronised = False
-        missing = tuple(name for key, name in wrapped.names.items() if key not in arrived)
-        if missing or wrapped.last_missing is None:
-            same = missing == wrapped.last_missing
-            wrapped.last_missing = missing
+    def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
+        """Wrap and name of a parameter; None when no wrapped module holds it."""
+        return self._named.get(id(parameter))
+
+    def inner_owner_of(self, error: BaseException) -> str:
+        """Class of a wrapped model that has the attribute that was asked of its DDP wrapper; empty otherwise."""
+        ddp_class = self._torch.nn.parallel.DistributedDataParallel
+        if not isinstance(error, AttributeError) or f"'{ddp_class.__name__}' object" not in str(error):
+            return ""
+        name = str(error).rstrip("'").rpartition("'")[2]
+        owners = [type(ddp.module).__qualname__ for ddp in self._wraps if hasattr(ddp.module, name)]
+        return owners[0] if owners else ""
+
+    def _close(self, reduction: Reduction) -> None:
+        synchronised = reduction.decision and reduction.arrived
+        missing = reduction.close()
+        if synchronised and (missing or reduction.last_missing is None):
+            same = missing == reduction.last_missing
+            reduction.last_missing = missing
             if missing:
                 self._journal.event(
                     "missing_gradients",
-                    wrap=wrapped.number,
+                    wrap=reduction.number,
                     backward=self._journal.backwards - 1,
-                    site=wrapped.site,
+                    site=reduction.site,
                     parameters=None if same else missing,
                 )
 
     def _note_wrap(self, ddp: Any, bound: dict[str, Any], site: int) -> None:
         module = ddp.module
-        names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        wrapped = Wrapped(len(self._wraps), names)
-        self._wraps[ddp] = wrapped
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda parameter, wrapped=wrapped: wrapped.arrived.add(id(parameter))
-                )
+        ignored = set(getattr(ddp, "parameters_to_ignore", ()))
+        names = {
+            id(parameter): name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in ignored
+        }
+        reduction = Reduction(self._wrapped, names)
+        inner = [self._wraps[part].number for part in module.modules() if part in self._wraps]
+        self._wrapped += 1
+        self._wraps[ddp] = reduction
+        self._watch(reduction, module)
         options: dict[str, Any] = {}
         for option in OPTIONS:
             if option in bound or hasattr(ddp, option):
                 value = getattr(ddp, option, bound.get(option))
                 options[option] = value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+        unsynchronised, synchronised = self._batch_norms(module)
         self._journal.event(
             "wrap",
-            wrap=wrapped.number,
+            wrap=reduction.number,
             site=site,
             module_class=type(module).__qualname__,
             options=options,
             parameters=[_describe(name, tensor) for name, tensor in module.named_parameters()],
             buffers=[_describe(name, tensor) for name, tensor in module.named_buffers()],
+            ranks=self._torch.distributed.get_process_group_ranks(ddp.process_group),
+            ignored=sorted(ignored),
+            contains=inner,
+            batch_norms=len(unsynchronised),
+            synchronised_batch_norms=synchronised,
         )
+
+    def _watch(self, reduction: Reduction, module: Any) -> None:
+        """Listen to the gradients of every parameter of a module that wants one, and remember what there is."""
+        for name, parameter in module.named_parameters():
+            self._named.setdefault(id(parameter), (reduction.number, name))
+            if parameter.requires_grad and id(parameter) not in reduction.watched:
+                reduction.watched.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda parameter, reduction=reduction: reduction.arrive(id(parameter))
+                )
+        self._layouts[reduction.number] = _layout(module)
 
     def _note_forward(self, ddp: Any, arguments: Any, options: Any, frame: Any) -> None:
         journal, torch = self._journal, self._torch
-        wrapped = self._wraps.get(ddp)
-        if wrapped is None:
+        reduction = self._wraps.get(ddp)
+        if reduction is None:
             return
-        self._close(wrapped)
         gradients = bool(torch.is_grad_enabled())
         synchronised = gradients and bool(ddp.require_backward_grad_sync)
         site = journal.site(frame)
         step = 0
         digest = ""
+        batch_norms = None
         if gradients:
-            wrapped.synchronised, wrapped.site = synchronised, site
+            self._close(reduction)
+            reduction.forward_begins(synchronised, site)
         if gradients and ddp.training:
             step = self._steps[site] = self._steps.get(site, 0) + 1
             journal.step, journal.forward_site = step, site
             journal.forwards += 1
-            if wrapped.training_forwards < INPUTS_DIGESTED:
+            if reduction.training_forwards < INPUTS_DIGESTED:
                 digest = self._digest_inputs(arguments, options)
-            if synchronised and wrapped.training_forwards < BUFFERS_DIGESTED:
-                self._note_buffers(ddp, wrapped)
-            wrapped.training_forwards += 1
+            if reduction.training_forwards == 0:
+                batch_norms = sum(layer.training for layer in self._batch_norms(ddp.module)[0])
+            if reduction.training_forwards < FORWARDS_COMPARED:
+                self._compare(ddp, reduction, site)
+            if synchronised and reduction.training_forwards < BUFFERS_DIGESTED:
+                self._note_buffers(ddp, reduction)
+            reduction.training_forwards += 1
         self._noted += 1
         if self._noted <= FORWARDS_NOTED:
             journal.event(
                 "forward",
-                wrap=wrapped.number,
+                wrap=reduction.number,
                 site=site,
                 step=step,
                 gradients=gradients,
@@ -164,15 +211,41 @@ class Modules:
                 synchronised=synchronised,
                 input_digest=digest,
                 pass_loader=self._newest_loader(),
+                batch_norms=batch_norms,
             )
 
-    def _note_buffers(self, ddp: Any, wrapped: Wrapped) -> None:
+    def _compare(self, ddp: Any, reduction: Reduction, site: int) -> None:
+        """Note which parameters were added, frozen or unfrozen since DDP listed them, and a late SyncBatchNorm."""
+        module = ddp.module
+        if reduction.training_forwards == 0 and (late := self._batch_norms(module)[1]):
+            self._journal.event("late_batch_norms", wrap=reduction.number, site=site, synchronised=late)
+        if _layout(module) == self._layouts.get(reduction.number):
+            return
+        named = dict(module.named_parameters())
+        listed = set(reduction.names.values()) | set(getattr(ddp, "parameters_to_ignore", ()))
+        wanting = [name for name, parameter in named.items() if parameter.requires_grad]
+        replaced = [name for name in wanting if name in listed and id(named[name]) not in reduction.names]
+        self._watch(reduction, module)
+        added = [*(name for name in wanting if name not in listed), *replaced]
+        frozen = [name for name in reduction.names.values() if name in named and not named[name].requires_grad]
+        self._changes += 1
+        # A model that is switched off as a whole, as a GAN's discriminator is in turn, is not waited for.
+        if self._changes <= CHANGES_NOTED and (added or 0 < len(frozen) < len(reduction.names)):
+            self._journal.event("wrap_change", wrap=reduction.number, site=site, added=added, frozen=frozen)
+
+    def _batch_norms(self, module: Any) -> tuple[list[Any], int]:
+        """The BatchNorm layers of a module that see their own rank's batch only, and how many see every rank's."""
+        layers = [part for part in module.modules() if isinstance(part, self._torch.nn.modules.batchnorm._BatchNorm)]
+        own = [layer for layer in layers if not isinstance(layer, self._torch.nn.SyncBatchNorm)]
+        return own, len(layers) - len(own)
+
+    def _note_buffers(self, ddp: Any, reduction: Reduction) -> None:
         buffers = dict(ddp.module.named_buffers())
         if buffers:
             self._journal.event(
                 "buffers",
-                wrap=wrapped.number,
-                forward=wrapped.training_forwards,
+                wrap=reduction.number,
+                forward=reduction.training_forwards,
                 digests={name: tensor_digest(tensor) for name, tensor in buffers.items()},
             )
 
@@ -190,3 +263,7 @@ def _describe(name: str, tensor: Any) -> dict[str, Any]:
         "size_bytes": tensor.numel() * tensor.element_size(),
         "requires_grad": bool(tensor.requires_grad),
     }
+
+
+def _layout(module: Any) -> tuple[tuple[int, bool], ...]:
+    return tuple((id(parameter), parameter.requires_grad) for parameter in module.parameters())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..probe.journal import Journal
 from .ending import Ending
 from .modules import Modules
+from .replicas import Replicas
 from .schedule import Schedule
+from .training_state import TrainingState
 
 NOTED = 4_000
 
@@ -24,48 +27,120 @@ class Steps:
         self._schedule = schedule
         self._ending = ending
         self._torch = torch
+        self._replicas = Replicas(journal, modules)
+        self._state = TrainingState(journal, torch)
         self._optimizers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._made = 0
+        self._ordinals: dict[int, int] = {}
+        self._taken = 0
+        self._running = 0
+        """Backwards that are running: more than one when checkpointing recomputes inside of one."""
 
     def install(self) -> None:
         """Patch backward and register torch's own optimizer hooks."""
-        autograd = self._torch.autograd
-        backward = autograd.backward
-        steps = self
-
-        @functools.wraps(backward)
-        def backward_noted(*arguments: Any, **options: Any) -> None:
-            steps._ending.check()
-            backward(*arguments, **options)
-            steps._journal.guarded(steps._note_backward, sys._getframe(1))
-
-        autograd.backward = backward_noted
+        self._watch_backward(self._torch.autograd)
+        self._state.install()
         # The package hides its module of the same name.
         optimizer = sys.modules["torch.optim.optimizer"]
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
 
-    def _note_backward(self, frame: Any) -> None:
+    def _watch_backward(self, autograd: Any) -> None:
+        backward, take, steps = autograd.backward, autograd.grad, self
+
+        @functools.wraps(backward)
+        def backward_noted(*arguments: Any, **options: Any) -> None:
+            if steps._running:
+                backward(*arguments, **options)
+                return
+            steps._ending.check()
+            begun = steps._journal.guarded(steps._modules.backward_begins) or ([], [])
+            steps._running += 1
+            try:
+                backward(*arguments, **options)
+            finally:
+                steps._running -= 1
+            steps._journal.guarded(steps._note_backward, sys._getframe(1), begun, _keeps_graph(arguments, options))
+
+        @functools.wraps(take)
+        def grad_noted(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(inputs, Iterator):
+                inputs = tuple(inputs)
+            result = take(outputs, inputs, *arguments, **options)
+            steps._journal.guarded(steps._note_taken, inputs, sys._getframe(1))
+            return result
+
+        autograd.backward, autograd.grad = backward_noted, grad_noted
+
+    def _note_backward(self, frame: Any, begun: tuple[list[int], list[int]], keeps_graph: bool) -> None:
         journal = self._journal
         journal.backwards += 1
+        fates = self._modules.backward_ended(keeps_graph)
         if journal.backwards <= NOTED and journal.rank is not None:
-            wraps, synchronised = self._modules.backward_ended()
             journal.event(
                 "backward",
                 ordinal=journal.backwards - 1,
                 site=journal.site(frame),
                 step=journal.step,
-                wraps=wraps,
-                synchronised=synchronised,
+                wraps=list(fates),
+                synchronised=[wrap for wrap, fate in fates.items() if not fate],
+                unreduced=[{"wrap": wrap, "why": fate} for wrap, fate in fates.items() if fate],
+                accumulated=[wrap for wrap in begun[0] if wrap in fates],
+                inside_no_sync=[wrap for wrap in begun[1] if wrap in fates],
             )
+
+    def _note_taken(self, inputs: Any, frame: Any) -> None:
+        """Note gradients of parameters that were asked for as values."""
+        owners = [self._modules.name_of(item) for item in (inputs if isinstance(inputs, (list, tuple)) else (inputs,))]
+        wraps = sorted({owner[0] for owner in owners if owner is not None})
+        if not wraps:
+            return
+        self._taken += 1
+        if self._taken <= NOTED and self._journal.rank is not None:
+            self._journal.event("gradients_taken", wraps=wraps, site=self._journal.site(frame))
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self._ending.check()
         self._journal.guarded(self._modules.close_iterations)
+        if self._journal.is_rank:
+            number, ordinal = self._place(optimizer)
+            self._journal.guarded(self._state.note_first_step)
+            self._journal.guarded(self._replicas.before_step, optimizer, number, ordinal)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         journal = self._journal
-        number = self._optimizers.setdefault(optimizer, len(self._optimizers))
+        number, ordinal = self._place(optimizer)
+        self._ordinals[number] = ordinal + 1
         journal.optimizer_steps += 1
         if journal.optimizer_steps <= NOTED and journal.rank is not None:
-            journal.event("optimizer_step", optimizer=number, site=journal.site(sys._getframe(1)))
+            journal.guarded(self._note_step, optimizer, number, ordinal, sys._getframe(1))
         self._schedule.optimizer_stepped(number)
+
+    def _note_step(self, optimizer: Any, number: int, ordinal: int, frame: Any) -> None:
+        wraps, elements = self._replicas.scope_of(optimizer)
+        self._journal.event(
+            "optimizer_step",
+            optimizer=number,
+            ordinal=ordinal + 1,
+            site=self._journal.site(frame),
+            wraps=wraps,
+            elements=elements,
+            learning_rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group][:16],
+        )
+        if self._journal.is_rank:
+            self._replicas.after_step(optimizer, number, ordinal)
+
+    def _place(self, optimizer: Any) -> tuple[int, int]:
+        """Number of an optimizer, and how many steps it has made."""
+        number = self._optimizers.get(optimizer)
+        if number is None:
+            number, self._made = self._made, self._made + 1
+            self._optimizers[optimizer] = number
+        return number, self._ordinals.get(number, 0)
+
+
+def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Tell whether a backward leaves its graph for another one: ``retain_graph`` or ``create_graph``."""
+    keeps = options.get("retain_graph", arguments[2] if len(arguments) > 2 else None)
+    creates = options.get("create_graph", arguments[3] if len(arguments) > 3 else False)
+    return bool(creates if keeps is None else keeps)

@@ -1,0 +1,87 @@
+"""What DDP does with the gradients of one wrap, from its forward to the optimizer's step."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+DEEP_ENOUGH = 3
+"""Parameters whose gradients are looked at to tell whether a backward adds to what is there."""
+
+
+class Reduction:
+    """Follows DDP's own rule: a forward that records gradients arms the reduction of the next backward, unless it runs
+    under ``no_sync``; each parameter is reduced when its first gradient arrives, and what comes later is not.
+    """
+
+    def __init__(self, number: int, names: dict[int, str]) -> None:
+        self.number = number
+        self.names = names
+        """Names of the parameters that DDP listed, by identity."""
+        self.arrived: set[int] = set()
+        """Parameters that got a gradient since the last forward that recorded gradients, or the last step."""
+        self.decision: Optional[bool] = None
+        """Whether the last forward armed the reduction; None when there was none since the last step."""
+        self.watched: set[int] = set()
+        """Parameters whose gradients are listened to."""
+        self.site = -1
+        self.training_forwards = 0
+        self.last_missing: Optional[tuple[str, ...]] = None
+        self._open_forwards = 0
+        self._retained = False
+        self._reached = False
+        self._again = False
+
+    def forward_begins(self, synchronises: bool, site: int) -> None:
+        """A forward that records gradients begins."""
+        self.decision, self.site = synchronises, site
+        self._open_forwards += 1
+
+    def backward_begins(self) -> None:
+        """A backward begins."""
+        self._reached = self._again = False
+
+    def arrive(self, parameter: int) -> None:
+        """A parameter got its gradient."""
+        self._reached = True
+        if parameter in self.arrived:
+            self._again = True
+        else:
+            self.arrived.add(parameter)
+
+    def backward_ended(self, retained: bool) -> Optional[str]:
+        """How the gradients of the backward that just ended fared; None when none of them was this wrap's.
+
+        An empty string: DDP reduced them. ``no-sync``: the forward ran under ``no_sync``. ``again``: they came after
+        the reduction, from a graph that was kept or from a second forward. ``bypass``: no forward through DDP led to
+        them.
+        """
+        if not self._reached:
+            return None
+        had_forward, self._open_forwards = self._open_forwards > 0, max(0, self._open_forwards - 1)
+        kept, self._retained = self._retained, retained
+        if self.decision is None:
+            return "bypass"
+        if not self.decision:
+            return "no-sync"
+        if not self._again:
+            return ""
+        return "again" if had_forward or kept else "bypass"
+
+    def close(self) -> tuple[str, ...]:
+        """The iteration is over: forget its gradients, and name the parameters that got none in a reduction."""
+        arrived, self.arrived = self.arrived, set()
+        if not arrived:
+            return ()
+        synchronised, self.decision = self.decision, None
+        self._open_forwards, self._retained = 0, False
+        if not synchronised:
+            return ()
+        return tuple(name for key, name in self.names.items() if key not in arrived)
+
+
+def accumulates(parameters: Any) -> bool:
+    """Tell whether gradients that are not zero are there already; looks at the smallest few."""
+    # A sharded or a sparse gradient would not be looked at for free.
+    dense = (p for p in parameters if type(p.grad).__name__ == "Tensor" and not p.grad.is_sparse)
+    present = sorted(dense, key=lambda parameter: parameter.grad.numel())
+    return any(bool((parameter.grad.detach() != 0).any()) for parameter in present[:DEEP_ENOUGH])
