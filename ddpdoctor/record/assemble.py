@@ -13,16 +13,12 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.assemble_setup import SetupRows
 from ddpdoctor.record.model import (
     STREAMS,
-    Backward,
-    BufferState,
     CollectiveTrack,
     FileEvent,
     Forward,
     Group,
     Job,
     Loader,
-    MissingGradient,
-    OptimizerStep,
     Pass,
     RankException,
     RunRecord,
@@ -36,7 +32,16 @@ from ddpdoctor.record.model import (
 )
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
-from ddpdoctor.record.replicas import GradientsTaken, StepDigest, TrainingState, WrapChange
+from ddpdoctor.record.training import (
+    Backward,
+    BufferState,
+    GradientsTaken,
+    MissingGradient,
+    OptimizerStep,
+    StepDigest,
+    TrainingState,
+    WrapChange,
+)
 
 _NOT_RECORDED = ("lines",)
 _HARMED_BY = {

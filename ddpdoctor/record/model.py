@@ -14,8 +14,17 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.replicas import GradientsTaken, StepDigest, TrainingState, Unreduced, WrapChange
 from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
+from ddpdoctor.record.training import (
+    Backward,
+    BufferState,
+    GradientsTaken,
+    MissingGradient,
+    OptimizerStep,
+    StepDigest,
+    TrainingState,
+    WrapChange,
+)
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
@@ -340,65 +349,6 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     batch_norms: int | None = None
     """BatchNorm layers in training mode that see their own rank's batch only; None when not counted."""
     time_ns: int = 0
-
-
-class Backward(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of backward."""
-
-    rank: int
-    ordinal: int
-    site: int = -1
-    step: int = 0
-    wraps: tuple[int, ...] = ()
-    """Wraps whose parameters got gradients in it."""
-    synchronised: tuple[int, ...] = ()
-    """Those of ``wraps`` whose gradients DDP reduced."""
-    unreduced: tuple[Unreduced, ...] = ()
-    """Those of ``wraps`` whose gradients it did not reduce, and why."""
-    accumulated: tuple[int, ...] = ()
-    """Those of ``wraps`` that held gradients other than zero before it."""
-    inside_no_sync: tuple[int, ...] = ()
-    """Those of ``wraps`` that were under ``no_sync`` in it although their forward was not."""
-    time_ns: int = 0
-
-
-class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of an optimizer."""
-
-    rank: int
-    optimizer: int
-    """Ordinal of the optimizer in its process."""
-    ordinal: int = 0
-    """n-th step of this optimizer, from 1."""
-    site: int = -1
-    wraps: tuple[int, ...] = ()
-    """Wraps whose parameters it steps; -1 stands for parameters of no wrapped module."""
-    elements: int = 0
-    """Elements of the parameters that it steps."""
-    learning_rates: tuple[float, ...] = ()
-    """One for each parameter group."""
-    time_ns: int = 0
-
-
-class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of a wrap that got no gradient although others of the wrap did."""
-
-    rank: int
-    wrap: int
-    backward: int
-    """Ordinal of the synchronised backward that ended without them."""
-    site: int = -1
-    parameters: tuple[str, ...] = ()
-
-
-class BufferState(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of a wrap's buffers just before a synchronised training forward, hence before DDP broadcasts them."""
-
-    rank: int
-    wrap: int
-    forward: int
-    """Ordinal of the training forward of this wrap, from 0."""
-    digests: Mapping[str, str] = {}
 
 
 class FileEvent(msgspec.Struct, frozen=True, kw_only=True):

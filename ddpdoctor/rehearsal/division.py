@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from ..probe.journal import Journal
-from .digests import tensor_digest
+from .digests import WHOLE_UP_TO_BYTES, tensor_digest
 
 MOST_INDICES = 2_000_000
 MOST_ROWS = 200_000
@@ -125,7 +125,7 @@ def _row_digests(rows: Any, length: int, deadline_s: float, torch: Any) -> Optio
 
 def _content(row: Any, torch: Any) -> Optional[bytes]:
     if isinstance(row, torch.Tensor):
-        return tensor_digest(row, whole=False).encode() or None
+        return tensor_digest(row, WHOLE_UP_TO_BYTES).encode() or None
     if isinstance(row, (str, bytes, int, float)):
         return repr(row).encode()
     if isinstance(row, (tuple, list)) and len(row) <= 8:

@@ -16,8 +16,9 @@ from ddpdoctor.checks.data import (
 )
 from ddpdoctor.checks.launch import wrong_sampler_rank
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import Backward, Forward, Loader, Pass
+from ddpdoctor.record.model import Forward, Loader, Pass
 from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
+from ddpdoctor.record.training import Backward
 from tests.checks_run.training import LOADER_LINE, probes, training, training_pass
 from tests.diagnosis.jobs import SCRIPT, JobBuilder
 

@@ -8,7 +8,8 @@ import pytest
 from ddpdoctor.checks.gradients import unused_parameters, wasted_broadcast_buffers
 from ddpdoctor.diagnosis.unused import folded
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import BufferState, MissingGradient, TensorInfo
+from ddpdoctor.record.model import TensorInfo
+from ddpdoctor.record.training import BufferState, MissingGradient
 from tests.checks_run.training import WRAP_LINE, forward, training
 from tests.diagnosis.jobs import JobBuilder
 

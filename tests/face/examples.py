@@ -8,7 +8,8 @@ from typing import Any
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection
 from ddpdoctor.examine import ExamineRequest, conclude
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
-from ddpdoctor.record.model import Job, OptimizerStep, Rank, RunRecord, Wrap
+from ddpdoctor.record.model import Job, Rank, RunRecord, Wrap
+from ddpdoctor.record.training import OptimizerStep
 from ddpdoctor.runner import CheckResult
 
 SAMPLE = Path(__file__).parent / "sample"

@@ -1,4 +1,4 @@
-"""What a record knows of the ranks' replicas of a model: what DDP left out, and what the optimizers hold.
+"""What a record knows of the ranks' training: backwards, steps, what DDP left out, and what the optimizers hold.
 
 Times are nanoseconds since the epoch; sites are indices into ``RunRecord.sites``.
 """
@@ -36,6 +36,65 @@ class Unreduced(msgspec.Struct, frozen=True, kw_only=True):
     why: UnreducedBecause
     """The forward ran under ``no_sync``; no forward through DDP led to them; or they came after the reduction, in a
     further backward."""
+
+
+class Backward(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of backward."""
+
+    rank: int
+    ordinal: int
+    site: int = -1
+    step: int = 0
+    wraps: tuple[int, ...] = ()
+    """Wraps whose parameters got gradients in it."""
+    synchronised: tuple[int, ...] = ()
+    """Those of ``wraps`` whose gradients DDP reduced."""
+    unreduced: tuple[Unreduced, ...] = ()
+    """Those of ``wraps`` whose gradients it did not reduce, and why."""
+    accumulated: tuple[int, ...] = ()
+    """Those of ``wraps`` that held gradients other than zero before it."""
+    inside_no_sync: tuple[int, ...] = ()
+    """Those of ``wraps`` that were under ``no_sync`` in it although their forward was not."""
+    time_ns: int = 0
+
+
+class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of an optimizer."""
+
+    rank: int
+    optimizer: int
+    """Ordinal of the optimizer in its process."""
+    ordinal: int = 0
+    """n-th step of this optimizer, from 1."""
+    site: int = -1
+    wraps: tuple[int, ...] = ()
+    """Wraps whose parameters it steps; -1 stands for parameters of no wrapped module."""
+    elements: int = 0
+    """Elements of the parameters that it steps."""
+    learning_rates: tuple[float, ...] = ()
+    """One for each parameter group."""
+    time_ns: int = 0
+
+
+class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of a wrap that got no gradient although others of the wrap did."""
+
+    rank: int
+    wrap: int
+    backward: int
+    """Ordinal of the synchronised backward that ended without them."""
+    site: int = -1
+    parameters: tuple[str, ...] = ()
+
+
+class BufferState(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of a wrap's buffers just before a synchronised training forward, hence before DDP broadcasts them."""
+
+    rank: int
+    wrap: int
+    forward: int
+    """Ordinal of the training forward of this wrap, from 0."""
+    digests: Mapping[str, str] = {}
 
 
 class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
