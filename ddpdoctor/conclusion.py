@@ -113,6 +113,12 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         return _Judgement("failed", f"it is not known how {named_ranks(unknown)} ended", "", _any_output(record))
     if not record.wraps and record.stream("wraps").state == "truncated":
         return _Judgement("failed", f"it is not known what the script wrapped: {record.stream('wraps').reason}")
+    if not job.world_size:
+        reason = "the script ended without making a process group, so nothing was checked"
+        return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+    if job.world_size == 1:
+        reason = "the process group has 1 rank, with which there is nothing to compare"
+        return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
     if not record.wraps:
         reason = "the script ended without wrapping a model in DistributedDataParallel"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))

@@ -16,7 +16,7 @@ from ddpdoctor.launch.created_files import remove_created
 from ddpdoctor.launch.devices import HIDE_GPUS, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import recorded_environment, rehearsal_command, rehearsal_environment
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
-from ddpdoctor.launch.plan import notes_after, notes_before, time_limit_s
+from ddpdoctor.launch.plan import notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import temporary_run_directory
@@ -30,9 +30,9 @@ from ddpdoctor.record.model import Job, Rank, RunRecord, StackDump, StopReason
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
 AFTER_OUR_ENDING_S = 3.0
-"""Time for the other ranks to end once the rehearsal has ended one."""
+"""Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
 AFTER_A_FAILURE_S = 5.0
-"""Time for the launcher to end the other ranks once one has failed."""
+"""Time for the launcher to end the other ranks once one has failed, where each has a core of its own."""
 
 
 def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None]) -> RunRecord:
@@ -139,17 +139,19 @@ class _Rehearsal:
             processes.note(self._assembly.book.processes)
             self._stuck = self._liveness.look(self._assembly.files.rings)
             record = self._record("", "")
-            if self._assembly.refusal and (over or self._since_our_ending_s() > AFTER_OUR_ENDING_S):
+            ranks = max(self._request.nproc, record.job.world_size)
+            crowd = ranks_per_core(ranks)
+            if self._assembly.refusal and (over or self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd):
                 return "no-touch", self._assembly.refusal
             if over:
                 return "", ""
             if self._have_parted(record):
                 return "proof", "the ranks can no longer go on together"
-            if self._since_our_ending_s() > AFTER_OUR_ENDING_S:
+            if self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd:
                 return "", ""
-            if self._since_failure_s(record) > AFTER_A_FAILURE_S:
+            if self._since_failure_s(record) > AFTER_A_FAILURE_S * crowd:
                 return "rank-failed", "a rank failed and the others did not end"
-            limit_s = time_limit_s(self._request, max(self._request.nproc, record.job.world_size))
+            limit_s = time_limit_s(self._request, ranks)
             if seconds > limit_s:
                 return "time-limit", f"the script had not ended after {limit_s:g} s"
             if seconds - told >= PROGRESS_EVERY_S:

@@ -14,6 +14,7 @@ from .ending import Ending
 from .groups import Groups
 from .loaders import Loaders
 from .modules import Modules
+from .ports import Ports
 from .randomness import Randomness
 from .samples import Samples
 from .schedule import Schedule
@@ -59,6 +60,7 @@ class Rehearsal:
         Samples(journal, torch, randomness, division).install()
         modules.install()
         Steps(journal, modules, schedule, self._ending, torch).install()
+        Ports(journal).install()
         Groups(journal, torch, self._world_made, self._tap.note_group).install()
         self._modules = modules
         self._process_end.before_exit = self._close

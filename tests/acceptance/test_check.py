@@ -78,12 +78,17 @@ HABITS = {
 }
 
 
+def with_our_tree(**environment: str) -> dict[str, str]:
+    """An environment in which this tree is examined, wherever a command is run."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+
+
 def check(*arguments: str, cwd: Path, python: str = sys.executable, **environment: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON report."""
     done = subprocess.run(
         [python, "-m", "ddpdoctor", "check", "--output-format", "json", *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env=with_our_tree(**environment),
         capture_output=True,
         text=True,
         timeout=400,

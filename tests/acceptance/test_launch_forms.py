@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.acceptance.test_check import check
+from tests.acceptance.test_check import check, with_our_tree
 
 MODEL = """
 import torch
@@ -64,3 +67,41 @@ def test_an_interpreter_that_drops_the_probe_leaves_the_rehearsal_inconclusive(t
     assert report["rehearsal"]["reason"].startswith("0 of 2 ranks reported")
     assert "-I" in report["rehearsal"]["hint"]
     assert any("as torchrun starts it" in note for note in report["rehearsal"]["notes"])
+
+
+SPAWN = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, world_size, url):
+    if url == "env://":
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29617"
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=world_size)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    ranks = int(sys.argv[1])
+    mp.spawn(train, args=(ranks, sys.argv[2]), nprocs=ranks)
+"""
+
+
+def test_rehearsals_at_the_same_time_do_not_meet_at_a_port_that_the_script_names(tmp_path: Path) -> None:
+    jobs = {"2": "env://", "3": "tcp://127.0.0.1:29617"}
+    (tmp_path / "train.py").write_text(SPAWN)
+    command = [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", "train.py", "--"]
+    running = [
+        subprocess.Popen([*command, ranks, url], cwd=tmp_path, stdout=subprocess.PIPE, env=with_our_tree())
+        for ranks, url in jobs.items()
+    ]
+    reports = [json.loads(process.communicate(timeout=400)[0]) for process in running]
+    assert [report["rehearsal"]["ranks"] for report in reports] == [2, 3]
+    assert [report["verdict"] for report in reports] == ["clean", "clean"]

@@ -64,6 +64,7 @@ def record(*ranks: Rank, steps: int = 2, wraps: bool = True, expected: int = 2, 
     of_job: dict[str, Any] = {
         "kind": "rehearsal",
         "ranks_expected": expected,
+        "world_size": 2,
         "ranks_reported": tuple(rank.rank for rank in ranks) or (0, 1),
         "device": "cpu",
         "started_ns": 10**18,

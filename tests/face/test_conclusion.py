@@ -35,6 +35,8 @@ def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
         ({"ranks_reported": (0,)}, "1 of 2 ranks reported"),
         ({"ranks_reported": ()}, "0 of 2 ranks reported"),
         ({"ranks_reported": (), "expected": 0}, "the script started no rank"),
+        ({"wraps": False, "world_size": 0}, "without making a process group"),
+        ({"world_size": 1, "expected": 1}, "the process group has 1 rank"),
         ({"wraps": False}, "without wrapping a model in DistributedDataParallel"),
         ({"steps": 0}, "before every rank had made an optimizer step"),
         ({"stop_reason": "no-ranks", "stop_text": "no rank reported within 30 s"}, "no rank reported within 30 s"),
