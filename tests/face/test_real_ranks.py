@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.examine import ExamineRequest, examine
+
 ROOT = Path(__file__).parents[2]
 TRAINING = """
 import argparse
@@ -136,13 +138,28 @@ def test_the_exception_of_one_rank_is_the_headline(tmp_path: Path) -> None:
     assert finding["locations"][0]["file"] == "train.py"
 
 
-def test_without_torch_the_source_is_still_read_and_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
+def test_without_torch_the_source_is_still_read_and_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpdoctor.launch.interpreter.importlib.util.find_spec", lambda name: None)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from torch.nn import DataParallel\n")
+    examination = examine(ExamineRequest(target="train.py"))
+    assert (examination.exit_code, examination.source.status) == (3, "read")
+    assert "torch is not installed" in examination.rehearsal.reason
+    assert "torch" in examination.rehearsal.hint
+
+
+def test_a_named_python_without_torch_is_a_usage_error(tmp_path: Path) -> None:
     subprocess.run((sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"), check=True)
-    report = check(tmp_path, "from torch.nn import DataParallel\n", "--python", str(python), code=3)
-    assert report["source"]["status"] == "read"
-    assert "no torch" in report["rehearsal"]["reason"]
-    assert "torch" in report["rehearsal"]["hint"]
+    (tmp_path / "train.py").write_text("import torch\n")
+    command = (sys.executable, "-m", "ddpdoctor", "check", "--python", "venv", "train.py")
+    done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --python venv: has no torch\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
