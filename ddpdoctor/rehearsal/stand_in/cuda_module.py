@@ -1,0 +1,243 @@
+"""What ``torch.cuda`` and ``torch.accelerator`` answer under the stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from .devices import Devices
+from .gaps import Gaps
+from .streams import stream_classes
+
+NAME = "CUDA stand-in"
+MEMORY_BYTES = 16 * 2**30
+"""What every pretended GPU says it has."""
+CAPABILITY = (8, 0)
+"""Of a GPU that has bfloat16 and TF32, which is what training scripts ask about."""
+
+_ZEROS = (
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "memory_cached",
+    "max_memory_cached",
+    "device_memory_used",
+    "utilization",
+    "memory_usage",
+    "temperature",
+    "power_draw",
+    "clock_rate",
+)
+_NOTHING = (
+    "init",
+    "_lazy_init",
+    "empty_cache",
+    "ipc_collect",
+    "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "set_per_process_memory_fraction",
+    "set_sync_debug_mode",
+    "_sleep",
+)
+_NOT_SERVED = (
+    "CUDAGraph",
+    "graph",
+    "make_graphed_callables",
+    "MemPool",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "change_current_allocator",
+    "cudart",
+    "memory_snapshot",
+)
+
+
+def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
+    """Put the answers in the place of the functions, in ``torch.cuda`` and the modules behind it."""
+    cuda = torch.cuda
+    answers: dict[str, Any] = {
+        **_queries(torch, devices),
+        **_device_choice(devices),
+        **_random_numbers(torch, devices),
+        **stream_classes(torch, devices),
+        **{name: _always(0) for name in _ZEROS},
+        **{name: _always(None) for name in _NOTHING},
+        **{name: gaps.function(f"torch.cuda.{name}") for name in _NOT_SERVED},
+    }
+    for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        if hasattr(cuda.nvtx, name):
+            setattr(cuda.nvtx, name, _always(0))
+    for name in ("start", "stop", "init"):
+        if hasattr(cuda.profiler, name):
+            setattr(cuda.profiler, name, _always(None))
+    if hasattr(torch, "accelerator"):
+        _accelerator(torch, devices, answers)
+
+
+def _always(value: Any) -> Any:
+    def answer(*arguments: Any, **options: Any) -> Any:
+        return value
+
+    return answer
+
+
+def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
+    """Questions about the machine."""
+
+    def properties(device: Any = None) -> Any:
+        devices.checked(devices.index(device))
+        return SimpleNamespace(
+            name=NAME,
+            major=CAPABILITY[0],
+            minor=CAPABILITY[1],
+            total_memory=MEMORY_BYTES,
+            multi_processor_count=1,
+            warp_size=32,
+            max_threads_per_multi_processor=2048,
+            is_integrated=False,
+            is_multi_gpu_board=False,
+            gcnArchName="",
+        )
+
+    def for_device(value: Any) -> Any:
+        def answer(device: Any = None) -> Any:
+            devices.checked(devices.index(device))
+            return value
+
+        return answer
+
+    return {
+        "is_available": lambda: devices.count() > 0,
+        "device_count": devices.count,
+        "is_initialized": _always(True),
+        "is_bf16_supported": _always(True),
+        "is_tf32_supported": _always(True),
+        "is_current_stream_capturing": _always(False),
+        "get_device_name": for_device(NAME),
+        "get_device_capability": for_device(CAPABILITY),
+        "get_device_properties": properties,
+        "get_arch_list": lambda: ["sm_80"],
+        "get_gencode_flags": _always(""),
+        "get_sync_debug_mode": _always(0),
+        "can_device_access_peer": _always(True),
+        "mem_get_info": for_device((MEMORY_BYTES, MEMORY_BYTES)),
+        "memory_stats": lambda device=None: _Zeros(),
+        "memory_stats_as_nested_dict": lambda device=None: {},
+        "memory_summary": lambda device=None, abbreviated=False: f"no GPU memory: {NAME}",
+        "list_gpu_processes": lambda device=None: "no processes",
+        "synchronize": for_device(None),
+    }
+
+
+class _Zeros(dict):  # type: ignore[type-arg]
+    """Memory statistics: every counter is 0."""
+
+    def __missing__(self, key: object) -> int:
+        return 0
+
+
+def _device_choice(devices: Devices) -> dict[str, Any]:
+    """The current device, and the ways to choose another."""
+
+    class device:  # noqa: N801 - its name in torch
+        """Context manager that changes the current device."""
+
+        def __init__(self, device: Any) -> None:
+            self.idx = devices.index(device, optional=True)
+            self.prev_idx = -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = devices.exchange(self.idx)
+
+        def __exit__(self, *exception: Any) -> None:
+            self.idx = devices.exchange(self.prev_idx)
+
+    class device_of(device):  # noqa: N801 - its name in torch
+        """The device of a tensor; every tensor here is on the CPU, which changes nothing."""
+
+        def __init__(self, obj: Any) -> None:
+            super().__init__(-1)
+
+    return {
+        "current_device": lambda: devices.checked(devices.current),
+        "set_device": devices.select,
+        "_exchange_device": devices.exchange,
+        "_maybe_exchange_device": devices.exchange,
+        "device": device,
+        "device_of": device_of,
+    }
+
+
+def _random_numbers(torch: Any, devices: Devices) -> dict[str, Any]:
+    """Generators of the pretended GPUs; what runs on the CPU draws from the CPU's, which they leave alone."""
+    generators: dict[int, Any] = {}
+
+    def generator(device: Any = "cuda") -> Any:
+        index = devices.checked(devices.index(device))
+        if index not in generators:
+            generators[index] = torch.Generator()
+        return generators[index]
+
+    def manual_seed_all(seed: int) -> None:
+        for index in range(devices.count()):
+            generator(index).manual_seed(int(seed))
+
+    def seed_all() -> None:
+        for index in range(devices.count()):
+            generator(index).seed()
+
+    def set_rng_state_all(states: Any) -> None:
+        for index, state in enumerate(states):
+            generator(index).set_state(state)
+
+    return {
+        "manual_seed": lambda seed: generator(None).manual_seed(int(seed)) and None,
+        "manual_seed_all": manual_seed_all,
+        "seed": lambda: generator(None).seed() and None,
+        "seed_all": seed_all,
+        "initial_seed": lambda: generator(None).initial_seed(),
+        "get_rng_state": lambda device="cuda": generator(device).get_state(),
+        "set_rng_state": lambda new_state, device="cuda": generator(device).set_state(new_state) and None,
+        "get_rng_state_all": lambda: [generator(index).get_state() for index in range(devices.count())],
+        "set_rng_state_all": set_rng_state_all,
+    }
+
+
+def _accelerator(torch: Any, devices: Devices, answers: dict[str, Any]) -> None:
+    """``torch.accelerator`` speaks of the same GPUs."""
+
+    @contextlib.contextmanager
+    def device_index(index: Any) -> Iterator[None]:
+        former = devices.exchange(-1 if index is None else int(index))
+        try:
+            yield
+        finally:
+            devices.exchange(former)
+
+    replaced = {
+        "is_available": answers["is_available"],
+        "device_count": devices.count,
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if devices.count() else None,
+        "current_device_index": answers["current_device"],
+        "current_device_idx": answers["current_device"],
+        "set_device_index": devices.select,
+        "set_device_idx": devices.select,
+        "current_stream": answers["current_stream"],
+        "set_stream": answers["set_stream"],
+        "synchronize": answers["synchronize"],
+        "get_device_capability": answers["get_device_capability"],
+        "device_index": device_index,
+        **{name: answers[name] for name in (*_ZEROS, *_NOTHING, "memory_stats") if name in answers},
+    }
+    for name, answer in replaced.items():
+        if hasattr(torch.accelerator, name):
+            setattr(torch.accelerator, name, answer)

@@ -1,0 +1,90 @@
+"""Turns ``cuda`` into ``cpu`` in every call of a torch function: moves, factories, pinning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .devices import Devices
+
+Handler = Callable[..., Any]
+_POSITIONAL_DEVICE = {"to": 1, "as_tensor": 2, "asarray": 2}
+"""Position of the device among the arguments of functions that take it so, the tensor itself counted."""
+
+
+def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) -> Any:
+    """The mode; ``note_truth`` is called when the user's code may have read where a tensor is.
+
+    A class inside a function, because its base exists only once torch is imported.
+    """
+    handlers = _handlers(torch, devices, note_truth)
+    on_cpu = devices.on_cpu
+
+    class CudaOnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        """Calls the function with the CPU where it was to be called with a CUDA device."""
+
+        def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            handler = handlers.get(function)
+            if handler is not None:
+                return handler(function, arguments, options or {})
+            if options:
+                device = options.get("device")
+                if device is not None:
+                    options["device"] = on_cpu(device)
+                if options.get("pin_memory"):
+                    options["pin_memory"] = False
+                return function(*arguments, **options)
+            return function(*arguments)
+
+    return CudaOnCpu()
+
+
+def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) -> dict[Any, Handler]:
+    """What is done for functions whose device is no keyword, or that are for CUDA alone."""
+    tensor = torch.Tensor
+    handlers: dict[Any, Handler] = {}
+
+    def cuda(function: Any, arguments: Any, options: Any) -> Any:
+        device = arguments[1] if len(arguments) > 1 else options.get("device")
+        devices.use(device)
+        memory_format = options.get("memory_format")
+        moved = arguments[0]
+        return moved if memory_format is None else moved.contiguous(memory_format=memory_format)
+
+    def positional(position: int) -> Handler:
+        def with_device_at(function: Any, arguments: Any, options: Any) -> Any:
+            if "device" in options:
+                options = {**options, "device": devices.on_cpu(options["device"])}
+            elif len(arguments) > position and not isinstance(arguments[position], bool):
+                given = arguments[position]
+                arguments = (*arguments[:position], devices.on_cpu(given), *arguments[position + 1 :])
+            return function(*arguments, **options)
+
+        return with_device_at
+
+    def itself(function: Any, arguments: Any, options: Any) -> Any:
+        return arguments[0]
+
+    def typed(function: Any, arguments: Any, options: Any) -> Any:
+        wanted = arguments[1] if len(arguments) > 1 else options.get("dtype")
+        if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
+            devices.use(None)
+            arguments = (arguments[0], wanted.replace("torch.cuda.", "torch."), *arguments[2:])
+            options = {name: value for name, value in options.items() if name != "dtype"}
+        return function(*arguments, **options)
+
+    def truth(function: Any, arguments: Any, options: Any) -> Any:
+        note_truth()
+        return function(*arguments, **options)
+
+    handlers[tensor.cuda] = cuda
+    handlers[tensor.to] = positional(_POSITIONAL_DEVICE["to"])
+    for name in ("as_tensor", "asarray"):
+        if hasattr(torch, name):
+            handlers[getattr(torch, name)] = positional(_POSITIONAL_DEVICE[name])
+    handlers[tensor.pin_memory] = itself
+    handlers[tensor.type] = typed
+    handlers[tensor.is_cuda.__get__] = truth
+    handlers[tensor.device.__get__] = truth
+    handlers[tensor.get_device] = truth
+    return handlers

@@ -1,0 +1,146 @@
+"""NCCL groups served by gloo, and DDP modules that believe in their GPUs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .devices import Devices
+
+NCCL = "nccl"
+NCCL_VERSION = (2, 21, 5)
+
+
+def install(torch: Any, devices: Devices) -> None:
+    """Translate what is asked of ``torch.distributed`` and of ``DistributedDataParallel``."""
+    torch.cuda.nccl.version = lambda: NCCL_VERSION
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return
+    _Backends(torch, devices).install()
+    _ddp(torch, devices)
+
+
+class _Backends:
+    """Remembers which groups were asked of NCCL, because ``get_backend`` must say so."""
+
+    def __init__(self, torch: Any, devices: Devices) -> None:
+        self._distributed = torch.distributed
+        self._devices = devices
+        self._asked: dict[str, str] = {}
+        """Backend that was asked for, by the name of the group."""
+
+    def install(self) -> None:
+        distributed = self._distributed
+        functions = distributed.distributed_c10d
+        distributed.is_nccl_available = functions.is_nccl_available = lambda: True
+        for name in ("init_process_group", "new_group"):
+            replacement = self._with_gloo(name, getattr(functions, name))
+            setattr(functions, name, replacement)
+            setattr(distributed, name, replacement)
+        # torch asks its own module, where gloo must be called gloo.
+        distributed.get_backend = self._get_backend(functions.get_backend)
+        distributed.barrier = self._barrier(functions.barrier)
+
+    def _with_gloo(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def with_gloo(*arguments: Any, **options: Any) -> Any:
+            try:
+                given = signature.bind(*arguments, **options).arguments
+            except TypeError:
+                return function(*arguments, **options)  # torch words the error
+            asked = given.get("backend")
+            default = name == "new_group" and asked is None
+            inherited = self._asked.get(self._name(None), "") if default else ""
+            given = {**given, "backend": "gloo" if inherited else on_gloo(asked)}
+            device = given.pop("device_id", None)
+            if device is not None:
+                self._devices.checked(self._devices.index(device))
+            if given["backend"] == "gloo":
+                given.pop("pg_options", None)
+            made = function(**given)
+            self._asked[self._name(made)] = inherited or str(asked or ("" if default else NCCL)).lower()
+            return made
+
+        return with_gloo
+
+    def _name(self, group: Any) -> str:
+        """Name of a group; of the default one for what is no group."""
+        if not isinstance(group, self._distributed.ProcessGroup):
+            group = self._distributed.group.WORLD
+        return str(getattr(group, "group_name", ""))
+
+    def _get_backend(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def get_backend(group: Any = None) -> Any:
+            real = function(group)
+            asked = self._asked.get(self._name(group), "")
+            return self._distributed.Backend(NCCL) if asks_for_nccl(asked) and real == "gloo" else real
+
+        return get_backend
+
+    def _barrier(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+            for device in device_ids or ():
+                self._devices.checked(self._devices.index(device))
+            return function(group=group, async_op=async_op)
+
+        return barrier
+
+
+def asks_for_nccl(backend: str) -> bool:
+    """Tell whether a backend's name has NCCL in it: ``nccl``, ``cpu:gloo,cuda:nccl``."""
+    return NCCL in backend.lower()
+
+
+def on_gloo(backend: Any) -> Any:
+    """The backend that serves instead; what does not ask for NCCL stays, and None means both, so gloo."""
+    return "gloo" if backend is None or asks_for_nccl(str(backend)) else backend
+
+
+def _ddp(torch: Any, devices: Devices) -> None:
+    """DDP checks its devices and would refuse CPU modules with ``device_ids`` or SyncBatchNorm."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    construct = ddp.__init__
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            given = signature.bind(self, *arguments, **options).arguments
+        except TypeError:
+            construct(self, *arguments, **options)  # torch words the error
+            return
+        for device in given.get("device_ids") or ():
+            devices.use(device)
+        if devices.is_cuda(given.get("output_device")):
+            devices.use(given["output_device"])
+        given.update(device_ids=None, output_device=None)
+        given.pop("self")
+        further = given.pop("kwargs", {})
+        construct(self, **given, **further)
+
+    ddp.__init__ = __init__
+    if hasattr(ddp, "_passing_sync_batchnorm_handle"):
+        ddp._passing_sync_batchnorm_handle = lambda self, module: None
+    _data_parallel(torch)
+
+
+def _data_parallel(torch: Any) -> None:
+    """``DataParallel`` runs its module once, as it does where it has no devices."""
+    data_parallel = torch.nn.DataParallel
+    construct = data_parallel.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        torch.nn.Module.__init__(self)
+        self.module = module
+        self.device_ids = []
+        self.dim = dim
+
+    data_parallel.__init__ = __init__
