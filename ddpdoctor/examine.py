@@ -28,6 +28,7 @@ from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, Usage
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest
 from ddpdoctor.merge import Refutation, merge, unrefuted
 from ddpdoctor.registry import read_catalogue
@@ -69,6 +70,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float | None = None
     """None for two minutes, and longer when several ranks share a core."""
     python: str | None = None
+    device: Device = "auto"
+    """What the ranks run on: real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``)."""
     allow_writes: bool = False
     keep: bool = False
     select: tuple[str, ...] = ()
@@ -187,6 +190,8 @@ def _rehearsed(
         batches=request.batches,
         time_limit_s=request.time_limit_s,
         python=request.python,
+        device=request.device,
+        asks_cuda=script.asks_cuda is not None,
         allow_writes=request.allow_writes,
         keep=request.keep,
     )

@@ -17,6 +17,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine import ExamineRequest, examine
 from ddpdoctor.finding import Severity
+from ddpdoctor.launch.devices import DEVICES, Device
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
 
@@ -55,6 +56,13 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     help="End the rehearsal after this time.  [default: 120, more when ranks share a core]",
 )
 @click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="auto",
+    show_default=True,
+    help="What the ranks run on; the stand-in serves CUDA and NCCL from the CPU.",
+)
 @click.option("--allow-writes", is_flag=True, help="Let the script change files that were there before.")
 @click.option("--keep", is_flag=True, help="Keep the files that the rehearsal makes.")
 @click.option(
@@ -100,6 +108,7 @@ def check(
     batches: int,
     time_limit: float | None,
     python: str | None,
+    device: Device,
     allow_writes: bool,
     keep: bool,
     select: tuple[str, ...],
@@ -164,6 +173,7 @@ def check(
                 batches=batches,
                 time_limit_s=time_limit,
                 python=python,
+                device=device,
                 allow_writes=allow_writes,
                 keep=keep,
                 select=words,

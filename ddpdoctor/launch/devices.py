@@ -1,8 +1,14 @@
-"""How many GPUs this machine offers to a job."""
+"""How many GPUs this machine offers to a job, and what the ranks of a rehearsal run on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, get_args
+
+from ddpdoctor.errors import UsageError
+
+Device = Literal["auto", "cpu", "cuda", "stand-in"]
+DEVICES: tuple[Device, ...] = get_args(Device)
 
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 """With fewer GPUs than ranks a rehearsal runs on the CPU, and the script must see that there is none."""
@@ -30,6 +36,23 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     entries = [entry.strip() for entry in named.split(",")]
     usable = [entry for entry in entries if entry and entry != "-1"]
     return min(len(usable), present)
+
+
+def chosen_device(asked: Device, gpus: int, ranks: int, *, asks_cuda: bool) -> Device:
+    """What the ranks run on: real GPUs where there is one for each, else what serves the script.
+
+    Raises UsageError when real GPUs were asked for and are too few.
+    """
+    if asked == "cuda" and gpus < ranks:
+        raise UsageError(
+            f"`--device cuda` needs a GPU for each of the {ranks} ranks; this machine offers {gpus}",
+            "`--device stand-in` serves CUDA from the CPU.",
+        )
+    if asked != "auto":
+        return asked
+    if gpus >= ranks:
+        return "cuda"
+    return "stand-in" if asks_cuda else "cpu"
 
 
 def _present_gpus() -> int:

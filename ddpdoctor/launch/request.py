@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.launch.devices import Device
+
 Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate"]
 """What starts the ranks of the job; empty when a script was named and nothing said how it is started."""
 
@@ -55,6 +57,10 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None for a limit that grows with the ranks that share a core."""
     python: str | None = None
     """Interpreter for the ranks; None: found by ``launch.interpreter``."""
+    device: Device = "auto"
+    """What the ranks run on; ``auto`` is decided by ``launch.devices``."""
+    asks_cuda: bool = False
+    """The script demands CUDA or NCCL whatever the machine has."""
     allow_writes: bool = False
     """The ranks may change files that existed before."""
     keep: bool = False

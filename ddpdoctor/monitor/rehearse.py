@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.created_files import remove_created
-from ddpdoctor.launch.devices import HIDE_GPUS, on_cpu, visible_gpus
+from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import recorded_environment, rehearsal_command, rehearsal_environment
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.plan import notes_after, notes_before, ranks_per_core, time_limit_s
@@ -72,11 +72,12 @@ class _Rehearsal:
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
         )
         gpus = visible_gpus(self._environment)
-        self._hides_gpus = 0 < gpus < request.nproc and not request.spawns_ranks
-        if self._hides_gpus:
-            self._environment |= HIDE_GPUS
-        if not gpus or self._hides_gpus:
-            self._environment |= on_cpu(self._environment)
+        device = chosen_device(request.device, gpus, request.nproc, asks_cuda=request.asks_cuda)
+        self._hides_gpus = device != "cuda" and gpus > 0
+        if device == "stand-in":
+            self._environment.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine, not of the one that is pretended
+        if device == "cpu":
+            self._environment |= HIDE_GPUS | on_cpu(self._environment)
         self._job = Job(
             kind="rehearsal",
             command=tuple(self._command),
@@ -88,7 +89,7 @@ class _Rehearsal:
             tool_version=__version__,
             layout=f"1x{request.nproc}",
             ranks_of_job=request.launch.ranks or 0,
-            device="cuda" if gpus and not self._hides_gpus else "cpu",
+            device=device,
             batches=request.batches,
             ranks_expected=0 if request.spawns_ranks else request.nproc,
             started_ns=time.time_ns(),
@@ -120,6 +121,8 @@ class _Rehearsal:
             "supervisor_pid": os.getpid(),
             "spawns_ranks": self._request.spawns_ranks,
             "batches": self._request.batches,
+            "device": self._job.device,
+            "gpus_per_node": self._request.nproc,
             "allow_writes": self._request.allow_writes,
             "keep": self._request.keep,
             "job": msgspec.to_builtins(self._job),
@@ -244,7 +247,7 @@ class _Rehearsal:
         """Sentences on what could not be held back or recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
         if self._hides_gpus:
-            notes.append(f"there are fewer GPUs than the {self._request.nproc} ranks, so they ran on the CPU")
+            notes.append("the GPUs of this machine were not used")
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children:
             notes.append(f"the script started other programs, which were not held back: {'; '.join(children[:3])}")

@@ -49,6 +49,10 @@ class Rehearsal:
         """Install the hooks once torch is there."""
         journal = self._journal
         no_touch.wrap_torch_writers(torch)
+        if journal.plan.get("device") == "stand-in":
+            from .stand_in.install import install
+
+            install(journal, torch, int(journal.plan["gpus_per_node"]))
         schedule = Schedule(journal, self._ending, int(journal.plan.get("batches", 4)))
         loaders = Loaders(journal, schedule, self._ending, torch)
         modules = Modules(journal, self._ending, torch, lambda: loaders.newest)

@@ -10,7 +10,7 @@ def install(torch: Any, note: Callable[[], object]) -> None:
     """Replace ``torch.compile`` and ``Module.compile``; ``note`` is called at each use."""
     module_class = torch.nn.Module
 
-    class EagerModule(module_class):  # type: ignore[misc, valid-type]
+    class OptimizedModule(module_class):  # type: ignore[misc, valid-type]
         """Holds the model as ``_orig_mod``, where ``torch.compile`` holds it too, and answers for its attributes."""
 
         def __init__(self, module: Any) -> None:
@@ -30,7 +30,8 @@ def install(torch: Any, note: Callable[[], object]) -> None:
         note()
         if model is None:
             return run_eagerly
-        return EagerModule(model) if isinstance(model, module_class) else model
+        return OptimizedModule(model) if isinstance(model, module_class) else model
 
     torch.compile = run_eagerly
+    OptimizedModule.__qualname__ = OptimizedModule.__name__
     module_class.compile = lambda self, *arguments, **options: note() and None

@@ -8,8 +8,6 @@ from typing import Any
 from .devices import Devices
 
 Handler = Callable[..., Any]
-_POSITIONAL_DEVICE = {"to": 1, "as_tensor": 2, "asarray": 2}
-"""Position of the device among the arguments of functions that take it so, the tensor itself counted."""
 
 
 def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) -> Any:
@@ -51,16 +49,12 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
         moved = arguments[0]
         return moved if memory_format is None else moved.contiguous(memory_format=memory_format)
 
-    def positional(position: int) -> Handler:
-        def with_device_at(function: Any, arguments: Any, options: Any) -> Any:
-            if "device" in options:
-                options = {**options, "device": devices.on_cpu(options["device"])}
-            elif len(arguments) > position and not isinstance(arguments[position], bool):
-                given = arguments[position]
-                arguments = (*arguments[:position], devices.on_cpu(given), *arguments[position + 1 :])
-            return function(*arguments, **options)
-
-        return with_device_at
+    def to(function: Any, arguments: Any, options: Any) -> Any:
+        if "device" in options:
+            options = {**options, "device": devices.on_cpu(options["device"])}
+        elif len(arguments) > 1:
+            arguments = (arguments[0], devices.on_cpu(arguments[1]), *arguments[2:])
+        return function(*arguments, **options)
 
     def itself(function: Any, arguments: Any, options: Any) -> Any:
         return arguments[0]
@@ -78,10 +72,7 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
         return function(*arguments, **options)
 
     handlers[tensor.cuda] = cuda
-    handlers[tensor.to] = positional(_POSITIONAL_DEVICE["to"])
-    for name in ("as_tensor", "asarray"):
-        if hasattr(torch, name):
-            handlers[getattr(torch, name)] = positional(_POSITIONAL_DEVICE[name])
+    handlers[tensor.to] = to
     handlers[tensor.pin_memory] = itself
     handlers[tensor.type] = typed
     handlers[tensor.is_cuda.__get__] = truth

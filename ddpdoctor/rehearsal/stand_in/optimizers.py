@@ -7,7 +7,7 @@ from typing import Any
 
 
 def install(torch: Any) -> None:
-    """``capturable`` is for CUDA graphs alone and refuses CPU parameters; ``fused`` and ``foreach`` work as they are."""
+    """``capturable`` is for CUDA graphs and refuses CPU parameters; ``fused`` and ``foreach`` work as they are."""
     optimizer = torch.optim.Optimizer
     construct = optimizer.__init__
 
