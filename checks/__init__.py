@@ -70,6 +70,8 @@ BUILT_IN: Mapping[str, str] = {
     "DDP504": "ddpdoctor.checks.launch.hard_coded_rendezvous",
     "DDP505": "ddpdoctor.checks.launch.backend_mismatch",
     "DDP506": "ddpdoctor.checks.launch.group_not_destroyed",
+    "DDP507": "ddpdoctor.checks.launch.small_shared_memory",
+    "DDP509": "ddpdoctor.checks.launch.unsafe_environment",
     "DDP510": "ddpdoctor.checks.launch.missing_rank_environment",
     "DDP511": "ddpdoctor.checks.launch.fork_after_cuda",
     "DDP512": "ddpdoctor.checks.launch.late_cuda_visible_devices",

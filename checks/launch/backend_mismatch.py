@@ -2,7 +2,8 @@
 
 What it finds
     The nccl backend in a script that never mentions a GPU, or whose ranks, which it starts itself, all choose the same
-    one; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend.
+    one; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. In a run: an
+    initialisation that failed for want of a GPU, which is advice where the script is written for GPUs.
 
 Why it is bad
     NCCL only knows CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
@@ -30,12 +31,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis.named_failures import failed_initialisations
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.backends import backend_mismatches
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP505", name="backend-mismatch", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP505",
+    name="backend-mismatch",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"waits"}),
+)
 _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
     "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL takes one rank a GPU",
@@ -57,4 +65,23 @@ def in_source(script: Script) -> Iterator[Finding]:
             _TITLES[mismatch.form],
             remedy=_REMEDIES[mismatch.form],
             locations=(event.module.location(event.node),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report initialisations of NCCL that failed because there is no GPU."""
+    if record.job.device == "stand-in" or record.job.environment.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    for wait, location in failed_initialisations(record):
+        if "nccl" not in wait.backend.lower() or "NCCL" not in wait.error:
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            "NCCL needs GPUs, and there are none here: init_process_group fails"
+            if wait.mentions_cuda
+            else "NCCL needs GPUs, and the script uses none: init_process_group fails",
+            remedy='Use "gloo" where there is no GPU: "nccl" if torch.cuda.is_available() else "gloo".',
+            locations=() if location is None else (location,),
+            evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
+            severity=Severity.ADVICE if wait.mentions_cuda else None,
         )

@@ -30,12 +30,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.named_failures import named_failures
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.backends import cpu_tensors
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP515", name="cpu-tensor-with-nccl", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP515",
+    name="cpu-tensor-with-nccl",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
+REMEDY = "Make the tensor on the rank's GPU with device=, or move it there before the call."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -45,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"{event.name} gets {found.tensor}, a CPU tensor, and the process group is NCCL's",
-            remedy="Make the tensor on the rank's GPU with device=, or move it there before the call.",
+            remedy=REMEDY,
             locations=(event.module.location(event.node),),
             evidence=(
                 Fact(
@@ -53,5 +62,22 @@ def in_source(script: Script) -> Iterator[Finding]:
                     basis="source",
                     location=event.module.location(found.made),
                 ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report calls that NCCL refused because of a CPU tensor."""
+    if record.job.backend and "nccl" not in record.job.backend:
+        return
+    for failure in named_failures(record, CHECK.code):
+        yield CHECK.finding(
+            record.job.kind,
+            f"{rank_list(failure.ranks)} gave a CPU tensor to a process group that has NCCL only",
+            remedy=REMEDY,
+            locations=() if failure.location is None else (failure.location,),
+            ranks=failure.ranks,
+            evidence=(
+                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
             ),
         )

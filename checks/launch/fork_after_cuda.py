@@ -3,12 +3,13 @@
 What it finds
     A DataLoader with worker processes whose data set moves tensors to a GPU in `__getitem__`, or whose collate_fn does;
     and ranks started with Process(target=...) that use CUDA after the process that starts them has. Both in a script
-    that keeps the default way of starting processes, which on Linux is fork before Python 3.14.
+    that keeps the default way of starting processes, which on Linux is fork before Python 3.14. In a run: a forked
+    process that failed for this reason, or that called a collective of its parent's process group.
 
 Why it is bad
     CUDA does not survive a fork: the processes fail with "Cannot re-initialize CUDA in forked subprocess". Where it
     does not fail, because the parent has not touched CUDA yet, each worker of each rank holds a context of several
-    hundred megabytes on the GPU.
+    hundred megabytes on the GPU. A process group does not survive a fork either: a collective in a worker hangs.
 
 Example
     def __getitem__(self, index):
@@ -31,12 +32,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.named_failures import named_failures
+from ddpdoctor.diagnosis.wording import rank_list, site_location
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.forks import forked_cuda, forked_ranks
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP511", name="fork-after-cuda", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP511",
+    name="fork-after-cuda",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "forked_uses"}),
+)
+REMEDY = "Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -46,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"{forked.within} runs in forked worker processes of a DataLoader and uses CUDA there",
-            remedy="Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop.",
+            remedy=REMEDY,
             locations=(forked.module.location(forked.use),),
             evidence=(
                 Fact(
@@ -72,4 +82,30 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=rank.parent.chain,
                 ),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report forked processes that used what their parent had initialised."""
+    for failure in named_failures(record, CHECK.code):
+        yield CHECK.finding(
+            record.job.kind,
+            f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",
+            remedy=REMEDY,
+            locations=() if failure.location is None else (failure.location,),
+            ranks=failure.ranks,
+            evidence=(Fact(text=failure.message, basis=record.job.kind, location=failure.location),),
+        )
+    for site in sorted({use.site for use in record.forked_uses}):
+        uses = [use for use in record.forked_uses if use.site == site]
+        ranks = tuple(sorted({use.rank for use in uses}))
+        place = site_location(record.site(site))
+        yield CHECK.finding(
+            record.job.kind,
+            f"a forked process of {rank_list(ranks)} calls {uses[0].kind}, and the process group does not survive a "
+            "fork",
+            remedy="Call collectives in the ranks' own processes only.",
+            locations=() if place is None else (place,),
+            ranks=ranks,
+            evidence=(Fact(text="the forked process came to this call", basis=record.job.kind, location=place),),
         )

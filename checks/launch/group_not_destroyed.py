@@ -1,7 +1,8 @@
 """The process group is never destroyed.
 
 What it finds
-    A script that calls init_process_group and in which destroy_process_group does not occur.
+    A script that calls init_process_group and in which destroy_process_group does not occur. In a run: ranks that came
+    to the end of the script without it.
 
 Why it is bad
     At the end of the program NCCL's threads and sockets are torn down in no certain order: torch warns about leaked
@@ -27,12 +28,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis.left_groups import judge_ends
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.backends import forgotten_groups
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP506", name="group-not-destroyed", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP506",
+    name="group-not-destroyed",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"ranks", "waits"}),
+)
+REMEDY = "Call dist.destroy_process_group() at the end of what each rank runs."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -41,6 +51,28 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "this process group is never destroyed",
-            remedy="Call dist.destroy_process_group() at the end of what each rank runs.",
+            remedy=REMEDY,
             locations=(event.module.location(event.node),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report ranks that ended without destroying the group that they made; refute where all did."""
+    for end in judge_ends(record):
+        if not end.ranks:
+            yield Refuted(location=end.location, reason="every rank destroyed its process group")
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            "this process group is never destroyed",
+            remedy=REMEDY,
+            locations=(end.location,),
+            ranks=end.ranks,
+            evidence=(
+                Fact(
+                    text=f"{rank_list(end.ranks)} ran to the end of the script without destroy_process_group",
+                    basis=record.job.kind,
+                    location=end.location,
+                ),
+            ),
         )

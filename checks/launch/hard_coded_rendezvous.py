@@ -2,7 +2,7 @@
 
 What it finds
     Constants assigned to MASTER_ADDR, MASTER_PORT, WORLD_SIZE or RANK, and a constant tcp:// address, in a script that
-    takes its rank from a launcher's environment.
+    takes its rank from a launcher's environment. In a run: another value than the launcher's, and a port in use.
 
 Why it is bad
     torchrun chooses address and port and tells all ranks. A port of the script's own is one at which nobody listens, so
@@ -30,12 +30,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis.rendezvous import misled_ranks
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.rendezvous import fixed_rendezvous
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP504", name="hard-coded-rendezvous", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP504",
+    name="hard-coded-rendezvous",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "waits", "settings"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -48,3 +55,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             title = f"{fixed.what} is set to {fixed.value!r} in the code, over what the launcher says"
             remedy = f'Remove the line, or write os.environ.setdefault("{fixed.what}", "{fixed.value}").'
         yield CHECK.finding("source", title, remedy=remedy, locations=(fixed.location,))
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report what led the ranks away from their launcher, and ports that were taken."""
+    for misled in misled_ranks(record):
+        yield CHECK.finding(
+            record.job.kind,
+            misled.sentence,
+            remedy=misled.remedy,
+            locations=() if misled.location is None else (misled.location,),
+            ranks=misled.ranks,
+            evidence=(Fact(text=misled.followed, basis=record.job.kind, location=misled.location),),
+        )

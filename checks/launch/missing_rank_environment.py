@@ -26,15 +26,26 @@ References
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.named_failures import failed_initialisations
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.rendezvous import missing_environments
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP510", name="missing-rank-environment", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP510",
+    name="missing-rank-environment",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"waits"}),
+)
+REMEDY = "Give rank= and world_size= to init_process_group, and set MASTER_ADDR and MASTER_PORT before it."
+_MISSING = re.compile(r"environment variable (\w+) expected, but not set")
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -49,8 +60,28 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"the ranks are spawned by the script itself, and {names} {are} not set",
-            remedy="Give rank= and world_size= to init_process_group, and set MASTER_ADDR and MASTER_PORT before it.",
+            remedy=REMEDY,
             locations=(event.module.location(event.node),),
             evidence=facts,
             severity=None if found.certain else Severity.WARNING,
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report initialisations that failed for want of a variable; refute suspicions about those that succeeded."""
+    failed = list(failed_initialisations(record))
+    for wait, location in failed:
+        missing = _MISSING.search(wait.error)
+        if missing is None:
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            f"init_process_group fails: {missing[1]} is not set in the ranks' environment",
+            remedy=REMEDY,
+            locations=() if location is None else (location,),
+            evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
+        )
+    if not failed:
+        met = {wait.site for wait in record.waits if wait.kind == "init_process_group" and wait.ended_ns}
+        for place in filter(None, (site_location(record.site(site)) for site in sorted(met))):
+            yield Refuted(location=place, reason="init_process_group came back: the ranks had what it needs")

@@ -71,6 +71,14 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if name.startswith(_KEPT_IN_RECORD)}
 
 
+def network_interfaces() -> tuple[str, ...]:
+    """Names of this machine's network interfaces; none where the system does not tell."""
+    try:
+        return tuple(name for _, name in socket.if_nameindex())
+    except OSError:
+        return ()
+
+
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:
     """The command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
     script = ["-m", request.module] if request.module else [str(request.script)]

@@ -14,7 +14,12 @@ from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.created_files import remove_created
 from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
-from ddpdoctor.launch.environment import recorded_environment, rehearsal_command, rehearsal_environment
+from ddpdoctor.launch.environment import (
+    network_interfaces,
+    recorded_environment,
+    rehearsal_command,
+    rehearsal_environment,
+)
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.plan import notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, started
@@ -90,6 +95,7 @@ class _Rehearsal:
             layout=f"1x{request.nproc}",
             ranks_of_job=request.launch.ranks or 0,
             device=device,
+            interfaces=network_interfaces(),
             batches=request.batches,
             ranks_expected=0 if request.spawns_ranks else request.nproc,
             started_ns=time.time_ns(),

@@ -31,6 +31,8 @@ class Journal:
         """Rows that were started since the last look, with their work."""
         self._outstanding: list[tuple[int, Any]] = []
         self._settling = threading.Lock()
+        self.forked_from: Optional[int] = None
+        """The rank whose process forked this one."""
         self.forwards = 0
         self.backwards = 0
         self.optimizer_steps = 0
@@ -102,6 +104,7 @@ class Journal:
     def become_forked_child(self) -> None:
         """Take over in a child made by ``fork``: own event file, no ring, numbers start anew."""
         parent, rank = os.getppid(), self.rank
+        self.forked_from = self.forked_from if rank is None else rank
         self.rank, self.ring = None, None
         self.started.clear()
         self._outstanding = []

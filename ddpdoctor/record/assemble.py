@@ -71,6 +71,8 @@ _HARMED_BY = {
     "_read_states": ("random_states",),
     "_note_states": ("random_states",),
     "_note_holdings": ("holdings",),
+    "put": ("settings",),
+    "_note_forked_use": ("forked_uses",),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
 
@@ -266,11 +268,19 @@ class Assembly:
             ranks=tuple(event["ranks"]),
             site=self._site(pid, event["site"]),
             started_ns=event["time_ns"],
+            direct=bool(event.get("direct", False)),
+            backend=str(event.get("backend", "")),
+            meets_elsewhere=str(event.get("meets_elsewhere", "")),
         )
 
     def _on_wait_ended(self, pid: int, event: dict[str, Any]) -> None:
         wait = self._waits[pid, event["number"]]
-        self._waits[pid, event["number"]] = msgspec.structs.replace(wait, ended_ns=event["time_ns"])
+        self._waits[pid, event["number"]] = msgspec.structs.replace(
+            wait,
+            ended_ns=event["time_ns"],
+            error=str(event.get("error", "")),
+            mentions_cuda=bool(event.get("mentions_cuda", False)),
+        )
 
     def _on_wrap(self, pid: int, event: dict[str, Any]) -> None:
         self._wraps[pid, event["wrap"]] = self._converted(pid, event, Wrap)

@@ -7,12 +7,23 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
+from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 
 SiteOf = Callable[[int, object], int]
 """The record's number of a process's site."""
 RankOf = Callable[[int], "int | None"]
 """The rank that a process is or works for."""
+
+
+_KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
+    ("seeding", "seedings", Seeding),
+    ("random_state", "random_states", RandomState),
+    ("part", "parts", Part),
+    ("holding", "holdings", Holding),
+    ("setting", "settings", Setting),
+    ("forked_use", "forked_uses", ForkedUse),
+)
+"""Event, stream, and what its rows are."""
 
 
 class SetupRows:
@@ -21,12 +32,9 @@ class SetupRows:
     def __init__(self, rank_of: RankOf, site_of: SiteOf) -> None:
         self._rank_of = rank_of
         self._site_of = site_of
-        self.streams: dict[str, list[Any]] = {"seedings": [], "random_states": [], "parts": [], "holdings": []}
+        self.streams: dict[str, list[Any]] = {stream: [] for _, stream, _ in _KINDS}
         self.handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
-            "seeding": self._takes(Seeding, "seedings"),
-            "random_state": self._takes(RandomState, "random_states"),
-            "part": self._takes(Part, "parts"),
-            "holding": self._takes(Holding, "holdings"),
+            event: self._takes(kind, stream) for event, stream, kind in _KINDS
         }
 
     def _takes(self, kind: type[msgspec.Struct], stream: str) -> Callable[[int, dict[str, Any]], None]:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.setup import Holding, Part, RandomState, Seeding
+from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.training import (
     Backward,
     BufferState,
@@ -58,6 +58,8 @@ STREAMS = (
     "random_states",
     "parts",
     "holdings",
+    "settings",
+    "forked_uses",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -108,6 +110,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """How many batches a pass was cut to; 0 when nothing was cut."""
     batch_size: str = ""
     stress: str = ""
+    interfaces: tuple[str, ...] = ()
+    """Names of this machine's network interfaces; empty when they are not known."""
     ranks_expected: int = 0
     ranks_reported: tuple[int, ...] = ()
     """Ranks whose probe answered."""
@@ -182,6 +186,16 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int = 0
     ended_ns: int = 0
     """0 while it still waits."""
+    direct: bool = False
+    """The user's own line called it, not a library."""
+    backend: str = ""
+    """As the call asked for it; empty when it did not."""
+    meets_elsewhere: str = ""
+    """A ``tcp://`` address in the call whose port is not the one that a launcher had told; otherwise empty."""
+    error: str = ""
+    """Type and message of the exception that it raised; empty when it raised none."""
+    mentions_cuda: bool = False
+    """After a failure: "cuda" occurs in the user's files that were imported by then."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -416,6 +430,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     random_states: tuple[RandomState, ...] = ()
     parts: tuple[Part, ...] = ()
     holdings: tuple[Holding, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    forked_uses: tuple[ForkedUse, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

@@ -1,4 +1,4 @@
-"""What ranks do before and beside training: random numbers and subsets that they draw."""
+"""What ranks do before and beside training: random numbers, subsets, the environment, forked processes."""
 
 from __future__ import annotations
 
@@ -63,3 +63,27 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """Equal digests are equal rows in an equal order."""
     unordered_digest: str = ""
     """Equal digests are equal rows in any order."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's own line set a variable of the environment that bears on the job."""
+
+    rank: int
+    name: str
+    value: str
+    previous: str | None = None
+    """What it was before; None when it was not set."""
+    launched: bool = False
+    """A launcher started the process and had said what it needs to know."""
+    joined: bool = False
+    """The process group had been made before."""
+    site: int = -1
+    time_ns: int = 0
+
+
+class ForkedUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that a rank forked called a collective of the rank's process group."""
+
+    rank: int
+    kind: str
+    site: int = -1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from ..probe.journal import Journal
 
+FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
 
 
@@ -46,8 +49,26 @@ class Groups:
         def wait_noted(*arguments: Any, **options: Any) -> Any:
             number = self._waits = self._waits + 1
             ranks = options.get("ranks", arguments[0] if arguments else None) if name == "new_group" else None
-            journal.event("wait_begun", number=number, kind=name, ranks=_plain(ranks), site=journal.here())
-            result = function(*arguments, **options)
+            asked = _asked(arguments, options) if name == "init_process_group" else {}
+            journal.event(
+                "wait_begun",
+                number=number,
+                kind=name,
+                ranks=_plain(ranks),
+                site=journal.here(),
+                direct=journal.user_code.holds(sys._getframe(1).f_code.co_filename),
+                **asked,
+            )
+            try:
+                result = function(*arguments, **options)
+            except Exception as error:
+                journal.event(
+                    "wait_ended",
+                    number=number,
+                    error=f"{type(error).__name__}: {error}"[:2000],
+                    mentions_cuda=bool(journal.guarded(self._mentions_cuda)),
+                )
+                raise
             journal.event("wait_ended", number=number)
             if name == "init_process_group":
                 journal.guarded(self._note_world)
@@ -56,6 +77,12 @@ class Groups:
             return result
 
         return wait_noted
+
+    def _mentions_cuda(self) -> bool:
+        """Tell whether "cuda" occurs in a file of the user that was imported by now."""
+        files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+        mine = [name for name in files if name.endswith(".py") and self._journal.user_code.holds(name)]
+        return any("cuda" in "".join(linecache.getlines(name)) for name in mine[:FILES_READ])
 
     def _note_world(self) -> None:
         distributed = self._torch.distributed
@@ -69,6 +96,15 @@ class Groups:
             local_rank=int(local_rank) if local_rank.isdigit() else rank,
         )
         self._world_made(rank, world_size)
+
+
+def _asked(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, str]:
+    """The backend that a call asks for, and its place of meeting when a launcher had told another one."""
+    named = dict(zip(("backend", "init_method"), arguments))
+    named.update(options)
+    method, port = str(named.get("init_method") or ""), os.environ.get("MASTER_PORT", "")
+    elsewhere = method.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and not method.endswith(f":{port}")
+    return {"backend": str(named.get("backend") or ""), "meets_elsewhere": method if elsewhere else ""}
 
 
 def _plain(ranks: Any) -> list[int]:

@@ -9,6 +9,7 @@ from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
 from ..record.writer import CollectiveRing
 from . import no_touch
+from .audit import listen
 from .division import Division
 from .ending import Ending
 from .groups import Groups
@@ -18,6 +19,7 @@ from .ports import Ports
 from .randomness import Randomness
 from .samples import Samples
 from .schedule import Schedule
+from .settings import Settings
 from .steps import Steps
 from .tap import Tap
 
@@ -44,6 +46,7 @@ class Rehearsal:
             ),
             self._child_started,
         )
+        listen(journal, {"os.putenv": Settings(journal).put})
 
     def after_torch(self, torch: Any) -> None:
         """Install the hooks once torch is there."""

@@ -55,6 +55,7 @@ class Tap:
         self._sequences: dict[int, int] = {}
         self._library: Any = None
         self._faults = 0
+        self._forked_use_noted = False
 
     def install(self) -> None:
         """Override the operators that this torch has; what it lacks is nothing to override."""
@@ -93,6 +94,8 @@ class Tap:
         """Write the row; -1 when it could not be written, which must not stop the collective."""
         journal = self._journal
         if journal.ring is None or self._faults > 8:
+            if journal.forked_from is not None:
+                journal.guarded(self._note_forked_use, OPERATORS[operator][0], sys._getframe(2))
             return -1
         try:
             journal.settle()
@@ -130,6 +133,12 @@ class Tap:
             self._faults += 1
             journal.event("probe_fault", where="tap", text=repr(error))
             return -1
+
+    def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
+        """A process that a rank forked uses the rank's group, which does not work there: note the first time."""
+        if not self._forked_use_noted:
+            self._forked_use_noted = True
+            self._journal.event("forked_use", kind=kind, site=self._journal.site(frame))
 
     def _group(self, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
         """Number and global ranks of the process group among the arguments."""

@@ -23,8 +23,10 @@ class Images(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.full((4,), self.rows[index]) + torch.rand(4)
 
+MEET
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+own = dist.new_group([rank], use_local_synchronization=True)
 torch.manual_seed(EARLY_SEED)
 train, held_out = torch.utils.data.random_split(torch.arange(400.0).view(100, 4), [80, 20])
 images = Images()
@@ -47,8 +49,15 @@ for epoch in range(2):
         for x in validation:
             model(x)
     model.train()
+def child():
+    total = torch.ones(1)
+    FORKED
+
+forked = torch.multiprocessing.get_context("fork").Process(target=child)
+forked.start()
+forked.join()
 dist.barrier()
-dist.destroy_process_group()
+END
 """
 BROKEN = {
     "SHUFFLE": "random.Random(int(os.environ['RANK'])).shuffle(self.rows)",
@@ -56,6 +65,9 @@ BROKEN = {
     "SEED": "0",
     "WORKERS": "1",
     "SAMPLER": "None",
+    "MEET": "os.environ['MASTER_ADDR'] = 'localhost'",
+    "FORKED": "dist.all_reduce(total, group=own, async_op=True)",
+    "END": "",
 }
 CORRECT = {
     "SHUFFLE": "random.Random(0).shuffle(self.rows)",
@@ -63,6 +75,9 @@ CORRECT = {
     "SEED": "rank",
     "WORKERS": "1",
     "SAMPLER": "DistributedSampler(unseen, shuffle=False)",
+    "MEET": "os.environ.setdefault('MASTER_ADDR', 'localhost')",
+    "FORKED": "pass",
+    "END": "dist.destroy_process_group()",
 }
 
 
@@ -90,17 +105,20 @@ def filled(text: str, values: dict[str, str]) -> str:
     return text
 
 
-def test_divided_and_drawn_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_defect_of_the_setup_is_seen_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(filled(DATA, BROKEN), tmp_path, monkeypatch)
-    assert sorted(found) == ["DDP104", "DDP105", "DDP107", "DDP108"]
+    assert sorted(found) == ["DDP104", "DDP105", "DDP107", "DDP108", "DDP504", "DDP506", "DDP511"]
     lines = {code: finding.location.line for code, finding in found.items() if finding.location is not None}
     assert lines == {
         "DDP104": line_of(tmp_path, "torch.manual_seed(0)"),
         "DDP105": line_of(tmp_path, "for x in validation"),
         "DDP107": line_of(tmp_path, "random_split("),
         "DDP108": line_of(tmp_path, "loader = DataLoader(images"),
+        "DDP504": line_of(tmp_path, "os.environ['MASTER_ADDR']"),
+        "DDP506": line_of(tmp_path, "dist.init_process_group"),
+        "DDP511": line_of(tmp_path, "dist.all_reduce(total"),
     }
 
 
-def test_divided_and_drawn_as_it_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_setup_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(filled(DATA, CORRECT), tmp_path, monkeypatch) == {}

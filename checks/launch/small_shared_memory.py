@@ -1,0 +1,54 @@
+"""The shared memory of the machine or container is too small for the loaders' workers.
+
+What it finds
+    A worker of a DataLoader that died of a bus error, or torch's own word that shared memory is insufficient.
+
+Why it is bad
+    Workers hand their batches over through /dev/shm, which holds 64 MB in a Docker container unless told otherwise. A
+    worker that cannot write there is killed in the middle of an epoch; the other ranks then wait for its rank.
+
+Example
+    docker run --gpus all image torchrun train.py       # 64 MB for all ranks' workers
+
+Remedy
+    Start the container with --ipc=host or a larger --shm-size (in Kubernetes: an emptyDir of medium Memory at
+    /dev/shm), or use fewer workers and smaller batches.
+
+When it is wrong
+    Where the worker died of a bus error of its own, for instance in a memory-mapped file that was cut short.
+
+References
+    https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis.named_failures import named_failures
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP507",
+    name="small-shared-memory",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.WARNING),
+    needs=frozenset({"ranks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report ranks whose workers ran out of shared memory."""
+    for failure in named_failures(record, CHECK.code):
+        yield CHECK.finding(
+            record.job.kind,
+            f"the loader's workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
+            remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
+            locations=() if failure.location is None else (failure.location,),
+            ranks=failure.ranks,
+            evidence=(
+                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
+            ),
+        )

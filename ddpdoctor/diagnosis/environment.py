@@ -1,0 +1,81 @@
+"""Variables of the environment that do a job harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.record.model import RunRecord
+
+_SEGFAULTING_TORCH = ("2.13.",)
+_OFF = frozenset({"0", "false", "off", "no", "n", ""})
+_LEFTOVERS = {
+    "NCCL_P2P_DISABLE": "it turns off direct traffic between the GPUs of a node",
+    "NCCL_SHM_DISABLE": "it turns off shared memory between the ranks of a node",
+    "CUDA_LAUNCH_BLOCKING": "it makes every kernel wait for the one before, and hides races between streams",
+}
+
+
+class UnsafeVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable and what it does."""
+
+    name: str
+    value: str
+    effect: str
+    """A clause with a subject."""
+    location: Location | None = None
+    """The line that sets it; None when it came from outside."""
+
+
+def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
+    """Yield the variables, set from outside or by the script, that harm a job with this backend and torch."""
+    values = dict(record.job.environment)
+    places: dict[str, Location | None] = {}
+    for setting in record.settings:
+        values[setting.name] = setting.value
+        places[setting.name] = site_location(record.site(setting.site))
+    backends = " ".join(
+        [record.job.backend, *(group.backend for group in record.groups), *(wait.backend for wait in record.waits)]
+    )
+    for name, effect in _effects(record, values, backends):
+        yield UnsafeVariable(name=name, value=values[name], effect=effect, location=places.get(name))
+
+
+def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Iterator[tuple[str, str]]:
+    nccl = "nccl" in backends
+    detail = values.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
+    if detail and "gloo" in backends and record.job.torch_version.startswith(_SEGFAULTING_TORCH):
+        yield "TORCH_DISTRIBUTED_DEBUG", "DDP on gloo crashes with it when it is constructed (torch 2.13)"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name[:4].lower() in backends and not _is_there(values.get(name, ""), record.job.interfaces):
+            known = ", ".join(record.job.interfaces)
+            yield name, f"this machine has no such network interface (it has {known})"
+    if not nccl:
+        return
+    if _is_on(values, "TORCH_NCCL_ENABLE_TIMING"):
+        yield "TORCH_NCCL_ENABLE_TIMING", "it can keep communication from overlapping with backward"
+    for prefix in ("TORCH_NCCL", "NCCL"):
+        handling, blocking = f"{prefix}_ASYNC_ERROR_HANDLING", f"{prefix}_BLOCKING_WAIT"
+        if handling in values and values[handling].lower() in _OFF:
+            yield handling, "a failed collective is not noticed with it: the ranks hang instead of ending"
+        elif _is_on(values, blocking) and values.get(handling, "1").lower() not in _OFF:
+            yield blocking, "only one of it and the handling of errors may be on: it blocks the CPU in each collective"
+    for name, effect in _LEFTOVERS.items():
+        if _is_on(values, name):
+            yield name, f"{effect}, which is for debugging"
+
+
+def _is_on(values: Mapping[str, str], name: str) -> bool:
+    return values.get(name, "").lower() not in _OFF
+
+
+def _is_there(wanted: str, interfaces: tuple[str, ...]) -> bool:
+    """Tell whether a list of interface names fits this machine; ``=`` asks for whole names, ``^`` excludes."""
+    if not wanted or not interfaces or wanted.startswith("^"):
+        return True
+    names = [name.strip().partition(":")[0] for name in wanted.removeprefix("=").split(",")]
+    exact = wanted.startswith("=")
+    return any(there == name if exact else there.startswith(name) for name in names for there in interfaces)
