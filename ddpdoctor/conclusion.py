@@ -32,6 +32,9 @@ _NO_RANK_HINT = (
 )
 _HINTS = {
     "time-limit": "Give it longer with `--time-limit`, or fewer batches with `--batches`.",
+    "cut": "Let a pass yield more with `--batches`, or all of them with `--full`.",
+    "slow": "Give it longer with `--time-limit`, or smaller batches with `--batch-size 2`.",
+    "memory": "Rehearse a smaller configuration of the model, on a larger machine, or with `--static`.",
     "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
@@ -70,6 +73,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         steps=record.steps(),
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,
+        batch_size=int(job.batch_size) if job.batch_size else None,
         notes=job.notes,
     )
 
@@ -86,7 +90,7 @@ def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
 
 def _judgement(record: RunRecord, root: str) -> _Judgement:
     job = record.job
-    if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch"):
+    if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory"):
         reason = job.stop_text or _SENTENCES[job.stop_reason]
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
             reason = f"{reason}: {where}"

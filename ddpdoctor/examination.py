@@ -40,6 +40,8 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     seconds: float = 0.0
     device: str = ""
+    batch_size: int | None = None
+    """Samples that the loaders' batches were cut to; None when they were kept."""
     notes: tuple[str, ...] = ()
 
 

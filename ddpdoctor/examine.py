@@ -67,6 +67,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int = 2
     """Ranks of the rehearsal; fewer when the job has fewer."""
     batches: int = 4
+    full: bool = False
+    batch_size: int | None = None
     time_limit_s: float | None = None
     """None for two minutes, and longer when several ranks share a core."""
     python: str | None = None
@@ -188,6 +190,8 @@ def _rehearsed(
         spawns_ranks=script.spawns_ranks is not None and not request.launch.has_launcher,
         nproc=ranks_to_start(request.launch, request.nproc),
         batches=request.batches,
+        full=request.full,
+        batch_size=request.batch_size,
         time_limit_s=request.time_limit_s,
         python=request.python,
         device=request.device,

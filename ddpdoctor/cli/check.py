@@ -48,6 +48,15 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     metavar="N",
     help="Batches that a pass over a loader yields before it is cut.",
 )
+@click.option("--full", is_flag=True, help="Cut no pass: rehearse the script as it is, to its end.")
+@click.option(
+    "--batch-size",
+    default="keep",
+    show_default=True,
+    metavar="keep|N",
+    callback=lambda ctx, parameter, value: _samples(value),
+    help="Samples that a loader's batches are cut to.",
+)
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
@@ -106,6 +115,8 @@ def check(
     diff: bool,
     nproc: int,
     batches: int,
+    full: bool,
+    batch_size: int | None,
     time_limit: float | None,
     python: str | None,
     device: Device,
@@ -171,6 +182,8 @@ def check(
                 static=static,
                 nproc=nproc,
                 batches=batches,
+                full=full,
+                batch_size=batch_size,
                 time_limit_s=time_limit,
                 python=python,
                 device=device,
@@ -236,6 +249,15 @@ def _finite(seconds: float | None) -> float | None:
     if seconds is not None and not math.isfinite(seconds):
         raise click.BadParameter(f"{seconds} is not a number of seconds", param_hint="'--time-limit'")
     return seconds
+
+
+def _samples(value: str) -> int | None:
+    """The size that batches are cut to; None to keep them as they are."""
+    if value == "keep":
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"{value} is neither `keep` nor a number of samples", param_hint="'--batch-size'")
+    return int(value)
 
 
 def _words(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -53,6 +53,10 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int = 2
     batches: int = 4
     """Batches that a pass over a loader yields before it is cut."""
+    full: bool = False
+    """Nothing is cut: every pass yields all its batches, and the script ends by itself."""
+    batch_size: int | None = None
+    """Samples that a batch is cut to; None: batches stay as they are."""
     time_limit_s: float | None = None
     """None for a limit that grows with the ranks that share a core."""
     python: str | None = None

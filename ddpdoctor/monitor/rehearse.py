@@ -96,7 +96,8 @@ class _Rehearsal:
             ranks_of_job=request.launch.ranks or 0,
             device=device,
             interfaces=network_interfaces(),
-            batches=request.batches,
+            batches=0 if request.full else request.batches,
+            batch_size="" if request.batch_size is None else str(request.batch_size),
             ranks_expected=0 if request.spawns_ranks else request.nproc,
             started_ns=time.time_ns(),
         )
@@ -127,6 +128,9 @@ class _Rehearsal:
             "supervisor_pid": os.getpid(),
             "spawns_ranks": self._request.spawns_ranks,
             "batches": self._request.batches,
+            "full": self._request.full,
+            "batch_size": self._request.batch_size,
+            "time_limit_s": time_limit_s(self._request, self._request.nproc),
             "device": self._job.device,
             "gpus_per_node": self._request.nproc,
             "allow_writes": self._request.allow_writes,
@@ -153,11 +157,11 @@ class _Rehearsal:
             if self._assembly.refusal and (over or self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd):
                 return "no-touch", self._assembly.refusal
             if over:
-                return "", ""
+                return self._assembly.ending
             if self._have_parted(record):
                 return "proof", "the ranks can no longer go on together"
             if self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd:
-                return "", ""
+                return self._assembly.ending
             if self._since_failure_s(record) > AFTER_A_FAILURE_S * crowd:
                 return "rank-failed", "a rank failed and the others did not end"
             limit_s = time_limit_s(self._request, ranks)

@@ -44,8 +44,8 @@ class ProcessEnd:
         self._reported: set[int] = set()
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the last event is written."""
-        self.is_consequence: Callable[[BaseException], bool] = lambda error: False
-        """Tells whether an exception is what a cut of ours led to, and so no fault of the script."""
+        self.consequence: Callable[[BaseException], str] = lambda error: ""
+        """Names what a cut of ours has to do with an exception; empty when it is a fault of the script."""
         self.owner_of_attribute: Callable[[BaseException], str] = lambda error: ""
         """Names the class whose attribute was asked of the DDP object around it, where that raised the exception."""
         self.ended_by_rehearsal = False
@@ -63,9 +63,16 @@ class ProcessEnd:
             return
         self._reported.add(id(error))
         self._close()
-        if self.is_consequence(error):
+        consequence = self.consequence(error)
+        if consequence:
             self.ended_by_rehearsal = True
-            self._journal.event("ended", reason="cut")
+            self._journal.event(
+                "ended",
+                reason=consequence,
+                type=type(error).__name__,
+                text=str(error)[:4000],
+                frames=self._user_frames(error.__traceback__),
+            )
             return
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self._journal.event(

@@ -26,6 +26,7 @@ from ddpdoctor.record.model import (
     Signature,
     Site,
     StackDump,
+    StopReason,
     StreamState,
     Wait,
     Wrap,
@@ -51,8 +52,10 @@ _HARMED_BY = {
     "_probe": ("loaders",),
     "_note": ("loaders", "passes"),
     "begin": ("passes",),
-    "keep": ("passes",),
-    "_indices": ("passes",),
+    "_keep": ("passes",),
+    "whole": ("passes",),
+    "_told": ("passes",),
+    "_shortage": (),
     "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "backward_begins": ("backwards",),
@@ -99,6 +102,8 @@ class Assembly:
         """What the probe said of its own faults."""
         self._harmed: dict[str, str] = {}
         """Streams that lack something because of a fault, and which."""
+        self.ending: tuple[StopReason, str] = ("", "")
+        """Why a rank ended itself before it had shown enough, and the sentence for the user."""
         self.refusal: str = ""
         """Sentence of the first thing that the no-touch rule refused."""
         self._sites: dict[Site, int] = {}
@@ -129,6 +134,7 @@ class Assembly:
             "sample": self._on_sample,
             "pass_begun": self._on_pass_begun,
             "pass_ended": self._on_pass_ended,
+            "pass_trained": self._on_pass_trained,
             "missing_gradients": self._on_missing,
             "buffers": self._on_buffers,
             "training_state": self._on_training_state,
@@ -136,6 +142,7 @@ class Assembly:
             "file": self._on_file,
             "child": self._on_child,
             "refused": self._on_refused,
+            "ended": self._on_ended,
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
             **self._setup.handlers,
@@ -350,6 +357,10 @@ class Assembly:
             indices=indices,
         )
 
+    def _on_pass_trained(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["number"])
+        self._passes[key] = msgspec.structs.replace(self._passes[key], backwards=event["backwards"])
+
     def _indices(self, name: str) -> tuple[int, ...]:
         if not name.startswith("indices-") or "/" in name:
             return ()
@@ -431,6 +442,19 @@ class Assembly:
         self.refusal = self.refusal or f"{place} {event['text']}"
         self._file(pid, event, "refused", str(event["path"]), str(event["text"]))
 
+    def _on_ended(self, pid: int, event: dict[str, Any]) -> None:
+        reason, text = str(event["reason"]), str(event.get("text", ""))
+        if self.ending[0]:
+            return
+        if reason in ("slow", "memory"):
+            self.ending = (reason, text)  # type: ignore[assignment]
+        elif reason in ("cut", "perhaps-cut"):
+            frames = event["frames"]
+            place = f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"
+            said = text.strip().partition("\n")[0]
+            raised = f"rank {self._rank(pid)} raised {event['type']} at {place}" + (f": {said}" if said else "")
+            self.ending = ("cut", cut_sentence(place, raised, certain=reason == "cut"))
+
     def _on_stack(self, pid: int, event: dict[str, Any]) -> None:
         frames = tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"])
         self._rows["stacks"].append(
@@ -459,3 +483,10 @@ class Assembly:
             communication=bool(event["communication"]),
             attribute_owner=str(event.get("attribute_owner", "")),
         )
+
+
+def cut_sentence(place: str, raised: str, *, certain: bool) -> str:
+    """Say that the script met a cut of ours, or perhaps did."""
+    if certain:
+        return f"{place} asks a loader for more batches than the few that a pass is cut to"
+    return f"{raised}; it came right after a pass over a loader that the rehearsal had cut, which may be its cause"

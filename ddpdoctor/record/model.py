@@ -31,7 +31,19 @@ RunKind = Literal["rehearsal", "run", "log"]
 PassEnd = Literal["exhausted", "cut", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 FileAction = Literal["create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process"]
-StopReason = Literal["", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed"]
+StopReason = Literal[
+    "",
+    "proof",
+    "time-limit",
+    "interrupted",
+    "no-touch",
+    "no-ranks",
+    "launch-failed",
+    "rank-failed",
+    "cut",
+    "slow",
+    "memory",
+]
 
 STREAMS = (
     "ranks",
@@ -109,6 +121,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     batches: int = 0
     """How many batches a pass was cut to; 0 when nothing was cut."""
     batch_size: str = ""
+    """Samples that batches were cut to; empty when they were kept."""
     stress: str = ""
     interfaces: tuple[str, ...] = ()
     """Names of this machine's network interfaces; empty when they are not known."""

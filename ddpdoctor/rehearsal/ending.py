@@ -31,21 +31,21 @@ class Ending:
         self._reason = ""
         self._raised = 0
 
-    def not_after(self, seconds: float) -> None:
-        """End at the first hook that is reached after so many seconds from now."""
-        self._deadline_s = min(self._deadline_s, time.monotonic() + seconds)
+    def in_seconds(self, seconds: float) -> None:
+        """End at the first hook that is reached after so many seconds from now, in place of any earlier such time."""
+        self._deadline_s = time.monotonic() + seconds
 
     def check(self) -> None:
         """Called by every hook; raises ``RehearsalEnded`` when the rehearsal is over."""
         if self._reason or time.monotonic() > self._deadline_s:
             self.end(self._reason or "time")
 
-    def end(self, reason: str) -> None:
-        """Note the ending and leave the user's code."""
+    def end(self, reason: str, text: str = "") -> None:
+        """Note the ending, with a sentence where the rehearsal has shown too little, and leave the user's code."""
         if not self._reason:
             self._reason = reason
             self._process_end.ended_by_rehearsal = True
-            self._journal.event("ended", reason=reason)
+            self._journal.event("ended", reason=reason, text=text)
         self._raised += 1
         if threading.current_thread() is threading.main_thread() and self._raised <= SWALLOWED_AT_MOST:
             raise RehearsalEnded

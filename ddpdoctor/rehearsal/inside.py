@@ -10,11 +10,13 @@ from ..probe.process import ProcessEnd
 from ..record.writer import CollectiveRing
 from . import no_touch
 from .audit import listen
+from .batch_size import cut_batches
 from .division import Division
 from .ending import Ending
 from .groups import Groups
 from .loaders import Loaders
 from .modules import Modules
+from .pace import Pace
 from .ports import Ports
 from .randomness import Randomness
 from .samples import Samples
@@ -52,13 +54,19 @@ class Rehearsal:
         """Install the hooks once torch is there."""
         journal = self._journal
         no_touch.wrap_torch_writers(torch)
-        if journal.plan.get("device") == "stand-in":
+        plan = journal.plan
+        if plan.get("device") == "stand-in":
             from .stand_in.install import install
 
-            install(journal, torch, int(journal.plan["gpus_per_node"]))
-        schedule = Schedule(journal, self._ending, int(journal.plan.get("batches", 4)))
+            install(journal, torch, int(plan["gpus_per_node"]))
+        schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
+        started_s = int(plan["job"]["started_ns"]) / 1e9
+        pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
+        schedule.on_pace = pace.stepped
+        if plan.get("batch_size"):
+            cut_batches(torch, int(plan["batch_size"]))
         loaders = Loaders(journal, schedule, self._ending, torch)
-        modules = Modules(journal, self._ending, torch, lambda: loaders.newest)
+        modules = Modules(journal, self._ending, torch, lambda: loaders.newest, pace)
         self._tap = Tap(journal, torch)
         loaders.install()
         randomness, division = Randomness(journal, torch), Division(journal, torch)
@@ -66,12 +74,12 @@ class Rehearsal:
         division.install()
         Samples(journal, torch, randomness, division).install()
         modules.install()
-        Steps(journal, modules, schedule, self._ending, torch).install()
+        Steps(journal, modules, loaders, schedule, pace, self._ending, torch).install()
         Ports(journal).install()
         Groups(journal, torch, self._world_made, self._tap.note_group).install()
         self._modules = modules
         self._process_end.before_exit = self._close
-        self._process_end.is_consequence = loaders.caused
+        self._process_end.consequence = loaders.caused
         self._process_end.owner_of_attribute = modules.inner_owner_of
 
     def _close(self) -> None:

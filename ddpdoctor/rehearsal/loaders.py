@@ -1,71 +1,25 @@
-"""Short passes over every DataLoader, with the whole index list of the sampler in the record."""
+"""Short passes over every DataLoader."""
 
 from __future__ import annotations
 
 import functools
-import time
-from array import array
-from collections.abc import Iterator
+import re
+import sys
+import threading
 from typing import Any, Optional
 
 from ..probe.journal import Journal
 from .division import described
 from .ending import Ending
-from .schedule import Schedule
+from .indices import Indices
+from .lengths import Lengths
+from .schedule import Schedule, Trail
+from .short_pass import ShortPass, is_cut
 
-MOST_INDICES = 8_000_000
-MOST_DRAIN_S = 3.0
-LISTS_KEPT = 6
-"""Index lists are kept for so many passes of a process; later ones leave their digest only."""
-
-
-class ShortPass:
-    """An iterator over a loader that ends after a few batches; everything else it asks of the real one."""
-
-    def __init__(self, loaders: Loaders, trail: Trail, inner: Iterator[Any]) -> None:
-        self._loaders = loaders
-        self._inner = inner
-        self._trail = trail
-
-    def __iter__(self) -> ShortPass:
-        return self
-
-    def __next__(self) -> Any:
-        trail = self._trail
-        if self._loaders.is_over(trail):
-            self._loaders.finish(trail, self._inner, "cut")
-            raise StopIteration
-        try:
-            batch = next(self._inner)
-        except StopIteration:
-            self._loaders.finish(trail, self._inner, "exhausted")
-            raise
-        trail.yielded += 1
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __del__(self) -> None:
-        try:
-            self._loaders.finish(self._trail, self._inner, "abandoned")
-        except Exception:
-            return
-
-
-class Trail:
-    """What one pass has done so far."""
-
-    def __init__(self, number: int, loader: int, journal: Journal) -> None:
-        self.number = number
-        self.loader = loader
-        self.yielded = 0
-        self.ended = False
-        self.backwards_before = journal.backwards
-        self.steps_before = journal.optimizer_steps
+_OF_LESS_DATA = (ZeroDivisionError, IndexError, KeyError, AssertionError, ValueError, UnboundLocalError)
+"""What code raises that meets fewer batches than it counts on …"""
+_SIZES = re.compile(r"must match|shape|size|dimension", re.IGNORECASE)
+"""… and what torch says then."""
 
 
 class Loaders:
@@ -76,10 +30,14 @@ class Loaders:
         self._schedule = schedule
         self._ending = ending
         self._torch = torch
+        self._indices = Indices(journal, torch)
+        self._lengths = Lengths()
         self._ordinals: dict[int, int] = {}
-        self._passes = 0
+        self._sites: dict[int, int] = {}
+        """Where each loader was made."""
         self._made = 0
-        self._cuts = 0
+        self._just_cut = False
+        """A pass was cut and nothing was drawn or trained since."""
         self._joins = 0
         """Enabled `join()` contexts that are open."""
         self.newest = -1
@@ -87,10 +45,9 @@ class Loaders:
 
     def install(self) -> None:
         """Patch the class; subclasses that override nothing of it follow."""
-        data = self._torch.utils.data
-        loader_class = data.DataLoader
+        loader_class = self._torch.utils.data.DataLoader
         loaders, journal = self, self._journal
-        construct, iterate, length = loader_class.__init__, loader_class.__iter__, loader_class.__len__
+        construct, length = loader_class.__init__, loader_class.__len__
         self._true_length = length
 
         @functools.wraps(construct)
@@ -99,28 +56,35 @@ class Loaders:
             if journal.rank is not None or journal.plan.get("spawns_ranks"):
                 journal.guarded(loaders._note, loader, journal.here())
 
-        @functools.wraps(iterate)
-        def __iter__(loader: Any) -> Any:
-            loaders._ending.check()
-            site = journal.here()
-            inner = iterate(loader)
-            if not hasattr(loader, "_ddpdoctor_number"):
-                return inner
-            trail = journal.guarded(loaders.begin, loader, site)
-            return inner if trail is None else ShortPass(loaders, trail, inner)
-
         @functools.wraps(length)
         def __len__(loader: Any) -> int:
             true = int(length(loader))
-            if not hasattr(loader, "_ddpdoctor_number"):
-                return true
-            # Before the first pass schedules are made of it, which must last for the whole script.
-            begun = loader._ddpdoctor_number in loaders._ordinals
-            return min(true, loaders._schedule.batches(0, 0)) if begun else true
+            asker = sys._getframe(1)
+            told = journal.guarded(loaders._told, loader, true, asker)
+            return true if told is None else told
 
-        loader_class.__init__, loader_class.__iter__, loader_class.__len__ = __init__, __iter__, __len__
-        self._watch_indices(data.dataloader._BaseDataLoaderIter)
+        loader_class.__init__, loader_class.__len__ = __init__, __len__
+        self._shorten(loader_class)
+        self._indices.install()
         self._watch_joins()
+
+    def _shorten(self, loader_class: Any) -> None:
+        """Replace the iteration that a class defines; only the outermost one of a loader's class is cut."""
+        iterate = loader_class.__iter__
+        loaders, journal = self, self._journal
+
+        @functools.wraps(iterate)
+        def __iter__(loader: Any) -> Any:
+            if type(loader).__iter__ is not __iter__ or not hasattr(loader, "_ddpdoctor_number"):
+                return iterate(loader)
+            loaders._ending.check()
+            site = journal.here()
+            inner = iterate(loader)
+            trail = journal.guarded(loaders.begin, loader, site)
+            return inner if trail is None else ShortPass(loaders, trail, inner)
+
+        __iter__._ddpdoctor_shortens = True  # type: ignore[attr-defined]
+        loader_class.__iter__ = __iter__
 
     def _watch_joins(self) -> None:
         """Count the open `join()` contexts: inside of one the ranks may draw different numbers of batches."""
@@ -142,27 +106,8 @@ class Loaders:
 
         Join.__enter__, Join.__exit__ = __enter__, __exit__
 
-    def _watch_indices(self, iterator_class: Any) -> None:
-        """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
-        draw, journal = iterator_class._next_index, self._journal
-
-        @functools.wraps(draw)
-        def _next_index(iterator: Any) -> Any:
-            index = draw(iterator)
-            if iterator._dataset_kind == 0:
-                journal.guarded(keep, iterator, index)
-            return index
-
-        def keep(iterator: Any, index: Any) -> None:
-            drawn = iterator.__dict__.setdefault("_ddpdoctor_drawn", array("q"))
-            if len(drawn) < MOST_INDICES:
-                drawn.extend(_integers(index))
-
-        self._keep = keep
-        iterator_class._next_index = _next_index
-
     def _note(self, loader: Any, site: int) -> None:
-        """Write what is known of a loader at its construction."""
+        """Write what is known of a loader at its construction, and see to it that its passes are cut."""
         number, self._made = self._made, self._made + 1
         sampler = sharding_sampler(loader)
         dataset = loader.dataset
@@ -187,15 +132,26 @@ class Loaders:
             length=self._length(loader),
             **described(sampler, dataset),
         )
+        self._sites[number] = site
         object.__setattr__(loader, "_ddpdoctor_number", number)
+        defining = next(one for one in type(loader).__mro__ if "__iter__" in vars(one))
+        if not hasattr(vars(defining)["__iter__"], "_ddpdoctor_shortens"):
+            self._shorten(defining)
+
+    def _told(self, loader: Any, true: int, asker: Any) -> int:
+        """The length that the code at ``asker`` is told."""
+        if not hasattr(loader, "_ddpdoctor_number") or not self._lengths.seeks_end(asker):
+            return true
+        return self._schedule.length(loader._ddpdoctor_number, true)
 
     def begin(self, loader: Any, site: int) -> Trail:
         """A pass begins."""
         number = loader._ddpdoctor_number
         ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
-        self._passes += 1
-        self._schedule.open_passes += 1
-        trail = Trail(self._passes, number, self._journal)
+        main = threading.current_thread() is threading.main_thread()
+        true = self._length(loader)
+        trail = self._schedule.begin(number, (self._sites.get(number), site), main, true)
+        self._just_cut = False
         sampler = sharding_sampler(loader)
         self._journal.event(
             "pass_begun",
@@ -204,7 +160,7 @@ class Loaders:
             ordinal=ordinal,
             site=site,
             set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
-            true_length=self._length(loader),
+            true_length=true,
             joined=self._joins > 0,
         )
         return trail
@@ -213,63 +169,58 @@ class Loaders:
         """Tell whether the pass has yielded what it may; called before each batch."""
         self.newest = trail.loader
         self._ending.check()
-        journal = self._journal
-        limit = self._schedule.batches(
-            journal.backwards - trail.backwards_before, journal.optimizer_steps - trail.steps_before
-        )
-        return trail.yielded >= limit
+        return self._schedule.is_over(trail)
+
+    def drawn(self, trail: Trail) -> None:
+        """The pass has yielded a batch."""
+        self._just_cut = False
+        self._schedule.drawn(trail)
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """A pass is over: read its sampler to the end, without its data, and note both."""
         if trail.ended:
             return
-        trail.ended = True
-        self._cuts += end == "cut"
-        backwards = self._journal.backwards - trail.backwards_before
+        self._schedule.end(trail)
+        self._just_cut = self._just_cut or end == "cut"
         fields: dict[str, Any] = {}
         if end != "abandoned":
-            fields = self._journal.guarded(self._indices, inner, trail.number) or {}
+            ordinal = self._ordinals.get(trail.loader, 0)
+            whole = self._journal.guarded(self._indices.whole, inner, trail.loader, ordinal, trail.number)
+            fields = whole or {}
         self._journal.event(
-            "pass_ended", number=trail.number, yielded=trail.yielded, end=end, backwards=backwards, **fields
+            "pass_ended", number=trail.number, yielded=trail.yielded, end=end, backwards=trail.backwards, **fields
         )
-        self._schedule.pass_ended(backwards)
 
-    def caused(self, error: BaseException) -> bool:
-        """Tell whether an exception is the end of a pass that we cut, seen by a bare ``next``."""
-        ran_out = isinstance(error, StopIteration) or (
-            isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration)
-        )
-        return ran_out and self._cuts > 0
+    def trained(self) -> None:
+        """A backward was made."""
+        self._just_cut = False
+        late = self._schedule.backward_ended()
+        if late is not None:
+            # Its batches were fetched ahead, or are used again and again.
+            self._journal.event("pass_trained", number=late.number, backwards=late.backwards)
 
-    def _indices(self, inner: Any, number: int) -> dict[str, Any]:
-        """Count, digest and file of the whole index list; empty when it has no end or no indices."""
-        if getattr(inner, "_dataset_kind", 1) != 0 or not self._drain(inner):
-            return {}
-        drawn: array[int] = inner.__dict__.get("_ddpdoctor_drawn", array("q"))
-        base = _base_indices(inner._dataset, drawn, self._torch)
-        import hashlib
-
-        digest = hashlib.blake2b(base.tobytes(), digest_size=8).hexdigest()
-        name = self._journal.writer.write_indices(number, array("q", sorted(base))) if number <= LISTS_KEPT else ""
-        return {"index_count": len(base), "index_digest": digest, "indices": name}
-
-    def _drain(self, inner: Any) -> bool:
-        """Draw the rest of the sampler's indices; False when there are too many of them."""
-        started = time.monotonic()
-        for count, index in enumerate(inner._sampler_iter):
-            self._keep(inner, index)
-            if count % 1024 == 0 and time.monotonic() - started > MOST_DRAIN_S:
-                return False
-            if len(inner.__dict__["_ddpdoctor_drawn"]) >= MOST_INDICES:
-                return False
-        return True
+    def caused(self, error: BaseException) -> str:
+        """Tell whether an exception comes of a cut of ours: ``cut``, ``perhaps-cut``, or empty when it does not."""
+        if is_cut(error):
+            return "cut"
+        if not self._just_cut or not isinstance(error, Exception):
+            return ""
+        if error.__context__ is not None and is_cut(error.__context__):
+            return "cut"
+        sizes = isinstance(error, RuntimeError) and _SIZES.search(str(error))
+        return "perhaps-cut" if isinstance(error, _OF_LESS_DATA) or sizes else ""
 
     def _length(self, loader: Any) -> Optional[int]:
         """The loader's true length; None when it has none."""
+        asked = getattr(loader, "_IterableDataset_len_called", None)
         try:
             return int(self._true_length(loader))
         except (TypeError, NotImplementedError):
             return None
+        finally:
+            # torch warns of streams that yield more than the length that the script asked for.
+            if asked is None and hasattr(loader, "_IterableDataset_len_called"):
+                loader._IterableDataset_len_called = None
 
 
 def sharding_sampler(loader: Any) -> Any:
@@ -284,24 +235,3 @@ def sharding_sampler(loader: Any) -> Any:
 
 def _shuffles(sampler: Any) -> bool:
     return bool(getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler"))
-
-
-def _integers(index: Any) -> list[int]:
-    """An index or a batch of them as 64-bit integers; other keys by their hash."""
-    if isinstance(index, (list, tuple)):
-        return [number for item in index for number in _integers(item)]
-    try:
-        return [int(index)]
-    except (TypeError, ValueError):
-        import hashlib
-
-        return [int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "big")]
-
-
-def _base_indices(dataset: Any, drawn: array[int], torch: Any) -> array[int]:
-    """Indices into the data set beneath any ``Subset``."""
-    while isinstance(dataset, torch.utils.data.Subset):
-        subset = dataset.indices
-        drawn = array("q", [int(subset[index]) for index in drawn])
-        dataset = dataset.dataset
-    return drawn

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
 from ..probe.journal import Journal
+from . import memory
 from .digests import tensor_digest
 from .ending import Ending
+from .pace import Pace
 from .reduction import Reduction, accumulates
 
 FORWARDS_NOTED = 4_000
@@ -33,11 +36,12 @@ OPTIONS = (
 class Modules:
     """Patches ``DistributedDataParallel``."""
 
-    def __init__(self, journal: Journal, ending: Ending, torch: Any, newest_loader: Any) -> None:
+    def __init__(self, journal: Journal, ending: Ending, torch: Any, newest_loader: Any, pace: Pace) -> None:
         self._journal = journal
         self._ending = ending
         self._torch = torch
         self._newest_loader = newest_loader
+        self._pace = pace
         self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
         self._wrapped = 0
         self._named: dict[int, tuple[int, str]] = {}
@@ -59,6 +63,9 @@ class Modules:
         def __init__(ddp: Any, *arguments: Any, **options: Any) -> None:
             modules._ending.check()
             site = modules._journal.here()
+            short = modules._journal.guarded(modules._shortage, arguments[0] if arguments else options.get("module"))
+            if short:
+                modules._ending.end("memory", short)
             construct(ddp, *arguments, **options)
             bound = dict(zip(list(parameters)[1:], arguments))
             bound.update(options)
@@ -111,6 +118,11 @@ class Modules:
         name = str(error).rstrip("'").rpartition("'")[2]
         owners = [type(ddp.module).__qualname__ for ddp in self._wraps if hasattr(ddp.module, name)]
         return owners[0] if owners else ""
+
+    def _shortage(self, module: Any) -> str:
+        """Say that this machine has not the memory to train the module; empty when it has."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "") or self._torch.distributed.get_world_size())
+        return memory.shortage(memory.need_of(module.parameters(), ranks), memory.free_bytes(), ranks)
 
     def _close(self, reduction: Reduction) -> None:
         synchronised = reduction.decision and reduction.arrived
@@ -190,6 +202,7 @@ class Modules:
             step = self._steps[site] = self._steps.get(site, 0) + 1
             journal.step, journal.forward_site = step, site
             journal.forwards += 1
+            self._pace.forward_begins()
             if reduction.training_forwards < INPUTS_DIGESTED:
                 digest = self._digest_inputs(arguments, options)
             if reduction.training_forwards == 0:

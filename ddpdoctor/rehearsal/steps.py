@@ -10,7 +10,9 @@ from weakref import WeakKeyDictionary
 
 from ..probe.journal import Journal
 from .ending import Ending
+from .loaders import Loaders
 from .modules import Modules
+from .pace import Pace
 from .replicas import Replicas
 from .schedule import Schedule
 from .training_state import TrainingState
@@ -21,10 +23,21 @@ NOTED = 4_000
 class Steps:
     """Counts backwards and optimizer steps, and gives the ending its moments."""
 
-    def __init__(self, journal: Journal, modules: Modules, schedule: Schedule, ending: Ending, torch: Any) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        modules: Modules,
+        loaders: Loaders,
+        schedule: Schedule,
+        pace: Pace,
+        ending: Ending,
+        torch: Any,
+    ) -> None:
         self._journal = journal
         self._modules = modules
+        self._loaders = loaders
         self._schedule = schedule
+        self._pace = pace
         self._ending = ending
         self._torch = torch
         self._replicas = Replicas(journal, modules)
@@ -75,6 +88,8 @@ class Steps:
     def _note_backward(self, frame: Any, begun: tuple[list[int], list[int]], keeps_graph: bool) -> None:
         journal = self._journal
         journal.backwards += 1
+        self._loaders.trained()
+        self._pace.backward_ended()
         fates = self._modules.backward_ended(keeps_graph)
         if journal.backwards <= NOTED and journal.rank is not None:
             journal.event(

@@ -47,10 +47,12 @@ def what_was_done(examination: Examination) -> str:
     number = f"{rehearsal.ranks} of {rehearsal.ranks_of_job} ranks" if more else _count(rehearsal.ranks, "rank")
     ranks = f" on {number}{device}" if rehearsal.ranks else ""
     steps, seconds = _count(rehearsal.steps, "step"), f"{rehearsal.seconds:.1f} s"
+    size = rehearsal.batch_size
+    batches = f", batches cut to {_count(size, 'sample')}" if size is not None else ""
     if rehearsal.status == "completed":
-        return f"{read}; rehearsed {target}{ranks}: {steps} in {seconds}."
+        return f"{read}; rehearsed {target}{ranks}{batches}: {steps} in {seconds}."
     end = "stopped" if rehearsal.status == "stopped" else "failed"
-    return f"{read}; rehearsed {target}{ranks}: {end} after {steps}, {seconds}."
+    return f"{read}; rehearsed {target}{ranks}{batches}: {end} after {steps}, {seconds}."
 
 
 def _finding_blocks(examination: Examination, width: int) -> Iterable[list[Text]]:

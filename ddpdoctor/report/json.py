@@ -46,6 +46,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "steps": rehearsal.steps,
             "seconds": rehearsal.seconds,
             "device": _plain(rehearsal.device),
+            "batch_size": rehearsal.batch_size,
             "notes": [_plain(note) for note in rehearsal.notes],
         },
         "findings": [_finding(finding, examination.root) for finding in examination.findings],

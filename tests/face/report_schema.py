@@ -72,6 +72,7 @@ REPORT = _object(
         steps=COUNT,
         seconds=SECONDS,
         device=TEXT,
+        batch_size={"anyOf": [COUNT, {"type": "null"}]},
         notes=_list(TEXT),
     ),
     findings=_list(FINDING),

@@ -35,7 +35,7 @@ FAULTS = {
     "forward": "from _ddpdoctor.rehearsal import modules; modules.Modules._digest_inputs = None",
     "gradients": "from _ddpdoctor.rehearsal import modules; modules.Modules._close = None",
     "pass": "from _ddpdoctor.rehearsal import loaders; loaders.Loaders._length = None",
-    "indices": "from _ddpdoctor.rehearsal import loaders; loaders._base_indices = None",
+    "indices": "from _ddpdoctor.rehearsal import indices; indices._base_indices = None",
 }
 
 

@@ -107,6 +107,8 @@ def test_a_bare_next_that_meets_our_cut_is_no_fault_of_the_script(rehearse_scrip
     assert [rank.end for rank in record.ranks] == ["ended-by-rehearsal"] * 2
     assert not any(rank.exceptions for rank in record.ranks)
     assert record.steps() == 4
+    assert record.job.stop_reason == "cut"
+    assert record.job.stop_text.startswith("train.py:16 asks a loader for more batches")
 
 
 def test_a_swallowed_ending_is_raised_again(rehearse_script: Rehearse) -> None:
