@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.errors import ExitCode
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 
 Verdict = Literal["clean", "findings", "inconclusive"]
 
@@ -45,6 +45,16 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class RefutedSuspicion(msgspec.Struct, frozen=True, kw_only=True):
+    """What the source made suspicious and the run cleared."""
+
+    code: str
+    name: str
+    location: Location | None
+    reason: str
+    """What the run showed: a sentence."""
+
+
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """The merged diagnosis of one script, or of the sources of several."""
 
@@ -62,6 +72,8 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     """Worst first."""
     outcomes: tuple[Outcome, ...]
+    refuted: tuple[RefutedSuspicion, ...] = ()
+    """Suspicions of the source that are no findings because the run proved that they are not so."""
     notes: tuple[str, ...] = ()
     """Broken third-party checks and the like."""
     scripts: tuple[str, ...] = ()

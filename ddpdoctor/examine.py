@@ -24,6 +24,7 @@ import msgspec
 from ddpdoctor.conclusion import could_not_rehearse, judge, not_rehearsed
 from ddpdoctor.config.settings import NO_SETTINGS, Settings
 from ddpdoctor.config.suppressions import suppress
+from ddpdoctor.confirmation import Reached, reached_lines, with_confirmation
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
@@ -109,7 +110,14 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
             comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short)
         )
     return conclude(
-        request, str(root), source, rehearsal, results, catalogue.notes, judging(comments, catalogue, judged)
+        request,
+        str(root),
+        source,
+        rehearsal,
+        results,
+        catalogue.notes,
+        judging(comments, catalogue, judged),
+        reached_lines(record),
     )
 
 
@@ -121,21 +129,24 @@ def conclude(
     results: Sequence[CheckResult],
     notes: tuple[str, ...] = (),
     comments: Comments = NO_COMMENTS,
+    reached: Reached | None = None,
 ) -> Examination:
     """Merge what the checks said and pass the verdict. Pure: runs nothing, reads only the lines of the findings.
 
     What ``comments`` suppress is left out; those that suppress nothing are findings themselves. A finding at or above
     ``fail_on`` makes it ``findings``; otherwise a rehearsal that did not complete, a check that failed, missing
-    evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``.
+    evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``. ``reached`` holds the lines
+    that were rehearsed, where that is known.
     """
-    suspicions = unrefuted(
+    suspicions, refutations = unrefuted(
         [finding for result in results for finding in result.from_source],
         [Refutation(result.code, refuted) for result in results for refuted in result.refuted],
     )
     seen = [finding for result in results for finding in result.from_run]
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
     unused = tuple(unused_suppressions(comments, sifted.used))
-    findings = with_fingerprints(merge((*sifted.kept, *unused), ()) if unused else sifted.kept, root)
+    kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
+    findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
     gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
     standing = {finding.code for finding in (*suspicions, *seen)} - gone
     cut_short = _cut_short(request, rehearsal)
@@ -159,6 +170,7 @@ def conclude(
         source=source,
         rehearsal=rehearsal,
         findings=findings,
+        refuted=refutations,
         outcomes=outcomes,
         notes=(*notes, *crashed),
     )

@@ -88,6 +88,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Fact, ...] = ()
     remedy: str
     """What to do, in one or two sentences."""
+    unconfirmed: str = ""
+    """What a rehearsal that did not confirm a suspicion of the source says of it, as in ``not rehearsed: no rank came
+    to train.py:88``; empty when it confirmed it or cannot speak of it."""
     fingerprint: str = ""
     """Survives line moves; filled in when findings are merged."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from ddpdoctor.examination import RefutedSuspicion
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.places import meets, of_frame, same_lines
 
@@ -22,11 +23,20 @@ class Refutation(msgspec.Struct, frozen=True):
     refuted: Refuted
 
 
-def unrefuted(suspicions: Iterable[Finding], refutations: Sequence[Refutation]) -> tuple[Finding, ...]:
-    """Keep the findings of the source that the same check did not refute at the same place of a run."""
-    return tuple(
-        suspicion for suspicion in suspicions if not any(_refutes(refutation, suspicion) for refutation in refutations)
-    )
+def unrefuted(
+    suspicions: Iterable[Finding], refutations: Sequence[Refutation]
+) -> tuple[tuple[Finding, ...], tuple[RefutedSuspicion, ...]]:
+    """Part the findings of the source from those that the same check refuted at the same place of a run."""
+    kept, cleared = [], []
+    for suspicion in suspicions:
+        reason = next((one.refuted.reason for one in refutations if _refutes(one, suspicion)), None)
+        if reason is None:
+            kept.append(suspicion)
+        else:
+            cleared.append(
+                RefutedSuspicion(code=suspicion.code, name=suspicion.name, location=suspicion.location, reason=reason)
+            )
+    return tuple(kept), tuple(cleared)
 
 
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -6,6 +6,7 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
 from ddpdoctor.places import shown_path
 from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.stated import stated
 
 
 def render(examination: Examination) -> str:
@@ -44,4 +45,4 @@ def _line(finding: Finding, examination: Examination) -> str:
         where = f"{one_line(examination.target)}:1:1"
     else:
         where = f"{one_line(shown_path(place.file, examination.root))}:{place.line}:{place.column}"
-    return f"{where}: {finding.severity.value} {finding.code} {finding.name}: {one_line(finding.title)}"
+    return f"{where}: {finding.severity.value} {finding.code} {finding.name}: {stated(finding)}"

@@ -39,6 +39,9 @@ def finding_lines(finding: Finding, root: str, width: int) -> list[Text]:
     else:
         lines += _excerpt(finding.location, width)
     lines += _seen(finding, [fact for fact in finding.evidence if fact not in stacks], root, width)
+    if finding.unconfirmed:
+        words, _, reason = finding.unconfirmed.partition(": ")
+        lines += label(words, Text(one_line(reason)), width)
     return lines + label("do", Text(one_line(finding.remedy)), width)
 
 

@@ -110,6 +110,8 @@ def _summary(examination: Examination, width: int) -> list[Text]:
     checks = f"{_count(passed, 'check')} passed" + (f", {blind} not evaluated" if blind else "")
     if not passed and blind:
         checks = f"{_count(blind, 'check')} not evaluated"
+    if examination.refuted:
+        checks += f"; the rehearsal cleared {_count(len(examination.refuted), 'suspicion')} of the source"
     if examination.verdict == "inconclusive":
         sentence = f"Inconclusive: {found[0].lower()}{found[1:]}, and not everything could be examined; {checks}."
     elif examination.findings and examination.verdict == "clean":

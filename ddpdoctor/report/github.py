@@ -13,6 +13,7 @@ from ddpdoctor.places import shown_path
 from ddpdoctor.report.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.regions import region_of
+from ddpdoctor.report.stated import stated
 
 _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "notice"}
 
@@ -44,7 +45,7 @@ def _command(finding: Finding, examination: Examination) -> str:
         if region.end_line == region.line:
             properties["endColumn"] = str(region.end_column)
     written = ",".join(f"{name}={_property(one_line(value))}" for name, value in properties.items())
-    message = f"{finding.name}: {one_line(finding.title)}\n{one_line(finding.remedy)}"
+    message = f"{finding.name}: {stated(finding)}\n{one_line(finding.remedy)}"
     return f"::{_KINDS[finding.severity]} {written}::{_data(message)}"
 
 

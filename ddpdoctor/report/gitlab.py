@@ -13,6 +13,7 @@ from ddpdoctor.places import shown_path
 from ddpdoctor.report.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.regions import region_of
+from ddpdoctor.report.stated import stated
 
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.ADVICE: "info"}
 
@@ -39,7 +40,7 @@ def _entry(finding: Finding, examination: Examination) -> dict[str, object]:
     path = examination.target if place is None else shown_path(place.file, examination.root)
     lines = {"begin": 1, "end": 1} if region is None else {"begin": region.line, "end": region.end_line}
     return {
-        "description": f"{one_line(finding.title)}. {one_line(finding.remedy)}",
+        "description": f"{stated(finding)}. {one_line(finding.remedy)}",
         "check_name": f"{finding.code} {finding.name}",
         "fingerprint": finding.fingerprint,
         "severity": _SEVERITIES[finding.severity],

@@ -50,6 +50,15 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "notes": [_plain(note) for note in rehearsal.notes],
         },
         "findings": [_finding(finding, examination.root) for finding in examination.findings],
+        "refuted": [
+            {
+                "code": refuted.code,
+                "name": refuted.name,
+                "location": _location(refuted.location, examination.root) if refuted.location else None,
+                "reason": _plain(refuted.reason),
+            }
+            for refuted in examination.refuted
+        ],
         "outcomes": [
             {"code": outcome.code, "name": outcome.name, "state": outcome.state.value, "reason": _plain(outcome.reason)}
             for outcome in examination.outcomes
@@ -70,6 +79,7 @@ def _finding(finding: Finding, root: str) -> dict[str, Any]:
         "basis": sorted(finding.basis),
         "evidence": [_fact(fact, root) for fact in finding.evidence],
         "remedy": _plain(finding.remedy),
+        "unconfirmed": _plain(finding.unconfirmed),
         "fingerprint": finding.fingerprint,
     }
 

@@ -14,6 +14,7 @@ from ddpdoctor.finding import Finding
 from ddpdoctor.places import shown_path
 from ddpdoctor.report.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.stated import stated
 
 
 def render(examination: Examination) -> str:
@@ -61,10 +62,10 @@ def _add_finding(suite: ElementTree.Element, finding: Finding, examination: Exam
     if finding.location is not None:
         case.set("line", str(finding.location.line))
     facts = [f"- {fact.text} ({fact.basis})" for fact in finding.evidence]
-    text = visible("\n".join([f"{file}{line}: {finding.title}", *facts, f"do: {finding.remedy}"]))
+    text = visible("\n".join([f"{file}{line}: {stated(finding)}", *facts, f"do: {finding.remedy}"]))
     if finding.severity.at_least(examination.fail_on):
         failure = ElementTree.SubElement(
-            case, "failure", type=finding.severity.value, message=one_line(f"{finding.title} ({file}{line})")
+            case, "failure", type=finding.severity.value, message=f"{stated(finding)} ({file}{line})"
         )
         failure.text = text
     else:

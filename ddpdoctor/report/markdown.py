@@ -9,6 +9,7 @@ from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.places import named_ranks, shown_path
 from ddpdoctor.report.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.stated import stated
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@&])")
 _HEADS = {"clean": "nothing found", "findings": "findings", "inconclusive": "inconclusive"}
@@ -40,7 +41,7 @@ def _row(finding: Finding, examination: Examination) -> str:
         finding.severity.value,
         f"{_text(finding.name)} ({_text(finding.code)})",
         where,
-        _text(finding.title),
+        _text(stated(finding)),
         _text(finding.remedy),
     )
     return f"| {' | '.join(cells)} |"

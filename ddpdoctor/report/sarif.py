@@ -24,6 +24,7 @@ from ddpdoctor.report.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.escape import one_line, visible
 from ddpdoctor.report.explanation import sections, summary
 from ddpdoctor.report.regions import region_of
+from ddpdoctor.report.stated import stated
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST_DESCRIPTION = 1024
@@ -97,7 +98,7 @@ def _result(finding: Finding, examination: Examination, index: dict[str, int]) -
     result: dict[str, Any] = {
         "ruleId": finding.code,
         "level": _LEVELS[finding.severity],
-        "message": {"text": f"{one_line(finding.title)}. {one_line(finding.remedy)}"},
+        "message": {"text": f"{stated(finding)}. {one_line(finding.remedy)}"},
         "locations": [_location(place, root)],
         "partialFingerprints": {"primaryLocationLineHash": f"{finding.fingerprint}:1"},
     }

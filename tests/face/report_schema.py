@@ -52,6 +52,7 @@ FINDING = _object(
     basis=_list(BASIS),
     evidence=_list(FACT),
     remedy=TEXT,
+    unconfirmed=TEXT,
     fingerprint={"type": "string", "pattern": "^[0-9a-f]{16}$"},
 )
 REPORT = _object(
@@ -76,6 +77,7 @@ REPORT = _object(
         notes=_list(TEXT),
     ),
     findings=_list(FINDING),
+    refuted=_list(_object(code=TEXT, name=TEXT, location={"anyOf": [LOCATION, {"type": "null"}]}, reason=TEXT)),
     outcomes=_list(
         _object(code=TEXT, name=TEXT, state=_one_of("findings", "passed", "not-evaluated", "bound-hit"), reason=TEXT)
     ),

@@ -66,7 +66,10 @@ def test_a_refutation_drops_the_suspicion_of_the_same_check_at_the_same_place_on
     other = finding("DDP601", "save-on-all-ranks", Severity.WARNING, at(14))
     elsewhere = finding("DDP101", "missing-distributed-sampler", Severity.WARNING, at(20))
     refutation = Refutation("DDP101", Refuted(location=at(15), reason="the ranks draw different samples"))
-    assert unrefuted([unsharded(), other, elsewhere], [refutation]) == (other, elsewhere)
+    kept, (cleared,) = unrefuted([unsharded(), other, elsewhere], [refutation])
+    assert kept == (other, elsewhere)
+    assert (cleared.code, cleared.location) == ("DDP101", unsharded().location)
+    assert cleared.reason == "the ranks draw different samples"
 
 
 def test_a_file_reached_through_a_symbolic_link_is_the_same_place(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Says what a rehearsal has to say about suspicions of the source that it did not confirm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.finding import Finding, Location
+from ddpdoctor.merge import SUSPECTED
+from ddpdoctor.places import same_file, shown_path
+from ddpdoctor.runner import CheckResult
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+Reached = Mapping[str, frozenset[int]]
+"""By file the lines that some rank ran."""
+
+
+def reached_lines(record: RunRecord | None) -> Reached | None:
+    """The lines that the ranks of a run ran; None when that is not known."""
+    if record is None or record.stream("lines").state != "complete":
+        return None
+    reached: dict[str, frozenset[int]] = {}
+    for executed in record.lines:
+        reached[executed.file] = reached.get(executed.file, frozenset()) | executed.lines
+    return reached
+
+
+def with_confirmation(
+    findings: Iterable[Finding],
+    results: Iterable[CheckResult],
+    rehearsal: RehearsalSection,
+    reached: Reached | None,
+    root: str,
+) -> tuple[Finding, ...]:
+    """Mark the suspicions that a rehearsal could have confirmed and did not.
+
+    Only checks that looked at the run can have confirmed one, and checks of divergences, which the run may call by
+    another name.
+    """
+    if rehearsal.status == "skipped":
+        return tuple(findings)
+    looked = {result.code for result in results if result.looked_at_run}
+    if looked:
+        looked |= SUSPECTED
+    return tuple(
+        msgspec.structs.replace(finding, unconfirmed=_sentence(finding, rehearsal, reached, root))
+        if finding.basis == {"source"} and finding.code in looked
+        else finding
+        for finding in findings
+    )
+
+
+def _sentence(finding: Finding, rehearsal: RehearsalSection, reached: Reached | None, root: str) -> str:
+    place = finding.location
+    if place is not None and reached is not None and not _was_reached(place, reached):
+        return f"not rehearsed: no rank came to {shown_path(place.file, root)}:{place.line}"
+    if rehearsal.status == "completed":
+        return "not confirmed: the rehearsal came to its end without it"
+    if reached is None and not rehearsal.steps:
+        return "not rehearsed: no training step was made"
+    return "not confirmed: the rehearsal ended before it could show"
+
+
+def _was_reached(place: Location, reached: Reached) -> bool:
+    lines = range(place.line, max(place.line, place.end_line) + 1)
+    return any(ran.intersection(lines) for file, ran in reached.items() if same_file(file, place.file))
