@@ -59,8 +59,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     for lone in lone_forwards(projection):
         yield CHECK.finding(
             "source",
-            f"only {spoken(lone.ranks)} of 4 runs this forward of a DDP model with buffers: without gradients it works "
-            "as long as its broadcast of buffers is taken for the next one of training",
+            f"this forward of a DDP model with buffers is run by {spoken(lone.ranks)} of 4 only: without gradients it "
+            "works as long as its broadcast of buffers is taken for the next one of training",
             remedy=_REMEDY,
             locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
             evidence=(

@@ -1,8 +1,9 @@
 """A loss or metric of rank 0 is reported as the job's.
 
 What it finds
-    A print, wandb.log or add_scalar on rank 0 alone, of a value computed from rank 0's own batches, in a script that
-    never reduces or gathers anything. All places of a file become one finding.
+    A print, wandb.log or add_scalar on rank 0 alone, of a value computed from rank 0's own batches that was never
+    reduced. In a script that reduces anything else, only what is reported after a loop over batches. All places of a
+    file become one finding.
 
 Why it is bad
     Rank 0 sees one part in N of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
@@ -43,7 +44,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         files.setdefault(str(event.module.path), []).append(event)
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
-        title = "rank 0 reports a value of its own batches, and no rank ever reduces one"
+        title = "rank 0 reports a value of its own batches, which is not reduced over the ranks"
         yield CHECK.finding(
             "source",
             title if len(events) == 1 else f"{title} ({len(events)} places)",

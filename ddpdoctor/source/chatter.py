@@ -12,7 +12,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.saving import is_distributed
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
-from ddpdoctor.source.values import Unknown, Value, is_varying, tags_of
+from ddpdoctor.source.values import Built, Unknown, Value, is_varying, options_of, tags_of
 from ddpdoctor.source.words import mentions_any
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
@@ -20,7 +20,8 @@ _TRACKERS = ("wandb.init", "mlflow.start_run")
 _WRITERS = re.compile(r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.Experiment$")
 _RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
 _OUTPUT = frozenset({"print", "stdout"})
-_REDUCED = ("reduce", "gather", "torchmetrics", "all_avg", "dist_mean", "synchronize_between")
+_REDUCED = ("reduce", "gather", "synchronize_between")
+_REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
 
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
@@ -73,13 +74,17 @@ def _print_is_replaced(script: Script) -> bool:
 
 
 def local_metrics(projection: Projection) -> Iterator[Event]:
-    """Reports by rank 0 alone of values that come from its own batches, in a job that never reduces anything."""
+    """Reports by rank 0 alone of values that come from its own batches and were not reduced.
+
+    In a job that reduces something, only summaries behind a loop over batches count.
+    """
     script = projection.machine.script
-    if not is_distributed(projection) or framework(script) or mentions_any(script, _REDUCED):
+    if not is_distributed(projection) or framework(script) or mentions_any(script, _REDUCERS):
         return
+    reduces = mentions_any(script, _REDUCED)
     seen: set[ast.AST] = set()
     for event in noted(projection, "builtins.print", "wandb.log", "add_scalar", "log_metric"):
-        if event.node in seen or event.ranks != 1 or not event.guards:
+        if event.node in seen or event.ranks != 1 or not event.guards or (reduces and _is_in_pass(event)):
             continue
         if any(_is_local(value) for value in (*event.positional, *event.named.values())):
             seen.add(event.node)
@@ -88,3 +93,12 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
 
 def _is_local(value: Value) -> bool:
     return is_varying(value) and any(kind in ("batch", "ddp") for kind, _ in tags_of(value))
+
+
+def _is_in_pass(event: Event) -> bool:
+    """Whether an event happens in a loop over batches."""
+    return any(
+        isinstance(option, Built) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
+        for loop in event.loops
+        for option in options_of(loop.iterable)
+    )

@@ -75,7 +75,7 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
         turns.append(count)
         if count == 0:
             empty |= 1 << rank
-    return by_rank(lambda entry: _item_of(machine, entry), iterable), turns, empty
+    return by_rank(lambda entry: item_of(machine, entry), iterable), turns, empty
 
 
 def opened(machine: Machine, node: ast.expr) -> Value:
@@ -92,7 +92,8 @@ def opened(machine: Machine, node: ast.expr) -> Value:
     return value
 
 
-def _item_of(machine: Machine, entry: Value) -> Value:
+def item_of(machine: Machine, entry: Value) -> Value:
+    """One item of an iterable of one rank, for any of its items."""
     if isinstance(entry, Items):
         if len(entry.values) == 1:
             return entry.values[0]
@@ -104,7 +105,7 @@ def _item_of(machine: Machine, entry: Value) -> Value:
     if isinstance(entry, Choice):
         item: Value | None = None
         for option in entry.options:
-            item = join(item, _item_of(machine, option))
+            item = join(item, item_of(machine, option))
         return item or UNIFORM
     if isinstance(entry, Unknown):
         batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)
@@ -328,11 +329,13 @@ def _comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.Gene
 
 
 def _dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
-    return derived((_in_generators(machine, node.generators, lambda: _pair(machine, node)),))
+    """A dict with keys that are not known: what comes out of it are its values."""
 
+    def pair() -> Value:
+        evaluate(machine, node.key)
+        return evaluate(machine, node.value)
 
-def _pair(machine: Machine, node: ast.DictComp) -> Value:
-    return derived((evaluate(machine, node.key), evaluate(machine, node.value)))
+    return derived((_in_generators(machine, node.generators, pair),))
 
 
 def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:

@@ -43,6 +43,7 @@ from ddpdoctor.source.values import (
     Function,
     Instance,
     Items,
+    Lanes,
     Mapped,
     Partial,
     ProjectClass,
@@ -71,6 +72,7 @@ from ddpdoctor.source.vocabulary import (
     RUNNERS,
     SAME_ITEMS,
     SPAWNERS,
+    SYNCHRONISES,
 )
 from ddpdoctor.source.wraps import backward, wrap
 
@@ -125,7 +127,7 @@ def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], 
     if name in MODEL_PRESERVING and positional:
         return positional[0]
     if last in SAME_ITEMS:
-        return _same_items(positional, last)
+        return _zipped(machine, positional) if last == "zip" else _same_items(positional, last)
     factory = TENSOR_CALLS.get(name)
     if factory is not None:
         return factory(positional, named)
@@ -151,6 +153,15 @@ def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], 
 
 def _batch_tags(value: Unknown) -> frozenset[tuple[str, int]]:
     return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
+
+
+def _zipped(machine: Machine, positional: list[Value]) -> Value:
+    """``zip``: tuples whose parts keep apart where they come from."""
+    from ddpdoctor.source.expressions import item_of
+
+    if not positional or any(isinstance(value, Lanes) for value in positional):
+        return _same_items(positional, "zip")
+    return Items((Items(tuple(item_of(machine, value) for value in positional)),), open=True)
 
 
 def _same_items(positional: list[Value], last: str) -> Value:
@@ -209,7 +220,32 @@ def call_method(
         return receiver
     if name in {"cuda", "to"}:
         _note_device(machine, node, name, positional, named)
+    promised = _by_promise(machine, receiver, name)
+    if promised is not None:
+        from ddpdoctor.source.calls import call_function
+
+        return call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
     return _plain_method(machine, node, function, arguments)
+
+
+def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None:
+    """The only method of the project that an object of unknown class can mean by a name such as ``synchronize``.
+
+    Collectives in it would go unseen otherwise. A method that is being run is not meant: it calls those of its parts.
+    """
+    if not isinstance(receiver, (Unknown, Bound)) or name not in machine.mentions.synchronising:
+        return None
+    if not SYNCHRONISES.search(name):
+        return None
+    running = {frame.owner.node for frame in machine.frames if frame.owner is not None}
+    found: list[Function] = []
+    for scope in machine.scope_modules.values():
+        for entry in machine.store.names(scope):
+            cls = machine.store.get(scope, entry)
+            method = machine.store.get(cls.scope, name) if isinstance(cls, ProjectClass) else None
+            if isinstance(method, Function) and method.node not in running and method not in found:
+                found.append(method)
+    return found[0] if len(found) == 1 else None
 
 
 def _is_module(value: Built) -> bool:

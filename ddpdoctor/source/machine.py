@@ -37,6 +37,7 @@ from ddpdoctor.source.values import (
     RANKS,
     Built,
     Function,
+    Lanes,
     Value,
     is_guessed,
     is_varying,
@@ -263,7 +264,8 @@ class Machine:
         yes, no, unknown = self.decide(value)
         start = self.mask
         if unknown == start:
-            self.fork([when_true, when_false], test, varying=is_varying(value), own=own_test(self, test, value))
+            own = own_test(self, test, self._present(value))
+            self.fork([when_true, when_false], test, varying=is_varying(value), own=own)
             return
         if yes == start:
             when_true()
@@ -278,6 +280,13 @@ class Machine:
             varying = is_varying(value)
             after |= self.on(unknown, test, value, lambda: self.fork([when_true, when_false], varying=varying))
         self.mask = after
+
+    def _present(self, value: Value) -> Value:
+        """A value as the present ranks have it: what another rank had before it left tells nothing about them."""
+        if not isinstance(value, Lanes):
+            return value
+        entries = [entry for rank, entry in enumerate(value.values) if self.mask >> rank & 1]
+        return entries[0] if all(entry == entries[0] for entry in entries) else value
 
     def on(self, ranks: int, test: ast.AST, value: Value, arm: Callable[[], None]) -> int:
         """Run one arm on some of the present ranks; return those that reach its end."""

@@ -57,6 +57,8 @@ TELLING_TRAINING_WORDS = frozenset(
         "optim",
         "requires_grad",
         "requires_grad_",
+        "no_grad",
+        "inference_mode",
         "convert_sync_batchnorm",
         "urlretrieve",
         "extractall",

@@ -13,6 +13,7 @@ from ddpdoctor.source.values import (
     Instance,
     Items,
     Mapped,
+    TensorSize,
     Value,
     by_rank,
     constant,
@@ -93,7 +94,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         entries = dict(container.entries)
         entries[key] = value
         assign_to(machine, target.value, Mapped(tuple(entries.items())))
-    elif isinstance(container, (Mapped, Items)):
+    elif isinstance(container, (Mapped, Items, TensorSize)):
         assign_to(machine, target.value, derived((container, value)))
 
 

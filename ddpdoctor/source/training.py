@@ -111,7 +111,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
     if made is None:
         return "unknown"
     if made.name == DISTRIBUTED_SAMPLER:
-        return "sharded"
+        return "whole" if constant(made.argument("num_replicas", 1) or NONE) == 1 else "sharded"
     if any(is_varying(value) for value in (*made.positional, *made.named.values())):
         return "unknown"
     if made.name == "torch.utils.data.BatchSampler":

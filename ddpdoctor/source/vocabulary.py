@@ -165,6 +165,8 @@ DISTRIBUTION_ATTRIBUTES = frozenset({"ddp", "use_ddp", "is_ddp", "distributed_tr
 FIRST_RANK_DECORATORS = frozenset(
     {"rank_zero_only", "main_process_only", "master_only", "on_main_process", "rank0_only", "only_on_master"}
 )
+SYNCHRONISES = re.compile(r"sync|reduce|gather|broadcast|barrier", re.IGNORECASE)
+"""In the name of a method: it promises to run a collective."""
 RUNNERS = frozenset({"fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torch.distributed.run.elastic_launch"})
 """Functions that call the function that they are given."""
 
