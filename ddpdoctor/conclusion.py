@@ -20,7 +20,8 @@ OUTPUT_LINES = 12
 """How many of the script's last lines are kept."""
 
 MESSAGE_CHARACTERS = 160
-"""How much of an exception's first line is kept: torch's go on for paragraphs."""
+LONG_MESSAGE = 240
+"""How much of an exception's first line is kept, and of one that is all there is: torch's go on for paragraphs."""
 
 ARGUMENTS_HINT = (
     "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
@@ -29,6 +30,10 @@ ARGUMENTS_HINT = (
 _NO_RANK_HINT = (
     "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
     " `--static` reads the source only."
+)
+_PORT_HINT = (
+    "Another program listens on the port that the script names: end it, or let the system choose one (torchrun "
+    "`--standalone`, or port 0)."
 )
 _HINTS = {
     "time-limit": "Give it longer with `--time-limit`, or fewer batches with `--batches`.",
@@ -74,6 +79,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,
         batch_size=int(job.batch_size) if job.batch_size else None,
+        not_held_back=job.not_held_back,
         notes=job.notes,
     )
 
@@ -103,7 +109,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = job.stop_text or _SENTENCES.get(job.stop_reason, "a rank failed")
         return _Judgement("failed", reason, _HINTS.get(job.stop_reason, ARGUMENTS_HINT), _any_output(record))
     if unseen and not job.ranks_expected:
-        return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
+        return _no_rank(record, root)
     if unseen and not job.ranks_reported and _ended_without_torch(record):
         reason = "the script never imported torch"
         return _Judgement(
@@ -130,6 +136,16 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = "the script ended before every rank had made an optimizer step"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
     return _Judgement("completed")
+
+
+def _no_rank(record: RunRecord, root: str) -> _Judgement:
+    raised = next(iter(record.job.early_exceptions), None)
+    if raised is None:
+        return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
+    hint = _PORT_HINT if "EADDRINUSE" in raised.message else ARGUMENTS_HINT
+    message = textwrap.shorten(raised.message.strip().partition("\n")[0], LONG_MESSAGE, placeholder=" ...")
+    reason = f"before there was a rank, {raised.type} was raised{_at(raised, root)}"
+    return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
 
 
 def _failure(record: RunRecord, root: str) -> _Judgement | None:

@@ -12,8 +12,12 @@ from ddpdoctor.places import meets, of_frame, same_lines
 
 SUSPECTED = frozenset({"DDP301", "DDP302", "DDP303", "DDP309", "DDP311", "DDP314"})
 """The checks that see a divergence in the source: a run may call the same one by another name."""
-DIVERGENCES = frozenset({"DDP103", "DDP301", "DDP302", "DDP303", "DDP304", "DDP306", "DDP309", "DDP312", "DDP314"})
+DIVERGENCES = frozenset(
+    {"DDP103", "DDP301", "DDP302", "DDP303", "DDP304", "DDP306", "DDP309", "DDP312", "DDP314", "DDP706"}
+)
 """What one divergence may be called once it was seen in a run."""
+_BY_TRACE = frozenset({"DDP301", "DDP302"})
+"""Names for partings of which the run shows that, and the source shows why."""
 
 
 class Refutation(msgspec.Struct, frozen=True):
@@ -42,18 +46,41 @@ def unrefuted(
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:
     """Merge findings of the source with those of the run.
 
-    A merged finding keeps title, severity, ranks and remedy of the run, and holds the evidence of both. The result is
-    sorted from worst to mildest, then by place.
+    A merged finding keeps title, severity, ranks and remedy of the run, and holds the evidence of both; where the
+    source alone can tell a rank test from a rank's own data, it gives the code. The result is sorted from worst to
+    mildest, then by place.
     """
     run = list(_distinct(seen))
     left: list[Finding] = []
+    confirmed: dict[int, list[Finding]] = {}
     for suspicion in _distinct(suspicions):
-        confirmed = next((index for index, finding in enumerate(run) if _same_cause(suspicion, finding)), None)
-        if confirmed is None:
+        index = next((index for index, finding in enumerate(run) if _same_cause(suspicion, finding)), None)
+        if index is None:
             left.append(suspicion)
         else:
-            run[confirmed] = _joined(run[confirmed], suspicion)
+            confirmed.setdefault(index, []).append(suspicion)
+    for index, causes in confirmed.items():
+        run[index] = _named_by(causes, run[index])
+        # What the same condition keeps from some ranks beside the call that the run stopped at is no second cause.
+        beside = [one for one in left if any(_same_condition(one, cause) for cause in causes)]
+        left = [one for one in left if one not in beside]
+        for suspicion in (*causes, *beside):
+            run[index] = _joined(run[index], suspicion)
     return tuple(sorted((*run, *left), key=_rank))
+
+
+def _same_condition(one: Finding, other: Finding) -> bool:
+    """Tell whether two partings seen in the source are those of one condition, which is the last of their places."""
+    return {one.code, other.code} <= SUSPECTED and bool(one.locations[1:]) and one.locations[-1] == other.locations[-1]
+
+
+def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
+    names = {(cause.code, cause.name) for cause in causes if cause.code in SUSPECTED}
+    if seen.code not in _BY_TRACE or len(names) != 1 or seen.code in {code for code, _ in names}:
+        return seen
+    ((code, name),) = names
+    cause = next(cause for cause in causes if cause.code == code)
+    return msgspec.structs.replace(seen, code=code, name=name, remedy=cause.remedy)
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:

@@ -30,12 +30,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.hot_barriers import hot_barriers
+from ddpdoctor.diagnosis.wording import count, place, site_location
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.hot_loops import every_step
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP313", name="barrier-in-hot-loop", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP313",
+    name="barrier-in-hot-loop",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"collectives", "forwards"}),
+)
+_REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -47,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every training step waits in {event.name}, though backward synchronises the ranks already"
             if found.is_barrier
             else f"every training step runs {event.name} for a number that is only looked at",
-            remedy="Remove it: DDP's backward makes the ranks meet in every step."
+            remedy=_REMEDY
             if found.is_barrier
             else "Reduce it only in the steps that log it, or once an epoch.",
             locations=(event.module.location(event.node),),
@@ -59,4 +68,26 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
             severity=None if found.is_barrier else Severity.ADVICE,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report barriers that followed every training step, with their number."""
+    for hot in hot_barriers(record):
+        location = site_location(hot.site)
+        yield CHECK.finding(
+            record.job.kind,
+            f"every training step waits in {hot.kind} at {place(hot.site.innermost)}: {count(hot.calls, 'call')} in "
+            f"{count(hot.steps, 'step')} of each rank, though backward synchronises the ranks already",
+            remedy=_REMEDY,
+            locations=() if location is None else (location,),
+            evidence=(
+                Fact(
+                    text=f"each rank called it {hot.calls:,} times",
+                    basis=record.job.kind,
+                    numbers={"calls": hot.calls, "steps": hot.steps},
+                    location=location,
+                    stack=hot.site.frames,
+                ),
+            ),
         )

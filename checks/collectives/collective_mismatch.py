@@ -1,9 +1,9 @@
 """Ranks call the same collective with tensors or options that do not fit.
 
 What it finds
-    One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation or
-    root differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all, point-to-point) are
-    compared only in what must agree.
+    One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation,
+    root or group differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all,
+    point-to-point) are compared only in what must agree. Also different models that ranks build DDP from.
 
 Why it is bad
     NCCL hangs or corrupts memory, gloo aborts the process; SUM against MAX raises nothing at all and gives a wrong
@@ -30,7 +30,8 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.diagnosis.model_mismatch import find_model_mismatch
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -40,13 +41,17 @@ CHECK = Check(
     needs=frozenset({"ranks", "collectives"}),
 )
 
+_HOW = {
+    "number of elements": ": pad the tensors to a common size, or exchange their sizes first",
+    "group": "; a rank that uses several groups must use them in the same order as the others",
+}
+
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the divergence of the run when one line gives different collectives."""
+    """Report the divergence of the run when one line gives different collectives, and models that differ."""
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        sizes = divergence.difference == "number of elements"
-        how = ": pad the tensors to a common size, or exchange their sizes first" if sizes else ""
+        how = _HOW.get(divergence.difference, "")
         yield CHECK.finding(
             record.job.kind,
             account.title(divergence),
@@ -54,4 +59,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             locations=account.locations(divergence),
             ranks=account.ranks(divergence),
             evidence=account.facts(divergence, record.job.kind),
+        )
+    models = find_model_mismatch(record)
+    if models is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            models.sentence,
+            remedy="Build the same model on every rank: no rank test may decide over layers, sizes or what is frozen.",
+            locations=() if models.location is None else (models.location,),
+            ranks=models.ranks,
+            evidence=(Fact(text=f"DDP's constructor said: {models.message}", basis=record.job.kind),),
         )

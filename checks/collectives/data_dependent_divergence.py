@@ -4,26 +4,25 @@ What it finds
     A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers) with a collective, or a forward or backward of the DDP model, that only one
     of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the keys of a loss dict. As advice:
-    leaving with an error because the own loss is not finite.
+    leaving with an error because the own loss is not finite. In a run: ranks that part at lines which each had run
+    before, and batches of a `for` loop that only some ranks trained on (a warning when nothing hung for it).
 
 Why it is bad
-    The ranks agree until the data makes them disagree, hours into the run. Then one of them skips a collective that the
-    others wait in: the job hangs, or from that step on averages gradients of different steps without a word.
+    The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective that the others
+    wait in: the job hangs, or averages gradients of different steps from then on.
 
 Example
     for batch in loader:
         if batch["boxes"].numel() == 0:
             continue                        # this rank alone skips backward
-        loss = model(batch)
-        loss.backward()
+        model(batch).backward()
 
 Remedy
     Decide together: all-reduce the condition (MAX for "any rank", MIN for "all ranks") and branch on the result; or run
     the backward on every rank and multiply the loss by 0 where it should not count.
 
 When it is wrong
-    Where the ranks' data is alike by construction: every rank reads the same file of one shared file system, or
-    evaluates the same samples with a loader that the source does not show.
+    Where the ranks' data is alike by construction: all read one shared file, or draw the same samples.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -35,12 +34,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code, skip_behind
+from ddpdoctor.diagnosis.divergence import find_divergence
+from ddpdoctor.diagnosis.skipped_batches import skipped_batches
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.own_divergence import WORDS, OwnParting, own_partings
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP302", name="data-dependent-divergence", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP302",
+    name="data-dependent-divergence",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
+)
+_TOGETHER = (
+    "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run the "
+    "collective on every rank and let its result count for nothing."
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -51,20 +64,40 @@ def in_source(script: Script) -> Iterator[Finding]:
             _title(parting),
             remedy=_remedy(parting),
             locations=(parting.location, parting.collective_location),
-            evidence=(
-                Fact(
-                    text=f"`{parting.condition}` asks {WORDS[parting.kind]}",
-                    basis="source",
-                    location=parting.location,
-                    stack=parting.chain,
-                ),
-                Fact(
-                    text=f"every rank has to come to this {parting.collective} together",
-                    basis="source",
-                    location=parting.collective_location,
-                ),
-            ),
+            evidence=_evidence(parting),
             severity=Severity.ADVICE if parting.how == "raise" else None,
+        )
+
+
+def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
+    asked = f"`{parting.condition}` asks {WORDS[parting.kind]}"
+    needed = f"every rank has to come to this {parting.collective} together"
+    return (
+        Fact(text=asked, basis="source", location=parting.location, stack=parting.chain),
+        Fact(text=needed, basis="source", location=parting.collective_location),
+    )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report ranks that part where they went on alike before, and batches that some ranks passed over."""
+    basis = record.job.kind
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        skip = skip_behind(divergence, record)
+        title, ranks, places = account.title(divergence), account.ranks(divergence), account.locations(divergence)
+        if skip is not None:
+            title, ranks = f"{skip.sentence}; then {title}", skip.named
+            places = tuple(dict.fromkeys((*skip.locations, *places)))
+        facts = account.facts(divergence, basis)
+        yield CHECK.finding(basis, title, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
+    elif find_divergence(record) is None and (skip := next(skipped_batches(record), None)) is not None:
+        yield CHECK.finding(
+            basis,
+            f"{skip.sentence}, and nothing hung only because as many were passed over elsewhere",
+            remedy=_TOGETHER,
+            locations=skip.locations,
+            ranks=skip.named,
+            severity=Severity.WARNING,
         )
 
 
@@ -79,15 +112,9 @@ def _title(parting: OwnParting) -> str:
 
 def _remedy(parting: OwnParting) -> str:
     if parting.how == "raise":
-        return (
-            "All-reduce the check first, so that all ranks leave together with a message; alone, the rank leaves the "
-            "others waiting until the launcher stops them."
-        )
+        return "All-reduce the check first, so that all ranks leave together, with a message."
     if parting.how == "loop":
         return "Go over something that is the same on every rank, such as a sorted, fixed list of names."
     if parting.kind == "files":
         return "Let rank 0 look and broadcast the answer, then branch on it."
-    return (
-        "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run "
-        "the collective on every rank and let its result count for nothing."
-    )
+    return _TOGETHER

@@ -27,13 +27,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, partings_by, places_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP314", name="ddp-on-subset", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP314",
+    name="ddp-on-subset",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives", "wraps", "backwards"}),
+)
+_REMEDY = "Build DDP on every rank, or pass a process_group that holds only the ranks that build it."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -43,8 +52,22 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"only {spoken(parting.running)} of 4 can build DDP here, on the default group of all ranks; "
             f"{spoken(parting.missing)} cannot",
-            remedy="Build DDP on every rank, or pass a process_group that holds only the ranks that build it.",
+            remedy=_REMEDY,
             locations=places_of(parting),
             evidence=evidence_of(parting),
             severity=Severity.WARNING if parting.guessed else None,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when some ranks wait in DDP's constructor and the others went on without."""
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            account.title(divergence),
+            remedy=_REMEDY,
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, record.job.kind),
         )

@@ -1,7 +1,9 @@
 """The job stands still although the ranks did not part.
 
 What it finds
-    A rank that others wait for and that does nothing: a lock, a sleep, a read that never returns, a call stuck in C.
+    A rank that others wait for and that does nothing: a lock, a read that never returns, a call stuck in C, a process
+    that a signal has stopped; ranks that all receive from each other first. A `time.sleep` is left alone when it ends
+    within the rehearsal, and a warning when it ends before the group's timeout.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -16,7 +18,7 @@ Remedy
     queues and network reads.
 
 When it is wrong
-    Where a rank sleeps on purpose for longer than the stall time, for instance while it polls for a file.
+    Where what the rank stands in would have gone on by itself, later than after the stall time.
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html
@@ -29,6 +31,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 
@@ -44,12 +47,34 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        stuck = "the ranks" if divergence.culprit is None else f"rank {divergence.culprit}"
         yield CHECK.finding(
             record.job.kind,
             account.title(divergence),
-            remedy=f"See in the stack below what {stuck} stands in; give that lock, queue or read a time limit.",
+            remedy=_remedy(divergence),
             locations=account.locations(divergence),
             ranks=account.ranks(divergence),
             evidence=account.facts(divergence, record.job.kind),
+            severity=Severity.WARNING if _will_wake(divergence) else None,
         )
+
+
+def _will_wake(divergence: Divergence) -> bool:
+    """Tell whether the rank that stands is in a sleep that ends before the others' timeout."""
+    asleep = [turn for turn in divergence.turns if turn.sleeps_ns]
+    timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
+    return bool(asleep) and all(turn.sleeps_ns < timeout_ns for turn in asleep)
+
+
+def _remedy(divergence: Divergence) -> str:
+    if divergence.form == "standstill":
+        return (
+            "Let one of two ranks send first and the other receive first, or post both with batch_isend_irecv, which "
+            "waits for neither."
+        )
+    turn = next((turn for turn in divergence.turns if turn.rank == divergence.culprit), None)
+    if turn is not None and turn.stopped:
+        return f"Let rank {turn.rank} go on (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
+    if turn is not None and turn.sleeps_ns:
+        return "Sleep less: the others wait all that time, and give up when the timeout of their group is over."
+    stuck = "the ranks" if divergence.culprit is None else f"rank {divergence.culprit}"
+    return f"See in the stack below what {stuck} stands in; give that lock, queue or read a time limit."

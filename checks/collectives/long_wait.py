@@ -2,7 +2,8 @@
 
 What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
-    does, while the others go on to their next collective, in a script that keeps the default timeout.
+    does, while the others go on to their next collective, in a script that keeps the default timeout. In a run: a wait
+    of half the group's timeout or more; an error when the timeout struck.
 
 Why it is bad
     The others stand in that collective until the first rank comes: all but one GPU idle. Once the work takes longer
@@ -30,12 +31,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.long_waits import LongWait, longest_wait
+from ddpdoctor.diagnosis.wording import collective, duration_text, location_of, place, rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.long_waits import long_waits
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP307", name="long-wait", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP307",
+    name="long-wait",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "collectives"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -61,3 +70,40 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the wait that came nearest to its timeout, or went beyond it."""
+    wait = longest_wait(record)
+    if wait is None:
+        return
+    busy = None if wait.before is None else location_of(wait.before.line)
+    place_of_wait = location_of(wait.turn.line)
+    yield CHECK.finding(
+        record.job.kind,
+        _told(wait),
+        remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
+        locations=tuple(location for location in (place_of_wait, busy) if location is not None),
+        ranks=wait.late,
+        evidence=(
+            Fact(
+                text=f"the timeout of the group is {duration_text(wait.timeout_ns)}",
+                basis=record.job.kind,
+                numbers={"waited_s": wait.waited_ns / 1e9, "timeout_s": wait.timeout_ns / 1e9},
+                location=place_of_wait,
+            ),
+        ),
+        severity=Severity.ERROR if wait.timed_out else None,
+    )
+
+
+def _told(wait: LongWait) -> str:
+    assert wait.turn.signature is not None
+    waited = f"{rank_list(wait.waiting)} waited {duration_text(wait.waited_ns)} in {collective(wait.turn.signature)}"
+    late = f" at {place(wait.turn.line)} for {rank_list(wait.late)}"
+    if wait.before is not None and wait.before.line is not None:
+        doing = "busy at" if wait.before.action == "elsewhere" else "busy since"
+        late += f", {doing} {place(wait.before.line)}"
+    limit = duration_text(wait.timeout_ns)
+    ended = f", until the timeout of {limit} ended the job" if wait.timed_out else f"; the timeout is {limit}"
+    return waited + late + ended

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of, remedy_of
@@ -66,9 +67,19 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             account.title(divergence),
-            remedy=f"Make every rank call {account.disputed_call(divergence)}, or none: move it out of the branch that "
-            "only some ranks take.",
+            remedy=_remedy(divergence),
             locations=account.locations(divergence),
             ranks=account.ranks(divergence),
             evidence=account.facts(divergence, record.job.kind),
         )
+
+
+def _remedy(divergence: Divergence) -> str:
+    if divergence.form == "standstill" and len({turn.group for turn in divergence.turns}) > 1:
+        return "Use the groups in the same order on every rank."
+    if divergence.form == "standstill" and all(turn.row is not None for turn in divergence.turns):
+        return "Let the ranks come to these calls in the same order."
+    return (
+        f"Make every rank call {account.disputed_call(divergence)}, or none: move it out of the branch that only some "
+        "ranks take."
+    )

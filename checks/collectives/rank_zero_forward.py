@@ -31,14 +31,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.divergence import find_divergence
+from ddpdoctor.diagnosis.lone_forwards import lucky_broadcasts
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
 from ddpdoctor.source.lone_forwards import lone_forwards
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP303", name="rank-zero-forward", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP303",
+    name="rank-zero-forward",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives", "forwards"}),
+)
 _REMEDY = (
     "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."
 )
@@ -73,3 +83,29 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
             severity=Severity.WARNING,
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when a lone forward caused it, or the broadcasts that met others by luck."""
+    basis = record.job.kind
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield CHECK.finding(
+            basis,
+            account.title(divergence),
+            remedy=_REMEDY,
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, basis),
+        )
+    elif find_divergence(record) is None:
+        for lucky in lucky_broadcasts(record):
+            yield CHECK.finding(
+                basis,
+                lucky.sentence,
+                remedy=_REMEDY,
+                locations=lucky.locations,
+                ranks=lucky.ranks,
+                evidence=(Fact(text=lucky.pairing, basis=basis, location=lucky.locations[0]),),
+                severity=Severity.WARNING,
+            )

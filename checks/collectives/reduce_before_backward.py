@@ -28,12 +28,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.reduced_losses import reduced_losses
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP316", name="reduce-before-backward", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP316",
+    name="reduce-before-backward",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"reduced_losses"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -48,4 +55,28 @@ def in_source(script: Script) -> Iterator[Finding]:
             "for the log.",
             locations=(reduced.collective.module.location(reduced.collective.node), place),
             evidence=(Fact(text="backward starts from the same tensor here", basis="source", location=place),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report tensors that a collective changed in place and that a backward then came through."""
+    by_place: dict[tuple[int, int], set[int]] = {}
+    for reduced in record.reduced_losses:
+        by_place.setdefault((reduced.site, reduced.backward_site), set()).add(reduced.rank)
+    for (number, backward_number), ranks in by_place.items():
+        site, backward = record.site(number), record.site(backward_number)
+        places = [location for location in map(site_location, (site, backward)) if location is not None]
+        yield CHECK.finding(
+            record.job.kind,
+            f"the loss is changed in place by the collective at {place(site.innermost)} before its backward at "
+            f"{place(backward.innermost)}, which knows nothing of it",
+            remedy="Call backward on the local loss; DDP averages the gradients. Reduce a detached copy for the log.",
+            locations=tuple(places),
+            evidence=(
+                Fact(
+                    text=f"{rank_list(ranks)} {verb(ranks, 'starts', 'start')} the backward from the reduced tensor",
+                    basis=record.job.kind,
+                    location=places[-1] if places else None,
+                ),
+            ),
         )

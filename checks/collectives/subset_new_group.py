@@ -1,12 +1,14 @@
 """A process group is made by some ranks only.
 
 What it finds
-    A call of `new_group` that a rank test keeps from some ranks.
+    A call of `new_group` that a rank test keeps from some ranks. As a warning: a collective that a rank calls on a
+    group which it is no member of.
 
 Why it is bad
     Every rank of the job has to call `new_group`, members or not, and in the same order: the ranks agree on the new
     group through the store. The ranks that call it wait there, in no collective, so that neither the flight recorder
-    nor the watchdog of NCCL names it.
+    nor the watchdog of NCCL names it. A collective on a group without the caller does nothing but warn: the tensor of
+    that rank stays as it was.
 
 Example
     if rank in (0, 1):
@@ -17,7 +19,7 @@ Remedy
     which only the members take part.
 
 When it is wrong
-    Not known to be.
+    The warning, where the rank does not use the result.
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
@@ -28,12 +30,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP309", name="subset-new-group", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP309",
+    name="subset-new-group",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks", "groups", "waits", "outsider_calls"}),
+)
+_REMEDY = "Move new_group out of the rank test, so that every rank calls it, or pass use_local_synchronization=True."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -42,9 +54,37 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             in_words(parting),
-            remedy="Move new_group out of the rank test, so that every rank calls it, or pass "
-            "use_local_synchronization=True.",
+            remedy=_REMEDY,
             locations=places_of(parting),
             evidence=evidence_of(parting),
             severity=Severity.WARNING if parting.guessed else None,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            account.title(divergence),
+            remedy=_REMEDY,
+            locations=account.locations(divergence),
+            ranks=account.ranks(divergence),
+            evidence=account.facts(divergence, record.job.kind),
+        )
+    by_call: dict[tuple[str, int], set[int]] = {}
+    for call in record.outsider_calls:
+        by_call.setdefault((call.operation, call.site), set()).add(call.rank)
+    for (operation, number), ranks in by_call.items():
+        site = record.site(number)
+        location = site_location(site)
+        yield CHECK.finding(
+            record.job.kind,
+            f"{rank_list(ranks)} {verb(ranks, 'calls', 'call')} {operation} at {place(site.innermost)} on a group "
+            f"without {verb(ranks, 'it', 'them')}, which does nothing there",
+            remedy="Call it on members of the group only, or on a group that holds every rank that needs the result.",
+            locations=() if location is None else (location,),
+            ranks=tuple(sorted(ranks)),
+            severity=Severity.WARNING,
         )

@@ -46,7 +46,7 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first uneven pass of each loader, with the hang that it caused if there was one."""
     divergence = divergence_with_code(record, CHECK.code)
-    for uneven in uneven_passes(record):
+    for uneven in uneven_passes(record, one_left=divergence is not None):
         basis = record.job.kind
         lengths = tuple(
             Fact(

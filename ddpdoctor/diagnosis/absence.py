@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddpdoctor.diagnosis.long_waits import timed_out_wait
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import LEFT, Blocked, is_echo, left_on_their_own, was_ended_by_launcher
 from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -13,8 +14,11 @@ def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blo
     """Find the rank that left first and that others wait for, or failed or went ahead without.
 
     A rank that left without an exception is one only if another waits for it, or was ended for it. Exceptions that all
-    ranks raised alike are a plain bug of the script and no divergence.
+    ranks raised alike are a plain bug of the script and no divergence, and what the launcher ended after a timeout had
+    struck was there until then.
     """
+    if timed_out_wait(record, matcher) is not None:
+        return None
     for rank in left_on_their_own(record):
         waited_for = any(rank.rank in entry.missing for entry in blocked.values())
         raised = root_exception(rank)

@@ -8,7 +8,17 @@ from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.turns import Turn, elsewhere
 from ddpdoctor.diagnosis.waiting import blocked_ranks
-from ddpdoctor.diagnosis.wording import collective, details, elements, location_of, place, rank_list, verb
+from ddpdoctor.diagnosis.wording import (
+    collective,
+    details,
+    duration_text,
+    elements,
+    group_name,
+    location_of,
+    place,
+    rank_list,
+    verb,
+)
 from ddpdoctor.finding import Basis, Fact, Location
 from ddpdoctor.record.model import RunRecord
 
@@ -31,8 +41,13 @@ def title(divergence: Divergence) -> str:
     if divergence.form == "stuck":
         stuck = next(turn for turn in divergence.turns if not turn.waiting)
         waiting = [turn for turn in divergence.turns if turn.waiting]
-        return f"{rank_list([stuck.rank])} stands at {place(stuck.line)} while {_waiting(waiting)}"
+        stands = _doing([stuck]) if stuck.stopped or stuck.sleeps_ns else f"stands at {place(stuck.line)}"
+        return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"
     groups = _alike(divergence.turns)
+    if divergence.difference == "group":
+        size = divergence.world_size
+        parts = [f"{group_name(turns[0].group, size)} on {_ranks(turns)}" for turns in groups if turns[0].group]
+        return f"{_call(groups[0][0])} differs in the group: {', '.join(parts)}"
     if divergence.form == "mismatch" and len({place(turns[0].line) for turns in groups}) == 1:
         return _same_line_title(divergence, groups)
     lone = _not_called(divergence, groups)
@@ -127,7 +142,8 @@ def _alike(turns: tuple[Turn, ...]) -> list[list[Turn]]:
     """Group turns that are the same in everything but the rank."""
     groups: dict[tuple[object, ...], list[Turn]] = {}
     for turn in turns:
-        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.wait and turn.wait.kind, turn.exception)
+        wait = turn.wait and turn.wait.kind
+        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, turn.exception)
         groups.setdefault(key, []).append(turn)
     return list(groups.values())
 
@@ -163,6 +179,11 @@ def _doing(turns: list[Turn]) -> str:
             return f"left with exit code {turn.exit_code}"
         case "finished":
             return f"ran to {verb(numbers, 'its', 'their')} end and left"
+    if turn.stopped:
+        return f"{verb(numbers, 'is', 'are')} stopped by a signal"
+    if turn.sleeps_ns:
+        how_long = duration_text(turn.sleeps_ns)
+        return f"{verb(numbers, 'sleeps', 'sleep')} at {place(turn.line)} for another {how_long}"
     return f"{verb(numbers, 'is', 'are')} at {place(turn.line)}"
 
 

@@ -5,29 +5,43 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.absence import root_exception
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.lengths import uneven_passes
+from ddpdoctor.diagnosis.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.named_failures import name_of_failure
+from ddpdoctor.diagnosis.skipped_batches import SkippedBatch, skipped_batches
+from ddpdoctor.diagnosis.turns import Turn
 from ddpdoctor.record.model import RunRecord
 
 
 def classify(divergence: Divergence, record: RunRecord) -> str:
     """Return the code of the check that speaks for a divergence.
 
-    A desync keeps its own code even when passes differ in length later: it came first.
+    A desync keeps its own code even when passes differ in length later: it came first. A rank that failed or was killed
+    is a cause of its own, whatever the others wait in.
     """
     if divergence.form in ("desync", "crossed"):
         return "DDP312"
-    parts = divergence.form != "stuck" and not _raised(divergence)
-    if parts and any(uneven.overrun for uneven in uneven_passes(record)):
-        return "DDP103"
-    if divergence.form == "absentee":
+    if divergence.form == "absentee" and not _ran_to_its_end(divergence):
         return (_named(divergence, record) or "DDP706") if _raised(divergence) else "DDP306"
     if divergence.form == "stuck":
         return "DDP305"
-    entries = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
-    chains = {tuple((frame.file, frame.line) for frame in turn.frames) for turn in entries if turn.frames}
-    if divergence.form == "standstill":
-        return "DDP301" if len(chains) > 1 else "DDP305"
-    return "DDP301" if len(chains) > 1 else "DDP304"
+    if _builds_on_subset(divergence, record):
+        return "DDP314"
+    if any(turn.wait is not None and turn.wait.kind == "new_group" for turn in divergence.turns):
+        return "DDP309"
+    if _runs_forward_alone(divergence, record):
+        return "DDP303"
+    left = divergence.form == "absentee"
+    if any(uneven.overrun for uneven in uneven_passes(record, one_left=left)):
+        return "DDP103"
+    if skip_behind(divergence, record) is not None:
+        return "DDP302"
+    if left:
+        return "DDP306"
+    if divergence.difference == "group":
+        return "DDP304"
+    if len(_chains(divergence)) < 2:
+        return "DDP305" if divergence.form == "standstill" else "DDP304"
+    return "DDP302" if _did_before_what_they_do_apart(divergence, record) else "DDP301"
 
 
 def divergence_with_code(record: RunRecord, code: str) -> Divergence | None:
@@ -43,6 +57,78 @@ def _named(divergence: Divergence, record: RunRecord) -> str:
     return name_of_failure(raised) if raised is not None else ""
 
 
+def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:
+    """Find the skipped batch that made the ranks part; None when none was skipped."""
+    ranks = {turn.rank for turn in divergence.turns}
+    found = (skip for skip in skipped_batches(record) if ranks & set(skip.skipped_on) and ranks & set(skip.trained_on))
+    return next(found, None)
+
+
+def _ran_to_its_end(divergence: Divergence) -> bool:
+    turns = divergence.turns + divergence.proof
+    return any(turn.action == "finished" and turn.rank == divergence.culprit for turn in turns) or not any(
+        turn.action in ("raised", "signalled", "left-by-exit") and turn.rank == divergence.culprit for turn in turns
+    )
+
+
 def _raised(divergence: Divergence) -> bool:
     turns = divergence.turns + divergence.proof
     return any(turn.action == "raised" and turn.rank == divergence.culprit for turn in turns)
+
+
+def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:
+    """Tell whether some ranks stand in DDP's constructor and the others have ended, or trained, without one."""
+    building = {turn.rank for turn in divergence.turns if _origin(turn) == "ddp-construct"}
+    others = [turn for turn in divergence.turns if turn.rank not in building]
+    trained = {backward.rank for backward in record.backwards if not backward.wraps}
+    wrapped = {wrap.rank for wrap in record.wraps}
+    return (
+        bool(building and others)
+        and not any(turn.rank in wrapped for turn in others)
+        and all(turn.action == "finished" or turn.rank in trained for turn in others)
+    )
+
+
+def _runs_forward_alone(divergence: Divergence, record: RunRecord) -> bool:
+    """Tell whether a rank talks to the others in a forward of the DDP model whose line they did not run.
+
+    Where the others call something that is new to that rank as well, either may be the one too many: the forward is
+    named, as it is by far the more frequent.
+    """
+    ran = forward_ranks(record)
+    for turn in divergence.turns:
+        line = turn.line
+        if _origin(turn) == "ddp-forward" and line is not None:
+            alone = ran.get((line.file, line.line), frozenset())
+            others = {other.rank for other in divergence.turns} - alone
+            if turn.rank in alone and others and not others & divergence.callers_alone:
+                return True
+    return False
+
+
+def _did_before_what_they_do_apart(divergence: Divergence, record: RunRecord) -> bool:
+    """Tell whether every rank had run, in earlier steps, each of the lines at which they now part.
+
+    Then no rank test parts them: each decides by something of its own that changes from step to step.
+    """
+    turns = [turn for turn in divergence.turns if turn.row is not None and turn.line is not None]
+    lines = {turn.line for turn in turns}
+    if len(lines) < 2:
+        return False
+    for turn in turns:
+        track = record.track(turn.rank)
+        if track is None or turn.row is None:
+            return False
+        before = {record.site(site).innermost for site in set(track.site[: turn.row])}
+        if not lines <= before:
+            return False
+    return True
+
+
+def _chains(divergence: Divergence) -> set[tuple[tuple[str, int], ...]]:
+    entries = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
+    return {tuple((frame.file, frame.line) for frame in turn.frames) for turn in entries if turn.frames}
+
+
+def _origin(turn: Turn) -> str:
+    return "" if turn.signature is None else turn.signature.origin

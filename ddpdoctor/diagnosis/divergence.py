@@ -40,6 +40,8 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """What differs between the entries of a mismatch or a desync."""
     callers_alone: frozenset[int] = frozenset()
     """Ranks whose next line no other rank ever ran a collective from, while they ran the others' line too."""
+    world_size: int = 0
+    """Ranks of the job."""
     hung: bool = False
     """At least one rank waits for one that does not come."""
     culprit: int | None = None
@@ -146,13 +148,15 @@ def from_standstill(
     entries = [blocked[rank] for rank in sorted(still)]
     waited_for = stuck & {rank for entry in entries for rank in entry.missing}
     culprit = min(waited_for) if len(waited_for) == 1 else None
-    first = min(entries, key=lambda entry: (entry.group is None, entry.since_ns, entry.rank))
+    first = min(entries, key=lambda entry: (entry.position is None, entry.since_ns, entry.rank))
     everyone = sorted({rank.rank for rank in record.ranks} & (still | waited_for))
     known = {rank.rank: rank for rank in record.ranks}
     after = tuple(elsewhere(record, rank, known[rank], blocked.get(rank)) for rank in everyone)
     found = Divergence(
         form="stuck" if waited_for else "standstill",
         turns=after,
+        world_size=len(record.ranks),
+        difference="group" if not waited_for and _one_line_in_several_groups(after) else "",
         hung=True,
         culprit=culprit,
         culprit_reason="" if culprit is None else "it did nothing while the others waited",
@@ -166,6 +170,12 @@ def from_standstill(
         sequence=first.position,
         last_common=lanes.turn(first.rank, first.position - 1, False),
     )
+
+
+def _one_line_in_several_groups(turns: tuple[Turn, ...]) -> bool:
+    calls = {(turn.line, turn.signature and turn.signature.kind) for turn in turns}
+    groups = {turn.group for turn in turns}
+    return len(calls) == 1 and len(groups) > 1 and None not in groups
 
 
 def _callers_alone(lanes: Lanes, turns: tuple[Turn, ...]) -> frozenset[int]:

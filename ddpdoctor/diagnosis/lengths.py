@@ -38,17 +38,18 @@ class UnevenPass(msgspec.Struct, frozen=True, kw_only=True):
         return f"the ranks' training passes differ in length: {', '.join(shown)}"
 
 
-def uneven_passes(record: RunRecord) -> Iterator[UnevenPass]:
+def uneven_passes(record: RunRecord, *, one_left: bool = False) -> Iterator[UnevenPass]:
     """Yield the first uneven training pass of each loader that feeds a DDP module, outside `join()`.
 
     Passes that the script left by itself say nothing, and neither does a loader that every rank started anew in the
-    middle of training without harm (a loop over steps, not over the loader).
+    middle of training without harm (a loop over steps, not over the loader); ``one_left`` tells that it did harm, as a
+    rank ran to its end before the others.
     """
     if not record.wraps:
         return
     for loader in loaders_on_all_ranks(record):
         uneven = next(filter(None, (_uneven(entries, loader) for entries in loader.pass_places())), None)
-        if uneven is not None and not (uneven.overrun and _survived(loader, uneven)):
+        if uneven is not None and not (uneven.overrun and not one_left and _survived(loader, uneven)):
             yield uneven
 
 

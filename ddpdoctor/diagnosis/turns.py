@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import Blocked
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import CollectiveTrack, Rank, RankException, RunRecord, Signature, Wait
+from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature, Wait
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
 
@@ -28,6 +28,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     row: int | None = None
     """Index into the rank's track."""
     signature: Signature | None = None
+    group: Group | None = None
+    """Of the collective."""
     step: int = 0
     frames: tuple[Frame, ...] = ()
     """The user's call chain of the collective, the exception or the stack, innermost frame first."""
@@ -35,6 +37,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     exception: RankException | None = None
     exit_code: int | None = None
     signal: int | None = None
+    sleeps_ns: int = 0
+    """How long the ``time.sleep`` that it is in goes on after the end of the record."""
+    stopped: bool = False
+    """A signal has stopped its process."""
     stack: tuple[Frame, ...] = ()
     """The main thread's stack at the end of the record, torch's frames included; empty when not taken."""
 
@@ -99,6 +105,7 @@ class Lanes:
             waiting=waiting,
             row=row,
             signature=self.record.signatures[track.signature[row]],
+            group=self.record.groups[track.group[row]],
             step=track.step[row],
             frames=self.record.site(track.site[row]).frames,
             stack=main_stack(self.record, rank),
@@ -154,6 +161,7 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             waiting=True,
             row=held.row,
             signature=record.signatures[track.signature[held.row]],
+            group=record.groups[track.group[held.row]],
             step=track.step[held.row],
             frames=record.site(track.site[held.row]).frames,
             stack=stack,
@@ -171,7 +179,15 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             signal=rank.signal,
             frames=() if first is None else first.frames,
         )
-    return Turn(rank=number, action="elsewhere", frames=user_frames(record, stack), stack=stack)
+    sleeps_ns = 0 if rank is None or not rank.sleeps_until_ns else max(1, rank.sleeps_until_ns - record.job.ended_ns)
+    return Turn(
+        rank=number,
+        action="elsewhere",
+        sleeps_ns=sleeps_ns,
+        stopped=rank is not None and rank.stopped,
+        frames=user_frames(record, stack),
+        stack=stack,
+    )
 
 
 def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:

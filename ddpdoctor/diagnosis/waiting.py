@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.agreement import POINT_TO_POINT
 from ddpdoctor.diagnosis.matching import Lane, Matcher
+from ddpdoctor.diagnosis.point_to_point import missing_peer
 from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord, Wait
 
 LEFT = frozenset({"finished", "left-by-exit", "raised", "signalled"})
@@ -27,18 +28,25 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
     """Index into the rank's track; None for a wait in the store."""
     group: int | None = None
     position: int | None = None
-    """Position in the lanes of the group."""
+    """Position in the lanes of the group; None for point-to-point."""
     wait: Wait | None = None
 
 
 def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
-    """Find the ranks that wait in a collective or in the store; point-to-point waits are left out."""
+    """Find the ranks that wait in a collective, in a send or receive whose peer is known, or in the store."""
     found: dict[int, Blocked] = {}
     tracks = {track.rank: track for track in record.collectives}
     for rank in record.ranks:
         track = tracks.get(rank.rank)
         row = None if track is None else _row_waited_in(rank, track)
-        if track is None or row is None or record.signatures[track.signature[row]].kind in POINT_TO_POINT:
+        if track is None or row is None:
+            continue
+        if record.signatures[track.signature[row]].kind in POINT_TO_POINT:
+            peers = missing_peer(record, track, row)
+            if peers is not None:
+                found[rank.rank] = Blocked(
+                    rank=rank.rank, missing=peers, since_ns=track.started_ns[row], row=row, group=track.group[row]
+                )
             continue
         lanes = matcher.lanes.get(track.group[row], {})
         position = _position_of(lanes.get(rank.rank), row)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.record.model import Signature, Site
+from ddpdoctor.record.model import Group, Signature, Site
 
 _ORIGINS = {
     "user": "",
@@ -15,6 +15,9 @@ _ORIGINS = {
     "ddp-backward": " (DDP backward)",
     "join": " (join)",
 }
+
+
+_PEER_WORDS = {"send": "to", "recv": "from"}
 
 
 def rank_list(ranks: Iterable[int]) -> str:
@@ -44,8 +47,34 @@ def place(frame: Frame | None) -> str:
 
 
 def collective(signature: Signature) -> str:
-    """Write a collective with what issued it: ``all_reduce (DDP backward)``."""
+    """Write a collective with what issued it, ``all_reduce (DDP backward)``, or with its peer, ``recv from rank 1``."""
+    if signature.kind in _PEER_WORDS and signature.root is not None:
+        return f"{signature.kind} {_PEER_WORDS[signature.kind]} rank {signature.root}"
     return f"{signature.kind}{_ORIGINS[signature.origin]}"
+
+
+def group_name(group: Group, world_size: int) -> str:
+    """Write which group it is: ``the default group``, ``the 2nd group of ranks 0 and 1``."""
+    if len(group.ranks) == world_size and group.ordinal == 0:
+        return "the default group"
+    # The default group counts among the groups of all ranks.
+    number = group.ordinal + (len(group.ranks) != world_size)
+    return f"the {_ordinal(number)} group made of {rank_list(group.ranks)}"
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number:,}{ending}"
+
+
+def duration_text(nanoseconds: int) -> str:
+    """Write a duration in the unit that suits it: ``3.2 s``, ``25 min``, ``2.8 h``."""
+    seconds = nanoseconds / 1e9
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:,.1f} h"
 
 
 def details(signature: Signature) -> str:
@@ -54,7 +83,7 @@ def details(signature: Signature) -> str:
     if signature.numels:
         parts.append(elements(signature))
     parts += [part for part in (signature.dtype, signature.reduce_op) if part]
-    if signature.root is not None:
+    if signature.root is not None and signature.kind not in _PEER_WORDS:
         parts.append(f"root {signature.root}")
     return ", ".join(parts)
 

@@ -115,6 +115,15 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a signal or a debugger has stopped a process; False where the platform does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 @contextmanager
 def started(
     command: list[str], environment: Mapping[str, str], directory: Path, run_directory: Path, output: IO[bytes]

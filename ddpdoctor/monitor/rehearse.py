@@ -22,7 +22,7 @@ from ddpdoctor.launch.environment import (
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.plan import notes_after, notes_before, ranks_per_core, time_limit_s
-from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, started
+from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import temporary_run_directory
 from ddpdoctor.monitor import output
@@ -150,7 +150,7 @@ class _Rehearsal:
             self._assembly.poll()
             seconds = time.monotonic() - began
             processes.note(self._assembly.book.processes)
-            self._stuck = self._liveness.look(self._assembly.files.rings)
+            self._stuck = self._liveness.look(self._assembly.files.rings) - self._waking(seconds)
             record = self._record("", "")
             ranks = max(self._request.nproc, record.job.world_size)
             crowd = ranks_per_core(ranks)
@@ -171,6 +171,13 @@ class _Rehearsal:
                 told = seconds
                 self._on_progress(Progress(phase=self._phase(record), steps=record.steps(), seconds=seconds))
             time.sleep(LOOK_EVERY_S)
+
+    def _waking(self, seconds: float) -> frozenset[int]:
+        """Processes in a sleep that ends before the time limit: what comes after it is worth waiting for."""
+        ranks = max(self._request.nproc, *(size for size, _ in self._assembly.book.worlds.values()), 0)
+        limit_ns = time.time_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
+        rings = self._assembly.files.rings
+        return frozenset(pid for pid, ring in rings.items() if 0 < ring.heartbeat().sleeps_until_ns < limit_ns)
 
     def _have_parted(self, record: RunRecord) -> bool:
         """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
@@ -233,7 +240,10 @@ class _Rehearsal:
         record = self._assembly.record(job)
         if not self._stuck:
             return record
-        ranks = tuple(msgspec.structs.replace(rank, stuck=rank.pid in self._stuck) for rank in record.ranks)
+        ranks = tuple(
+            msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid)) if rank.pid in self._stuck else rank
+            for rank in record.ranks
+        )
         return msgspec.structs.replace(record, ranks=ranks)
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
@@ -243,8 +253,10 @@ class _Rehearsal:
         job = msgspec.structs.replace(
             record.job,
             training_started_ns=_training_started_ns(record),
+            not_held_back=self._not_held_back(record),
             notes=self._notes(record),
             output_tail=output.script_output(self._directory),
+            early_exceptions=self._assembly.early_exceptions(),
         )
         return msgspec.structs.replace(record, job=job, ranks=ranks)
 
@@ -253,20 +265,32 @@ class _Rehearsal:
             return output.script_output(self._directory)
         return output.tail_of_rank(self._directory, rank.local_rank)
 
+    def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
+        """What the script did beyond this job, as predicates."""
+        done = []
+        if children := sorted({event.detail for event in record.files if event.action == "child-process"}):
+            done.append(f"started {'other programs' if len(children) > 1 else 'another program'} ({_listed(children)})")
+        if hosts := list(self._assembly.hosts):
+            done.append(f"spoke to {_listed(hosts)} over the network")
+        return tuple(done)
+
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
-        """Sentences on what could not be held back or recorded."""
+        """Sentences on how it was rehearsed and what could not be recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
         if self._hides_gpus:
             notes.append("the GPUs of this machine were not used")
-        children = sorted({event.detail for event in record.files if event.action == "child-process"})
-        if children:
-            notes.append(f"the script started other programs, which were not held back: {'; '.join(children[:3])}")
         faults = [*self._assembly.faults, *probe_logs(self._directory)]
         if faults:
             notes.append(f"part of the observation failed: {faults[0]}")
         if self._assembly.files.damaged_lines:
             notes.append(f"{self._assembly.files.damaged_lines} lines of the record were damaged")
         return tuple(notes)
+
+
+def _listed(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    shown = [name if len(name) <= 60 else f"{name[:59]}…" for name in names[:3]]
+    return "; ".join(shown) + (f"; {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def probe_logs(directory: Path) -> list[str]:

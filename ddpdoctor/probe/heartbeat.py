@@ -63,7 +63,8 @@ class Heartbeat:
             self._stack_hash, self._stack_since, self._cpu_at_change_ns = stack_hash, now, cpu_ns
         unchanged_ms = int((now - self._stack_since) * 1000)
         busy_ns = cpu_ns - self._cpu_at_change_ns
-        if unchanged_ms < WAITING_AFTER_MS or busy_ns > WAITING_CPU_SHARE * unchanged_ms * 1_000_000:
+        elsewhere = journal.sleeps_until_ns or self._is_in_standard_library()
+        if elsewhere or unchanged_ms < WAITING_AFTER_MS or busy_ns > WAITING_CPU_SHARE * unchanged_ms * 1_000_000:
             waiting_row = -1
         requested = ring.requested()
         if requested != self._answered:
@@ -78,7 +79,13 @@ class Heartbeat:
             journal.backwards,
             journal.optimizer_steps,
             self._answered,
+            journal.sleeps_until_ns,
         )
+
+    def _is_in_standard_library(self) -> bool:
+        """Tell whether the main thread is held by a queue, a lock or a pipe of Python's and so by no collective."""
+        frame = sys._current_frames().get(self._main)
+        return frame is not None and self._journal.user_code.is_standard_library(frame.f_code.co_filename)
 
     def _hash_main_stack(self) -> int:
         frame = sys._current_frames().get(self._main)

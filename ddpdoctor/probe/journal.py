@@ -39,6 +39,8 @@ class Journal:
         self.step = 0
         """Count of training forwards with the call chain of the newest one."""
         self.forward_site = -1
+        self.sleeps_until_ns = 0
+        """When the sleep ends that the main thread is in; 0 when it is in none."""
         self._sites: dict[object, int] = {}
         self._signatures: dict[object, int] = {}
         self._lock = threading.Lock()
@@ -51,6 +53,8 @@ class Journal:
     def event(self, event: str, **fields: Any) -> None:
         """Write one event."""
         self.writer.write(event, **fields)
+        if self.writer.lost and self.ring is not None:
+            self.ring.note_lost(self.writer.lost)
 
     def site(self, frame: Optional[FrameType]) -> int:
         """Number of the user's call chain that ends at ``frame``; -1 when there is none."""

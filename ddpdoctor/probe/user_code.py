@@ -23,25 +23,29 @@ class UserCode:
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         paths = sysconfig.get_paths()
         libraries = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        standard = {paths[name] for name in ("stdlib", "platstdlib")}
+        self._standard = tuple(path + os.sep for path in sorted(standard | set(map(os.path.realpath, standard))))
         self._ours = os.path.realpath(ours) + os.sep
         self._libraries = tuple(path + os.sep for path in sorted(libraries))
         self._root = os.path.realpath(project_root) + os.sep if project_root else ""
-        self._known: dict[str, bool] = {}
+        self._known: dict[str, str] = {}
+        """Absolute path of each file of the user's, an empty string for the others."""
 
     def holds(self, filename: str) -> bool:
         """Tell whether the file is the user's."""
-        known = self._known.get(filename)
-        if known is None:
-            known = self._known[filename] = self._look(filename)
-        return known
+        return bool(self._path_of(filename))
+
+    def is_standard_library(self, filename: str) -> bool:
+        """Tell whether the file is one of Python's own."""
+        return filename.startswith(self._standard) and not any(part in filename for part in _INSTALLED)
 
     def frames(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
         """The user's lines from ``frame`` outwards, innermost first."""
         found: list[FrameTuple] = []
         while frame is not None and len(found) < _MOST_FRAMES:
-            code = frame.f_code
-            if self.holds(code.co_filename):
-                found.append((os.path.abspath(code.co_filename), frame.f_lineno or 0, name_of(frame)))
+            path = self._path_of(frame.f_code.co_filename)
+            if path:
+                found.append((path, frame.f_lineno or 0, name_of(frame)))
             frame = frame.f_back
         return tuple(found)
 
@@ -52,6 +56,13 @@ class UserCode:
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             found = self.frames(main)
         return found
+
+    def _path_of(self, filename: str) -> str:
+        """Absolute path of a file of the user's, an empty string for others; looked up once a file."""
+        path = self._known.get(filename)
+        if path is None:
+            path = self._known[filename] = os.path.abspath(filename) if self._look(filename) else ""
+        return path
 
     def _look(self, filename: str) -> bool:
         if not filename or filename.startswith("<"):

@@ -19,8 +19,10 @@ from ddpdoctor.record.model import (
     Group,
     Job,
     Loader,
+    OutsiderCall,
     Pass,
     RankException,
+    ReducedLoss,
     RunRecord,
     SampleProbe,
     Signature,
@@ -104,6 +106,10 @@ class Assembly:
         """Streams that lack something because of a fault, and which."""
         self.ending: tuple[StopReason, str] = ("", "")
         """Why a rank ended itself before it had shown enough, and the sentence for the user."""
+        self._lost: dict[int, int] = {}
+        """Events that a process could not write."""
+        self.hosts: dict[str, None] = {}
+        """Other machines that the script spoke to."""
         self.refusal: str = ""
         """Sentence of the first thing that the no-touch rule refused."""
         self._sites: dict[Site, int] = {}
@@ -147,6 +153,10 @@ class Assembly:
             "probe_fault": self._on_fault,
             **self._setup.handlers,
             **dict.fromkeys(_ROWS, self._on_row),
+            "lost": self._on_lost,
+            "network": self._on_network,
+            "reduced_loss": self._on_reduced_loss,
+            "outsider_call": self._on_outsider_call,
         }
 
     def poll(self) -> None:
@@ -168,7 +178,7 @@ class Assembly:
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
             streams=self._states(),
-            ranks=self.book.ranks(self._exception, self._waiting_rows()),
+            ranks=self.book.ranks(self._exception, *self._heartbeats()),
             groups=tuple(self._groups),
             waits=tuple(self._waits.values()),
             wraps=tuple(self._wraps.values()),
@@ -188,6 +198,8 @@ class Assembly:
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
             **{name: tuple(found) for name, found in self._setup.streams.items()},
+            reduced_losses=tuple(rows["reduced_losses"]),
+            outsider_calls=tuple(rows["outsider_calls"]),
         )
 
     def _states(self) -> dict[str, StreamState]:
@@ -209,10 +221,23 @@ class Assembly:
         if not self.book.worlds:
             for name in ("collectives", "wraps", "forwards", "backwards"):
                 states[name] = StreamState("absent", "no rank initialised a process group")
+        if missing := self._missing_events():
+            for name in states:
+                if states[name].state == "complete":
+                    states[name] = StreamState("truncated", missing)
         for name, fault in self._harmed.items():
             if states[name].state == "complete":
                 states[name] = StreamState("truncated", f"a part of the observation failed: {fault}")
         return states
+
+    def _missing_events(self) -> str:
+        """Say why the events are not all there; empty when they are."""
+        for pid, ring in self.files.rings.items():
+            self._lost[pid] = max(self._lost.get(pid, 0), ring.lost())
+        if lost := sum(self._lost.values()):
+            return f"{lost:,} events could not be written"
+        damaged = self.files.damaged_lines
+        return f"{damaged:,} lines of the record were damaged" if damaged else ""
 
     def _tracks(self) -> tuple[CollectiveTrack, ...]:
         tracks = []
@@ -238,8 +263,19 @@ class Assembly:
             )
         return tuple(sorted(tracks, key=lambda track: track.rank))
 
-    def _waiting_rows(self) -> dict[int, int]:
-        return {pid: ring.heartbeat().waiting_row for pid, ring in self.files.rings.items()}
+    def early_exceptions(self) -> tuple[RankException, ...]:
+        """Exceptions of processes that never became a rank, first in time first."""
+        return tuple(self._exception(event) for event in self.book.early_exceptions())
+
+    def _heartbeats(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The row that each process waits in, and the end of the sleep that it is in."""
+        waiting, sleeping = {}, {}
+        for pid, ring in self.files.rings.items():
+            beat = ring.heartbeat()
+            # The heartbeat may be newer than the rows that were read.
+            waiting[pid] = beat.waiting_row if beat.waiting_row < len(ring.columns[0]) else -1
+            sleeping[pid] = beat.sleeps_until_ns
+        return waiting, sleeping
 
     def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
         known = {number: self._local.get((pid, kind, number), -1) for number in set(column)}
@@ -265,7 +301,12 @@ class Assembly:
         ranks = tuple(int(rank) for rank in event["ranks"])
         ordinal = self._group_counts.get((pid, ranks), 0)
         self._group_counts[pid, ranks] = ordinal + 1
-        group = Group(ranks=ranks, ordinal=ordinal, backend=str(event.get("backend", "")))
+        group = Group(
+            ranks=ranks,
+            ordinal=ordinal,
+            backend=str(event.get("backend", "")),
+            timeout_ns=int(event.get("timeout_ns", 0)),
+        )
         self._local[pid, "group", event["number"]] = self._groups.setdefault(group, len(self._groups))
 
     def _on_wait_begun(self, pid: int, event: dict[str, Any]) -> None:
@@ -472,6 +513,22 @@ class Assembly:
         self.faults.append(f"process {pid}: {where}: {fault}")
         for name in _HARMED_BY.get(where, tuple(name for name in STREAMS if name not in _NOT_RECORDED)):
             self._harmed.setdefault(name, fault)
+
+    def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
+        self._lost[pid] = int(event["events"])
+
+    def _on_network(self, pid: int, event: dict[str, Any]) -> None:
+        self.hosts[str(event["host"])] = None
+
+    def _on_reduced_loss(self, pid: int, event: dict[str, Any]) -> None:
+        sites = {"site": self._site(pid, event["site"]), "backward_site": self._site(pid, event["backward_site"])}
+        self._rows["reduced_losses"].append(ReducedLoss(rank=self._rank(pid), **sites))
+
+    def _on_outsider_call(self, pid: int, event: dict[str, Any]) -> None:
+        call = OutsiderCall(
+            rank=self._rank(pid), operation=str(event["operation"]), site=self._site(pid, event["site"])
+        )
+        self._rows["outsider_calls"].append(call)
 
     def _exception(self, event: dict[str, Any]) -> RankException:
         return RankException(

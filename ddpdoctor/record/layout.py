@@ -35,11 +35,14 @@ COUNT_OFFSET = 64
 COMMAND = struct.Struct("<I")
 COMMAND_OFFSET = 72
 """Number of the newest request for stacks, written by the supervisor."""
-HEARTBEAT = struct.Struct("<QQQqIIIII")
+LOST = struct.Struct("<Q")
+LOST_OFFSET = 80
+"""Events that the process could not write."""
+HEARTBEAT = struct.Struct("<QQQqIIIIIxxxxQ")
 HEARTBEAT_OFFSET = 128
 """heartbeat_ns, main thread's CPU time in ns, hash of the main thread's stack, row that the main thread waits in (-1:
 none), milliseconds for which the stack has not changed, training forwards, backwards, optimizer steps, stack requests
-answered."""
+answered, end of the sleep that the main thread is in (0: none)."""
 
 JOB_FILE = "job.json"
 CREATED_FILES_LOG = "created-files.log"

@@ -72,6 +72,8 @@ STREAMS = (
     "holdings",
     "settings",
     "forked_uses",
+    "reduced_losses",
+    "outsider_calls",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -132,10 +134,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Why the doctor ended the run before it ended by itself; empty when it did not."""
     stop_text: str = ""
     """The same as a sentence for the user."""
+    not_held_back: tuple[str, ...] = ()
+    """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
     notes: tuple[str, ...] = ()
-    """What could not be held back or recorded, in sentences."""
+    """What could not be recorded, in sentences."""
     output_tail: str = ""
     """The last lines of what was printed before there was a rank."""
+    early_exceptions: tuple[RankException, ...] = ()
+    """Exceptions that ended processes of the script before they had become ranks, first in time first."""
     started_ns: int = 0
     training_started_ns: int = 0
     """First collective or training forward of any rank; 0 when there was none."""
@@ -174,8 +180,12 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     exceptions: tuple[RankException, ...] = ()
     waiting_in: int | None = None
     """Index in the rank's collective track of what its main thread is blocked in at the end of the record."""
+    sleeps_until_ns: int = 0
+    """When the ``time.sleep`` ends that its main thread is in; 0 when it is in none."""
     stuck: bool = False
     """Outside any collective it used no CPU, did no I/O and its stack did not change for the stall time."""
+    stopped: bool = False
+    """A signal (SIGSTOP, a debugger) has stopped its process."""
     output_tail: str = ""
     """The last lines that the rank wrote."""
 
@@ -187,6 +197,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     ordinal: int = 0
     backend: str = ""
     timeout_ns: int = 0
+    """How long a collective of it may wait; 0 when not known."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,7 +335,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     reduce_op: str = ""
     root: int | None = None
-    """Global rank of the root."""
+    """Global rank of the root, or of the peer that a point-to-point call names."""
     size_bytes: int = 0
     origin: Literal["user", "ddp-construct", "ddp-forward", "ddp-backward", "join"] = "user"
     """Who issued it."""
@@ -375,6 +386,13 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """Loader of the pass that was drawn from last, -1 when there is none."""
     batch_norms: int | None = None
     """BatchNorm layers in training mode that see their own rank's batch only; None when not counted."""
+    pass_ordinal: int = -1
+    """Which of the passes over that loader it was, from 0."""
+    batch: int = -1
+    """Position in that pass of the batch that was drawn last, from 0."""
+    looped: bool = False
+    """All batches of that pass were drawn by a ``for`` statement of the user's outside of a generator, so that the body
+    of the loop is what is done with each of them."""
     time_ns: int = 0
 
 
@@ -400,6 +418,23 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     main: bool
     frames: tuple[Frame, ...] = ()
     time_ns: int = 0
+
+
+class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that the user's collective changed in place and that a backward then started from or came through."""
+
+    rank: int
+    site: int = -1
+    """Of the collective."""
+    backward_site: int = -1
+
+
+class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that a rank called on a group which it is no member of; torch does nothing then."""
+
+    rank: int
+    operation: str
+    site: int = -1
 
 
 class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
@@ -445,6 +480,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     holdings: tuple[Holding, ...] = ()
     settings: tuple[Setting, ...] = ()
     forked_uses: tuple[ForkedUse, ...] = ()
+    reduced_losses: tuple[ReducedLoss, ...] = ()
+    outsider_calls: tuple[OutsiderCall, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

@@ -86,6 +86,16 @@ class RankBook:
         """Ranks whose hooks were installed."""
         return tuple(sorted({e.rank for e in self.processes.values() if e.rank is not None and e.torch}))
 
+    def early_exceptions(self) -> list[dict[str, Any]]:
+        """What was raised in processes that neither are ranks nor work for one, first in time first."""
+        raised = [
+            event
+            for pid, entry in self.processes.items()
+            if self.rank_or_parent(pid) is None
+            for event in entry.exceptions
+        ]
+        return sorted(raised, key=lambda event: int(event["time_ns"]))
+
     def gone(self, pid: int, time_ns: int, exit_status: int | None) -> None:
         """Note that a process is no more."""
         entry = self.processes.get(pid)
@@ -100,7 +110,10 @@ class RankBook:
         return min(times, default=0)
 
     def ranks(
-        self, exception: Callable[[dict[str, Any]], RankException], waiting_rows: Mapping[int, int]
+        self,
+        exception: Callable[[dict[str, Any]], RankException],
+        waiting_rows: Mapping[int, int],
+        sleeping: Mapping[int, int],
     ) -> tuple[Rank, ...]:
         """The ranks of the record, ascending; nothing that came after our own ending counts."""
         first_ending_ns = self.first_ending_ns()
@@ -124,6 +137,7 @@ class RankBook:
                     ended_ns=ended_ns,
                     exceptions=tuple(exception(event) for event in raised),
                     waiting_in=waiting if waiting >= 0 and end in ("running", "signalled") else None,
+                    sleeps_until_ns=sleeping.get(pid, 0) if end == "running" else 0,
                 )
             )
         return tuple(sorted(ranks, key=lambda rank: rank.rank))

@@ -68,6 +68,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_steps: int
     answered: int
     """Number of the newest request for stacks that was served."""
+    sleeps_until_ns: int
+    """End of the ``time.sleep`` that the main thread is in; 0 when it is in none."""
 
 
 class RingTail:
@@ -119,6 +121,10 @@ class RingTail:
         """The newest heartbeat."""
         values = layout.HEARTBEAT.unpack_from(self._map, layout.HEARTBEAT_OFFSET)
         return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=True)))
+
+    def lost(self) -> int:
+        """Events that the process could not write."""
+        return int(layout.LOST.unpack_from(self._map, layout.LOST_OFFSET)[0])
 
     def ask_for_stacks(self, number: int) -> None:
         """Ask the rank's heartbeat thread to write every stack."""

@@ -21,7 +21,8 @@ class EventWriter:
         self._descriptor = -1
         self._broken = False
         self.lost = 0
-        """Events that could not be written."""
+        """Events that could not be written; told by the next one that can."""
+        self._told = 0
         self.open()
 
     def open(self) -> None:
@@ -41,7 +42,13 @@ class EventWriter:
         fields.setdefault("time_ns", time.time_ns())
         try:
             line = json.dumps(fields, separators=(",", ":"), default=str) + "\n"
-            os.write(self._descriptor, line.encode("utf-8", "backslashreplace"))
+            if self.lost > self._told:
+                line = json.dumps({"event": "lost", "events": self.lost}) + "\n" + line
+            content = line.encode("utf-8", "backslashreplace")
+            if os.write(self._descriptor, content) == len(content):
+                self._told = self.lost
+            else:
+                self.lost += 1
         except (OSError, ValueError, TypeError):
             self.lost += 1
 
@@ -75,7 +82,7 @@ class CollectiveRing:
         self._count = 0
         self._lock = threading.Lock()
         layout.COUNT.pack_into(self._map, layout.COUNT_OFFSET, 0)
-        layout.HEARTBEAT.pack_into(self._map, layout.HEARTBEAT_OFFSET, time.time_ns(), 0, 0, -1, 0, 0, 0, 0, 0)
+        layout.HEARTBEAT.pack_into(self._map, layout.HEARTBEAT_OFFSET, time.time_ns(), 0, 0, -1, 0, 0, 0, 0, 0, 0)
         layout.IDENTITY.pack_into(
             self._map, 0, layout.MAGIC, layout.VERSION, layout.ROW_BYTES, layout.RING_ROWS, os.getpid(), time.time_ns()
         )
@@ -111,6 +118,7 @@ class CollectiveRing:
         backwards: int,
         optimizer_steps: int,
         answered: int,
+        sleeps_until_ns: int,
     ) -> None:
         """Write the heartbeat."""
         layout.HEARTBEAT.pack_into(
@@ -125,7 +133,12 @@ class CollectiveRing:
             backwards,
             optimizer_steps,
             answered,
+            sleeps_until_ns,
         )
+
+    def note_lost(self, events: int) -> None:
+        """Say how many events could not be written: this memory was reserved while there was room."""
+        layout.LOST.pack_into(self._map, layout.LOST_OFFSET, events)
 
     def requested(self) -> int:
         """Number of the newest request for stacks."""

@@ -16,12 +16,16 @@ from .ending import Ending
 from .groups import Groups
 from .loaders import Loaders
 from .modules import Modules
+from .network import watch_network
+from .outsiders import watch_outsiders
 from .pace import Pace
 from .ports import Ports
 from .randomness import Randomness
+from .reduced_losses import ReducedLosses
 from .samples import Samples
 from .schedule import Schedule
 from .settings import Settings
+from .sleep import watch_sleep
 from .steps import Steps
 from .tap import Tap
 
@@ -37,8 +41,10 @@ class Rehearsal:
         self._modules: Optional[Modules] = None
 
     def before_torch(self) -> None:
-        """What must be in place before the user's first line: the no-touch rule."""
+        """What must be in place before the user's first line: the no-touch rule, and what cannot be held back."""
         journal = self._journal
+        watch_sleep(journal)
+        watch_network(journal)
         no_touch.install(
             journal.run_directory,
             bool(journal.plan.get("allow_writes")),
@@ -66,17 +72,19 @@ class Rehearsal:
         if plan.get("batch_size"):
             cut_batches(torch, int(plan["batch_size"]))
         loaders = Loaders(journal, schedule, self._ending, torch)
-        modules = Modules(journal, self._ending, torch, lambda: loaders.newest, pace)
-        self._tap = Tap(journal, torch)
+        modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
+        reduced = ReducedLosses(journal)
+        self._tap = Tap(journal, torch, reduced)
         loaders.install()
         randomness, division = Randomness(journal, torch), Division(journal, torch)
         randomness.install()
         division.install()
         Samples(journal, torch, randomness, division).install()
         modules.install()
-        Steps(journal, modules, loaders, schedule, pace, self._ending, torch).install()
+        Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Ports(journal).install()
         Groups(journal, torch, self._world_made, self._tap.note_group).install()
+        watch_outsiders(journal, torch)
         self._modules = modules
         self._process_end.before_exit = self._close
         self._process_end.consequence = loaders.caused

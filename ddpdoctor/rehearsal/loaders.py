@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import opcode
 import re
 import sys
 import threading
+from types import FrameType
 from typing import Any, Optional
 
 from ..probe.journal import Journal
@@ -20,6 +22,9 @@ _OF_LESS_DATA = (ZeroDivisionError, IndexError, KeyError, AssertionError, ValueE
 """What code raises that meets fewer batches than it counts on …"""
 _SIZES = re.compile(r"must match|shape|size|dimension", re.IGNORECASE)
 """… and what torch says then."""
+_FOR_ITER = opcode.opmap["FOR_ITER"]
+_GENERATOR = 0x20 | 0x200
+"""Flags of the code of generators and asynchronous generators."""
 
 
 class Loaders:
@@ -40,8 +45,8 @@ class Loaders:
         """A pass was cut and nothing was drawn or trained since."""
         self._joins = 0
         """Enabled `join()` contexts that are open."""
-        self.newest = -1
-        """Loader that was drawn from last."""
+        self._newest: Optional[Trail] = None
+        """Pass that was drawn from last."""
 
     def install(self) -> None:
         """Patch the class; subclasses that override nothing of it follow."""
@@ -152,6 +157,7 @@ class Loaders:
         true = self._length(loader)
         trail = self._schedule.begin(number, (self._sites.get(number), site), main, true)
         self._just_cut = False
+        trail.ordinal = ordinal
         sampler = sharding_sampler(loader)
         self._journal.event(
             "pass_begun",
@@ -167,7 +173,7 @@ class Loaders:
 
     def is_over(self, trail: Trail) -> bool:
         """Tell whether the pass has yielded what it may; called before each batch."""
-        self.newest = trail.loader
+        self._newest = trail
         self._ending.check()
         return self._schedule.is_over(trail)
 
@@ -175,6 +181,23 @@ class Loaders:
         """The pass has yielded a batch."""
         self._just_cut = False
         self._schedule.drawn(trail)
+
+    def newest_batch(self) -> tuple[int, int, int, bool]:
+        """Loader, pass and position of the batch that was drawn last (-1 without any), and ``Forward.looped``."""
+        trail = self._newest
+        if trail is None:
+            return -1, -1, -1, False
+        return trail.loader, trail.ordinal, trail.yielded - 1, trail.looped
+
+    def is_looped(self, frame: FrameType) -> bool:
+        """Tell whether a ``for`` statement of the user's draws a batch, in the main thread and in no generator."""
+        code = frame.f_code
+        return (
+            code.co_code[frame.f_lasti] == _FOR_ITER
+            and not code.co_flags & _GENERATOR
+            and self._journal.user_code.holds(code.co_filename)
+            and threading.current_thread() is threading.main_thread()
+        )
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """A pass is over: read its sampler to the end, without its data, and note both."""

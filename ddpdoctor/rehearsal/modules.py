@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
@@ -36,11 +37,18 @@ OPTIONS = (
 class Modules:
     """Patches ``DistributedDataParallel``."""
 
-    def __init__(self, journal: Journal, ending: Ending, torch: Any, newest_loader: Any, pace: Pace) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        ending: Ending,
+        torch: Any,
+        newest_batch: Callable[[], tuple[int, int, int, bool]],
+        pace: Pace,
+    ) -> None:
         self._journal = journal
         self._ending = ending
         self._torch = torch
-        self._newest_loader = newest_loader
+        self._newest_batch = newest_batch
         self._pace = pace
         self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
         self._wrapped = 0
@@ -214,6 +222,7 @@ class Modules:
             reduction.training_forwards += 1
         self._noted += 1
         if self._noted <= FORWARDS_NOTED:
+            loader, ordinal, batch, looped = self._newest_batch()
             journal.event(
                 "forward",
                 wrap=reduction.number,
@@ -223,7 +232,10 @@ class Modules:
                 training=bool(ddp.training),
                 synchronised=synchronised,
                 input_digest=digest,
-                pass_loader=self._newest_loader(),
+                pass_loader=loader,
+                pass_ordinal=ordinal,
+                batch=batch,
+                looped=looped,
                 batch_norms=batch_norms,
             )
 

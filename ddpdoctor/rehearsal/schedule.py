@@ -55,6 +55,10 @@ class Trail:
         """The main thread draws, so that what training has done by a draw is the same in every run."""
         self.told = 0
         """The length that the script was told for it."""
+        self.ordinal = 0
+        """n-th pass over its loader, from 0."""
+        self.looped = True
+        """See ``Forward.looped``."""
         self.yielded = 0
         self.backwards = 0
         self.steps = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Optional, Protocol
 
 from .schedule import Trail
@@ -20,6 +22,9 @@ class Owner(Protocol):
 
     def drawn(self, trail: Trail) -> None:
         """The pass has yielded a batch."""
+
+    def is_looped(self, frame: FrameType) -> bool:
+        """Tell whether a ``for`` statement of the user's draws the batch."""
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """The pass is over."""
@@ -47,6 +52,8 @@ class ShortPass:
             owner.finish(trail, self._inner, "exhausted")
             raise
         owner.drawn(trail)
+        if trail.looped:
+            trail.looped = owner.is_looped(sys._getframe(1))
         return batch
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from .ending import Ending
 from .loaders import Loaders
 from .modules import Modules
 from .pace import Pace
+from .reduced_losses import ReducedLosses
 from .replicas import Replicas
 from .schedule import Schedule
 from .training_state import TrainingState
@@ -32,6 +33,7 @@ class Steps:
         pace: Pace,
         ending: Ending,
         torch: Any,
+        reduced: ReducedLosses,
     ) -> None:
         self._journal = journal
         self._modules = modules
@@ -42,6 +44,7 @@ class Steps:
         self._torch = torch
         self._replicas = Replicas(journal, modules)
         self._state = TrainingState(journal, torch)
+        self._reduced = reduced
         self._optimizers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._made = 0
         self._ordinals: dict[int, int] = {}
@@ -68,6 +71,7 @@ class Steps:
                 return
             steps._ending.check()
             begun = steps._journal.guarded(steps._modules.backward_begins) or ([], [])
+            steps._journal.guarded(steps._before_backward, arguments, options, sys._getframe(1))
             steps._running += 1
             try:
                 backward(*arguments, **options)
@@ -84,6 +88,10 @@ class Steps:
             return result
 
         autograd.backward, autograd.grad = backward_noted, grad_noted
+
+    def _before_backward(self, arguments: Any, options: Any, frame: Any) -> None:
+        roots = arguments[0] if arguments else options.get("tensors", ())
+        self._reduced.before_backward(roots, self._journal.site(frame))
 
     def _note_backward(self, frame: Any, begun: tuple[list[int], list[int]], keeps_graph: bool) -> None:
         journal = self._journal

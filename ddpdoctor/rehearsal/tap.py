@@ -12,10 +12,11 @@ from types import FrameType
 from typing import Any, Optional
 
 from ..probe.journal import Journal
+from .reduced_losses import ReducedLosses
 
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
-# operator: (name as users spell it, position of its tensors, of its reduce op, of its root)
+# operator: (name as users spell it, position of its tensors, of its reduce op, of its root or peer)
 OPERATORS: dict[str, tuple[str, Optional[int], Optional[int], Optional[int]]] = {
     "allreduce_": ("all_reduce", 0, 2, None),
     "allreduce_coalesced_": ("all_reduce", 0, 2, None),
@@ -34,8 +35,8 @@ OPERATORS: dict[str, tuple[str, Optional[int], Optional[int], Optional[int]]] = 
     "alltoall_base_": ("all_to_all_single", 1, None, None),
     "barrier": ("barrier", None, None, None),
     "monitored_barrier_": ("monitored_barrier", None, None, None),
-    "send": ("send", 0, None, None),
-    "recv_": ("recv", 0, None, None),
+    "send": ("send", 0, None, 2),
+    "recv_": ("recv", 0, None, 2),
     "recv_any_source_": ("recv", 0, None, None),
 }
 
@@ -48,9 +49,10 @@ _TORCH = os.path.join("", "torch", "")
 class Tap:
     """Holds the library whose registrations must stay alive."""
 
-    def __init__(self, journal: Journal, torch: Any) -> None:
+    def __init__(self, journal: Journal, torch: Any, reduced: ReducedLosses) -> None:
         self._journal = journal
         self._torch = torch
+        self._reduced = reduced
         self._groups: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._sequences: dict[int, int] = {}
         self._library: Any = None
@@ -126,9 +128,10 @@ class Tap:
             )
             sequence = self._sequences.get(group, 0)
             self._sequences[group] = sequence + 1
-            return journal.ring.append(
-                group, sequence, signature, journal.site(frame), journal.step, journal.forward_site
-            )
+            site = journal.site(frame)
+            if origin == "user":
+                self._reduced.note(kind, tensors, site)
+            return journal.ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
         except Exception as error:
             self._faults += 1
             journal.event("probe_fault", where="tap", text=repr(error))
@@ -152,7 +155,13 @@ class Tap:
         if known is None:
             ranks = tuple(sorted(distributed.get_process_group_ranks(group)))
             known = self._groups[group.group_name] = (len(self._groups), ranks)
-            self._journal.event("group", number=known[0], ranks=ranks, backend=distributed.get_backend(group))
+            self._journal.event(
+                "group",
+                number=known[0],
+                ranks=ranks,
+                backend=distributed.get_backend(group),
+                timeout_ns=_timeout_ns(group, self._torch),
+            )
         return known
 
     def world(self) -> Any:
@@ -187,6 +196,16 @@ def _moment_of(frame: Optional[FrameType]) -> str:
             return "ddp-construct"
         frame = frame.f_back
     return "ddp-forward"
+
+
+def _timeout_ns(group: Any, torch: Any) -> int:
+    """How long a collective of a group may wait; 0 when its backend does not say."""
+    for device in ("cuda", "cpu"):
+        try:
+            return int(group._get_backend(torch.device(device)).options._timeout.total_seconds() * 1e9)
+        except (RuntimeError, AttributeError, TypeError):
+            continue
+    return 0
 
 
 def _is_process_group(argument: Any) -> bool:

@@ -369,7 +369,7 @@ def test_a_group_made_on_some_ranks_only_stands_still() -> None:
     job.wait_in_last(1)
     job.tick(2_000)
     divergence, code = diagnose(job.record())
-    assert (code, divergence.form) == ("DDP301", "standstill")
+    assert (code, divergence.form) == ("DDP309", "standstill")
 
 
 def test_a_stuck_rank_is_a_hang_and_a_busy_one_is_not() -> None:

@@ -1,0 +1,82 @@
+"""What the tap costs a collective: CPU time of the calling thread, with and without it.
+
+``python -m tests.benchmarks.tap_cost`` calls ``all_reduce`` on a gloo group of one rank, from a call chain of five
+lines, in blocks, before and after the tap is installed. It prints the cheapest block of each, for whatever else the
+machine does only makes a block dearer, and exits with 1 when the tap costs more than 35 µs of CPU a collective.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BLOCKS = 40
+CALLS = 200
+ALLOWED_US = 35.0
+DEPTH = 5
+"""Lines of the user's call chain, all of which the tap notes."""
+
+
+def block_us(call: Callable[[], None]) -> float:
+    """Microseconds of thread CPU time of one call, the mean over a block."""
+    started_ns = time.thread_time_ns()
+    for _ in range(CALLS):
+        nested(call, DEPTH)
+    return (time.thread_time_ns() - started_ns) / CALLS / 1e3
+
+
+def nested(call: Callable[[], None], depth: int) -> None:
+    """Call from some lines further down."""
+    if depth > 1:
+        nested(call, depth - 1)
+    else:
+        call()
+
+
+def measure() -> tuple[float, float]:
+    """Cheapest blocks without and with the tap, in microseconds."""
+    import torch
+    import torch.distributed as dist
+
+    from ddpdoctor.probe.journal import Journal
+    from ddpdoctor.record.writer import CollectiveRing
+    from ddpdoctor.rehearsal.reduced_losses import ReducedLosses
+    from ddpdoctor.rehearsal.tap import Tap
+
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-benchmark-") as directory:
+        dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
+        value = torch.ones(100)
+
+        def reduce() -> None:
+            dist.all_reduce(value)
+
+        block_us(reduce)
+        without_us = min(block_us(reduce) for _ in range(BLOCKS))
+        journal = Journal(directory, {"project_root": str(Path(__file__).parents[2])})
+        journal.rank, journal.ring = 0, CollectiveRing(directory)
+        tap = Tap(journal, torch, ReducedLosses(journal))
+        tap.install()
+        tap.note_group(tap.world())
+        block_us(reduce)
+        with_us = min(block_us(reduce) for _ in range(BLOCKS))
+        if journal.ring.count != (BLOCKS + 1) * CALLS:
+            raise SystemExit(f"the tap logged {journal.ring.count} collectives of {(BLOCKS + 1) * CALLS}")
+        dist.destroy_process_group()
+    return without_us, with_us
+
+
+def main() -> int:
+    """Print what was measured; 1 when the bound is exceeded."""
+    without_us, with_us = measure()
+    cost_us = with_us - without_us
+    print(f"all_reduce on one rank, CPU time of the calling thread, cheapest of {BLOCKS} blocks of {CALLS}")
+    print(f"  without the tap  {without_us:6.1f} µs")
+    print(f"  with the tap     {with_us:6.1f} µs  {cost_us:5.1f} µs more  (at most {ALLOWED_US:g})")
+    return int(cost_us > ALLOWED_US)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What the checks of collectives say of records built by hand that hold no divergence, or one with a shade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from ddpdoctor.checks.collectives import (
+    barrier_in_hot_loop,
+    data_dependent_divergence,
+    hang,
+    rank_zero_forward,
+    reduce_before_backward,
+    subset_new_group,
+)
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.model import Group, OutsiderCall, ReducedLoss
+from tests.diagnosis.jobs import JobBuilder, healthy_job
+from tests.diagnosis.test_causes import LOOP_LINE, forwards, on_loader
+
+
+def only(results: Iterable[Finding | Refuted]) -> Finding:
+    (finding,) = results
+    assert isinstance(finding, Finding)
+    return finding
+
+
+def hot(steps: int, barriers: tuple[int, ...], loader: int = -1) -> JobBuilder:
+    """Steps of one loop, with a barrier at line 70 in some of them."""
+    job = JobBuilder(2)
+    job.streams["forwards"] = ()
+    for step in range(1, steps + 1):
+        job.step(job.ranks, step)
+        job.reduce_gradients(job.ranks)
+        if step in barriers:
+            job.call(job.ranks, "barrier", 70)
+        job.streams["forwards"] += tuple(
+            forwards(job, rank, 40, step=step, pass_loader=loader, pass_ordinal=0) for rank in job.ranks
+        )
+    return job
+
+
+def test_a_barrier_in_every_step_is_told_with_its_number() -> None:
+    finding = only(barrier_in_hot_loop.in_run(hot(6, (1, 2, 3, 4, 5, 6)).record()))
+    assert finding.title == (
+        "every training step waits in barrier at train.py:70: 6 calls in 6 steps of each rank, though backward "
+        "synchronises the ranks already"
+    )
+
+
+@pytest.mark.parametrize(("steps", "barriers"), [(6, (2, 4, 6)), (6, (6,)), (3, (1, 2, 3))])
+def test_a_barrier_in_some_steps_or_in_a_short_loop_is_none(steps: int, barriers: tuple[int, ...]) -> None:
+    assert list(barrier_in_hot_loop.in_run(hot(steps, barriers).record())) == []
+
+
+def test_a_broadcast_of_a_lone_forward_that_met_training_is_luck() -> None:
+    job = healthy_job()
+    job.call(0, "broadcast", 80, 64, origin="ddp-forward", root=0)
+    job.call(1, "broadcast", 40, 64, origin="ddp-forward", root=0)
+    job.reduce_gradients(job.ranks)
+    seen = (*(forwards(job, rank, 40) for rank in job.ranks), forwards(job, 0, 80))
+    finding = only(rank_zero_forward.in_run(job.record(forwards=seen)))
+    assert (finding.severity, finding.ranks, finding.locations[0].line) == (Severity.WARNING, (0,), 80)
+    everywhere = (*seen, forwards(job, 1, 80))
+    assert list(rank_zero_forward.in_run(job.record(forwards=everywhere))) == []
+
+
+def test_batches_skipped_equally_often_are_a_warning() -> None:
+    job = healthy_job()
+    finding = only(data_dependent_divergence.in_run(job.record(**on_loader(job, {0: (0, 1, 3), 1: (0, 2, 3)}))))
+    assert (finding.severity, finding.locations[0].line) == (Severity.WARNING, LOOP_LINE)
+
+
+@pytest.mark.parametrize(("sleep_s", "severity"), [(60, Severity.WARNING), (3_600, Severity.ERROR)])
+def test_a_sleep_is_as_bad_as_it_is_long(sleep_s: int, severity: Severity) -> None:
+    job = healthy_job()
+    job.groups[0] = Group(ranks=(0, 1), timeout_ns=1_800_000_000_000)
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    job.tick(6_000)
+    job.of_rank[1] |= {"stuck": True, "sleeps_until_ns": job.now_ns + sleep_s * 1_000_000_000}
+    finding = only(hang.in_run(job.record()))
+    assert finding.severity == severity
+    assert finding.title.startswith("rank 1 sleeps at an unknown line for another")
+
+
+def test_a_stopped_rank_is_told_to_be_stopped() -> None:
+    job = healthy_job()
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    job.tick(6_000)
+    job.of_rank[1] |= {"stuck": True, "stopped": True}
+    finding = only(hang.in_run(job.record()))
+    assert finding.title == "rank 1 is stopped by a signal while rank 0 waits in barrier at train.py:70"
+    assert "kill -CONT" in finding.remedy
+
+
+def test_a_reduced_loss_and_a_call_of_an_outsider_are_told_by_line() -> None:
+    job = healthy_job()
+    reduced = tuple(ReducedLoss(rank=rank, site=job.site(50), backward_site=job.site(51)) for rank in job.ranks)
+    finding = only(reduce_before_backward.in_run(job.record(reduced_losses=reduced)))
+    assert (finding.severity, [place.line for place in finding.locations]) == (Severity.ERROR, [50, 51])
+    calls = (OutsiderCall(rank=1, operation="all_reduce", site=job.site(55)),)
+    finding = only(subset_new_group.in_run(job.record(outsider_calls=calls)))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
+    assert finding.title == "rank 1 calls all_reduce at train.py:55 on a group without it, which does nothing there"
