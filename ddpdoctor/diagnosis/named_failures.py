@@ -12,7 +12,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RankException, RunRecord, Wait
 
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("DDP504", re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)),
+    ("DDP504", re.compile(r"EADDRINUSE|server socket has failed to (listen|bind)", re.IGNORECASE)),
     ("DDP507", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
     ("DDP511", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
     ("DDP515", re.compile(r"No backend type associated with device type cpu|Tensors must be CUDA and dense")),

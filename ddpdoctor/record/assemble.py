@@ -180,7 +180,7 @@ class Assembly:
             streams=self._states(),
             ranks=self.book.ranks(self._exception, *self._heartbeats()),
             groups=tuple(self._groups),
-            waits=tuple(self._waits.values()),
+            waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items()),
             wraps=tuple(self._wraps.values()),
             wrap_changes=tuple(rows["wrap_changes"]),
             loaders=self._loaders(),

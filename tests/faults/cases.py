@@ -154,18 +154,11 @@ def tokenise():
 if rank == 1 and step == 2: tokenise()
 """
 _PORT_IN_USE = """
-import torch.multiprocessing as mp
-
-def work(rank, size, port):
-    if rank == 0: fault()
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)  # here
-    model = DDP(nn.Linear(8, 3))
-
-if __name__ == "__main__":
-    taken = socket.socket()
-    taken.bind(("127.0.0.1", 0))
-    taken.listen()
-    mp.spawn(work, args=(2, taken.getsockname()[1]), nprocs=2)
+import random
+server = socket.socket()
+fault()
+server.bind(("127.0.0.1", random.Random(os.environ["TORCHELASTIC_RUN_ID"] + os.getcwd()).randrange(20_000, 30_000)))
+server.listen()
 """
 
 FAULTS: dict[str, Fault] = {
@@ -383,7 +376,10 @@ FAULTS: dict[str, Fault] = {
         says="started no rank",
     ),
     "port in use": Fault(
-        script=whole_script(_PORT_IN_USE), code="", basis="strong", says="address already in use"
+        script=training_script(after_wrap=_PORT_IN_USE),
+        code="DDP706",
+        either=True,
+        says="Address already in use",
     ),
     "different models": Fault(
         script=training_script(
