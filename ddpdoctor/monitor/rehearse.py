@@ -30,7 +30,8 @@ from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
-from ddpdoctor.record.model import Job, Rank, RunRecord, StackDump, StopReason
+from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
+from ddpdoctor.record.stacks import StackDump
 
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25

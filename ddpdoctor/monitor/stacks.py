@@ -13,8 +13,8 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
-from ddpdoctor.record.model import StackDump
 from ddpdoctor.record.reader import RingTail
+from ddpdoctor.record.stacks import StackDump
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 _ANSWER_WITHIN_S = 0.6

@@ -11,6 +11,8 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.assemble_setup import SetupRows
+from ddpdoctor.record.completeness import Completeness
+from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import (
     STREAMS,
     CollectiveTrack,
@@ -19,22 +21,19 @@ from ddpdoctor.record.model import (
     Group,
     Job,
     Loader,
-    OutsiderCall,
     Pass,
     RankException,
-    ReducedLoss,
     RunRecord,
     SampleProbe,
     Signature,
     Site,
-    StackDump,
     StopReason,
-    StreamState,
     Wait,
     Wrap,
 )
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.stacks import StackDump
 from ddpdoctor.record.training import (
     Backward,
     BufferState,
@@ -45,41 +44,6 @@ from ddpdoctor.record.training import (
     TrainingState,
     WrapChange,
 )
-
-_NOT_RECORDED = ("lines",)
-_HARMED_BY = {
-    "tap": ("collectives",),
-    "ring": ("collectives",),
-    "heartbeat": ("collectives",),
-    "_probe": ("loaders",),
-    "_note": ("loaders", "passes"),
-    "begin": ("passes",),
-    "_keep": ("passes",),
-    "whole": ("passes",),
-    "_told": ("passes",),
-    "_shortage": (),
-    "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
-    "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
-    "backward_begins": ("backwards",),
-    "_note_backward": ("backwards",),
-    "_note_taken": ("gradients_taken",),
-    "_note_step": ("optimizer_steps", "parameter_digests"),
-    "before_step": ("gradient_digests", "parameter_digests"),
-    "_count": ("training_states",),
-    "_note_load": ("training_states",),
-    "note_first_step": ("training_states",),
-    "inner_owner_of": ("ranks",),
-    "close_iterations": ("backwards", "missing_gradients"),
-    "exit": ("missing_gradients",),
-    "_note_part": ("parts",),
-    "_note_seeding": ("seedings",),
-    "_read_states": ("random_states",),
-    "_note_states": ("random_states",),
-    "_note_holdings": ("holdings",),
-    "put": ("settings",),
-    "_note_forked_use": ("forked_uses",),
-}
-"""Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
 
 _ROWS: Mapping[str, tuple[str, type[Any]]] = {
     "wrap_change": ("wrap_changes", WrapChange),
@@ -102,12 +66,9 @@ class Assembly:
         self.book = RankBook()
         self.faults: list[str] = []
         """What the probe said of its own faults."""
-        self._harmed: dict[str, str] = {}
-        """Streams that lack something because of a fault, and which."""
         self.ending: tuple[StopReason, str] = ("", "")
         """Why a rank ended itself before it had shown enough, and the sentence for the user."""
-        self._lost: dict[int, int] = {}
-        """Events that a process could not write."""
+        self._completeness = Completeness(self.files, self.book)
         self.hosts: dict[str, None] = {}
         """Other machines that the script spoke to."""
         self.refusal: str = ""
@@ -177,7 +138,7 @@ class Assembly:
             job=job,
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
-            streams=self._states(),
+            streams=self._completeness.states(),
             ranks=self.book.ranks(self._exception, *self._heartbeats()),
             groups=tuple(self._groups),
             waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items()),
@@ -201,43 +162,6 @@ class Assembly:
             reduced_losses=tuple(rows["reduced_losses"]),
             outsider_calls=tuple(rows["outsider_calls"]),
         )
-
-    def _states(self) -> dict[str, StreamState]:
-        states = {name: StreamState("complete") for name in STREAMS if name not in _NOT_RECORDED}
-        states |= {name: StreamState("absent", "not recorded in a rehearsal") for name in _NOT_RECORDED}
-        if self.files.refused:
-            states["collectives"] = StreamState("truncated", next(iter(self.files.refused.values())))
-        if any(ring.truncated for ring in self.files.rings.values()):
-            states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
-        unlogged = sorted(
-            entry.rank
-            for pid, entry in self.book.processes.items()
-            if pid in self.book.worlds
-            and pid not in self.files.rings.keys() | self.files.refused.keys()
-            and entry.rank is not None
-        )
-        if unlogged:
-            states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")
-        if not self.book.worlds:
-            for name in ("collectives", "wraps", "forwards", "backwards"):
-                states[name] = StreamState("absent", "no rank initialised a process group")
-        if missing := self._missing_events():
-            for name in states:
-                if states[name].state == "complete":
-                    states[name] = StreamState("truncated", missing)
-        for name, fault in self._harmed.items():
-            if states[name].state == "complete":
-                states[name] = StreamState("truncated", f"a part of the observation failed: {fault}")
-        return states
-
-    def _missing_events(self) -> str:
-        """Say why the events are not all there; empty when they are."""
-        for pid, ring in self.files.rings.items():
-            self._lost[pid] = max(self._lost.get(pid, 0), ring.lost())
-        if lost := sum(self._lost.values()):
-            return f"{lost:,} events could not be written"
-        damaged = self.files.damaged_lines
-        return f"{damaged:,} lines of the record were damaged" if damaged else ""
 
     def _tracks(self) -> tuple[CollectiveTrack, ...]:
         tracks = []
@@ -511,11 +435,10 @@ class Assembly:
     def _on_fault(self, pid: int, event: dict[str, Any]) -> None:
         where, fault = str(event["where"]), str(event["text"])
         self.faults.append(f"process {pid}: {where}: {fault}")
-        for name in _HARMED_BY.get(where, tuple(name for name in STREAMS if name not in _NOT_RECORDED)):
-            self._harmed.setdefault(name, fault)
+        self._completeness.part_failed(where, fault)
 
     def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
-        self._lost[pid] = int(event["events"])
+        self._completeness.lost(pid, int(event["events"]))
 
     def _on_network(self, pid: int, event: dict[str, Any]) -> None:
         self.hosts[str(event["host"])] = None

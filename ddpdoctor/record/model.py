@@ -14,7 +14,9 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
+from ddpdoctor.record.stacks import StackDump
 from ddpdoctor.record.training import (
     Backward,
     BufferState,
@@ -408,33 +410,6 @@ class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The file existed before the run."""
     detail: str = ""
     """What would have happened, when refused; the command of a child process."""
-
-
-class StackDump(msgspec.Struct, frozen=True, kw_only=True):
-    """The stack of one thread of a rank, innermost frame first, torch's frames included."""
-
-    rank: int
-    thread: str
-    main: bool
-    frames: tuple[Frame, ...] = ()
-    time_ns: int = 0
-
-
-class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that the user's collective changed in place and that a backward then started from or came through."""
-
-    rank: int
-    site: int = -1
-    """Of the collective."""
-    backward_site: int = -1
-
-
-class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a rank called on a group which it is no member of; torch does nothing then."""
-
-    rank: int
-    operation: str
-    site: int = -1
 
 
 class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ from ddpdoctor.checks.collectives import (
     subset_new_group,
 )
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import Group, OutsiderCall, ReducedLoss
+from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
+from ddpdoctor.record.model import Group
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 from tests.diagnosis.test_causes import LOOP_LINE, forwards, on_loader
 

@@ -8,7 +8,8 @@ from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import Loader, Pass, RunRecord, StackDump, Wrap
+from ddpdoctor.record.model import Loader, Pass, RunRecord, Wrap
+from ddpdoctor.record.stacks import StackDump
 from ddpdoctor.record.training import MissingGradient
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 

@@ -1,0 +1,100 @@
+"""Tells of each stream of a record whether it holds all that happened."""
+
+from __future__ import annotations
+
+from ddpdoctor.record.model import STREAMS, StreamState
+from ddpdoctor.record.ranks import RankBook
+from ddpdoctor.record.reader import RunFiles
+
+_NOT_RECORDED = ("lines",)
+_HARMED_BY = {
+    "tap": ("collectives",),
+    "ring": ("collectives",),
+    "heartbeat": ("collectives",),
+    "_probe": ("loaders",),
+    "_note": ("loaders", "passes"),
+    "begin": ("passes",),
+    "_keep": ("passes",),
+    "whole": ("passes",),
+    "_told": ("passes",),
+    "_shortage": (),
+    "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+    "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+    "backward_begins": ("backwards",),
+    "_note_backward": ("backwards",),
+    "_note_taken": ("gradients_taken",),
+    "_note_step": ("optimizer_steps", "parameter_digests"),
+    "before_step": ("gradient_digests", "parameter_digests"),
+    "_count": ("training_states",),
+    "_note_load": ("training_states",),
+    "note_first_step": ("training_states",),
+    "inner_owner_of": ("ranks",),
+    "close_iterations": ("backwards", "missing_gradients"),
+    "exit": ("missing_gradients",),
+    "_note_part": ("parts",),
+    "_note_seeding": ("seedings",),
+    "_read_states": ("random_states",),
+    "_note_states": ("random_states",),
+    "_note_holdings": ("holdings",),
+    "put": ("settings",),
+    "_note_forked_use": ("forked_uses",),
+}
+"""Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
+
+
+class Completeness:
+    """What is known to be missing from the record of one run."""
+
+    def __init__(self, files: RunFiles, book: RankBook) -> None:
+        self._files = files
+        self._book = book
+        self._harmed: dict[str, str] = {}
+        """Streams that lack something because of a fault, and which."""
+        self._lost: dict[int, int] = {}
+        """Events that a process could not write."""
+
+    def part_failed(self, where: str, fault: str) -> None:
+        """A part of the probe has failed."""
+        for name in _HARMED_BY.get(where, tuple(name for name in STREAMS if name not in _NOT_RECORDED)):
+            self._harmed.setdefault(name, fault)
+
+    def lost(self, pid: int, events: int) -> None:
+        """A process says how many events it could not write."""
+        self._lost[pid] = max(self._lost.get(pid, 0), events)
+
+    def states(self) -> dict[str, StreamState]:
+        """The state of every stream."""
+        states = {name: StreamState("complete") for name in STREAMS if name not in _NOT_RECORDED}
+        states |= {name: StreamState("absent", "not recorded in a rehearsal") for name in _NOT_RECORDED}
+        if self._files.refused:
+            states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
+        if any(ring.truncated for ring in self._files.rings.values()):
+            states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
+        unlogged = sorted(
+            entry.rank
+            for pid, entry in self._book.processes.items()
+            if pid in self._book.worlds
+            and pid not in self._files.rings.keys() | self._files.refused.keys()
+            and entry.rank is not None
+        )
+        if unlogged:
+            states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")
+        if not self._book.worlds:
+            for name in ("collectives", "wraps", "forwards", "backwards"):
+                states[name] = StreamState("absent", "no rank initialised a process group")
+        harmed = dict.fromkeys(states, self._missing_events()) | {
+            name: f"a part of the observation failed: {fault}" for name, fault in self._harmed.items()
+        }
+        for name, reason in harmed.items():
+            if reason and states[name].state == "complete":
+                states[name] = StreamState("truncated", reason)
+        return states
+
+    def _missing_events(self) -> str:
+        """Say why the events are not all there; empty when they are."""
+        for pid, ring in self._files.rings.items():
+            self.lost(pid, ring.lost())
+        if lost := sum(self._lost.values()):
+            return f"{lost:,} events could not be written"
+        damaged = self._files.damaged_lines
+        return f"{damaged:,} lines of the record were damaged" if damaged else ""

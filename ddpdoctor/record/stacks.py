@@ -1,0 +1,17 @@
+"""Stacks of the threads of ranks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.finding import Frame
+
+
+class StackDump(msgspec.Struct, frozen=True, kw_only=True):
+    """The stack of one thread of a rank, innermost frame first, torch's frames included."""
+
+    rank: int
+    thread: str
+    main: bool
+    frames: tuple[Frame, ...] = ()
+    time_ns: int = 0
