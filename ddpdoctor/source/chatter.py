@@ -22,6 +22,7 @@ _RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|
 _OUTPUT = frozenset({"print", "stdout"})
 _REDUCED = ("reduce", "gather", "synchronize_between")
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
+_EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
@@ -47,7 +48,7 @@ def _is_chatter(event: Event) -> bool:
     if event.name != "builtins.print" or not event.loops or not event.positional:
         return False
     text = event.module.excerpt(event.node, 1_000)
-    return not _RANK_SAID.search(text) and not _in_handler(event.module, event.node)
+    return not _RANK_SAID.search(text) and not _reports_failure(event.module, event.node)
 
 
 def _depends_on_rank(event: Event) -> bool:
@@ -57,9 +58,27 @@ def _depends_on_rank(event: Event) -> bool:
     )
 
 
-def _in_handler(module: Module, node: ast.AST) -> bool:
-    """Whether a node reports a failure: it stands in an ``except``, or leaves the program after it."""
-    return any(isinstance(around, ast.ExceptHandler) for around in module.ancestors(node))
+def _reports_failure(module: Module, node: ast.AST) -> bool:
+    """Whether a node stands in an ``except``, or in a block that leaves the program."""
+    inner = node
+    for around in module.ancestors(node):
+        if isinstance(around, ast.ExceptHandler):
+            return True
+        if isinstance(around, ast.If) and any(
+            inner in arm and _leaves_program(arm[-1]) for arm in (around.body, around.orelse)
+        ):
+            return True
+        inner = around
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+    return False
+
+
+def _leaves_program(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Raise):
+        return True
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func) in _EXITS
 
 
 def _print_is_replaced(script: Script) -> bool:

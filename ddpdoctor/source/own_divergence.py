@@ -105,15 +105,13 @@ def _first_in(loop: Loop | None) -> Event | None:
 
 def _raises(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
     """Exits with an error because a loss is not finite, in a job whose ranks average gradients."""
-    trained = next(
-        (
-            event
-            for walk in projection.walks
-            for event in events_in(walk.trees[0])
-            if event.kind == "backward" or event.kind == "collective"
-        ),
-        None,
-    )
+    met = [
+        event
+        for walk in projection.walks
+        for event in events_in(walk.trees[0])
+        if event.kind in ("backward", "collective")
+    ]
+    trained = next((event for event in met if event.kind == "backward"), met[0] if met else None)
     for test, _ in projection.machine.own_raises:
         if trained is None or test.node in seen or test.kind != "batch":
             continue
