@@ -70,8 +70,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             yield Refuted(location=writing.location, reason=writing.sentence)
             continue
         facts = tuple(
-            Fact(text=sentence, basis=record.job.kind, rank=rank, location=writing.location, stack=writing.stack)
-            for rank, sentence in writing.evidence
+            Fact(text=sentence, basis=record.job.kind, location=writing.location, stack=writing.stack)
+            for sentence in writing.evidence
         )
         yield CHECK.finding(
             record.job.kind,

@@ -14,7 +14,7 @@ from ddpdoctor.record.model import FileEvent, RunRecord
 
 _WRITES = frozenset({"create", "write", "save"})
 _LOG_SUFFIXES = frozenset({".log", ".out", ".err", ".lock", ".pid", ".pyc", ".tmp"})
-_EVIDENCE_SHOWN = 8
+_EVIDENCE_SHOWN = 4
 
 
 class Writing(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,18 +26,21 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     location: Location
     ranks: tuple[int, ...] = ()
     """The ranks that wrote one path together."""
-    evidence: tuple[tuple[int, str], ...] = ()
-    """Rank and sentence: who wrote what."""
+    evidence: tuple[str, ...] = ()
+    """Who wrote which path, one sentence a path."""
     stack: tuple[Frame, ...] = ()
 
 
 def judge_writers(record: RunRecord) -> Iterator[Writing]:
     """Yield a verdict for each line at which files were written; nothing for a lone writer in a run that was cut short.
 
+    In processes that never met as the ranks of one job the missing job is the fault, and their files are no news.
     Logs, lock files, caches and temporary files count only when they are saved with torch; other writes count only
     where the ranks made them between the same two collectives, for ranks that write in turn do no harm.
     """
     by_line: dict[tuple[str, int], list[FileEvent]] = {}
+    if record.job.world_size < 2:
+        return
     for event in record.files:
         line = record.site(event.site).innermost
         if event.action in _WRITES and line is not None:
@@ -101,19 +104,23 @@ def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Writing:
     path = PurePath(next(iter(shared)))
     more = f" and {len(shared) - 1:,} more files" if len(shared) > 1 else ""
     done = "save" if any(event.action == "save" for event in first) else "write"
-    times: dict[tuple[int, str], int] = {}
-    for name, events in shared.items():
-        for event in events:
-            times[event.rank, name] = times.get((event.rank, name), 0) + (event.action == first[0].action)
-    evidence = [
-        (rank, f"rank {rank} wrote {name}" + (f" {number} times" if number > 1 else ""))
-        for (rank, name), number in sorted(times.items(), key=lambda item: (item[0][1], item[0][0]))
-    ]
     return Writing(
         shared=True,
         sentence=f"{rank_list(ranks)} {done} the same file {path.name}{more} at {place(site.innermost)}",
         location=location,
         ranks=tuple(ranks),
-        evidence=tuple(evidence[:_EVIDENCE_SHOWN]),
+        evidence=tuple(_who_wrote(name, events) for name, events in sorted(shared.items())[:_EVIDENCE_SHOWN]),
         stack=site.frames,
     )
+
+
+def _who_wrote(path: str, events: list[FileEvent]) -> str:
+    """``ranks 0 and 1 wrote runs/last.pt 4 times each``, with the end of the path only."""
+    action = events[0].action
+    times = {
+        rank: sum(event.rank == rank and event.action == action for event in events)
+        for rank in sorted({event.rank for event in events})
+    }
+    most = max(times.values())
+    how_often = "" if most <= 1 else f" up to {most} times" if len(set(times.values())) > 1 else f" {most} times each"
+    return f"{rank_list(times)} wrote {PurePath(*PurePath(path).parts[-2:])}{how_often}"

@@ -33,7 +33,20 @@ def test_one_path_written_by_both_ranks_is_an_error(action: Any) -> None:
     assert (finding.severity, finding.ranks) == (Severity.ERROR, (0, 1))
     verb = "save" if action == "save" else "write"
     assert finding.title == f"ranks 0 and 1 {verb} the same file last.pt at train.py:80"
-    assert [fact.text for fact in finding.evidence] == ["rank 0 wrote /job/last.pt", "rank 1 wrote /job/last.pt"]
+    assert [fact.text for fact in finding.evidence] == ["ranks 0 and 1 wrote job/last.pt"]
+
+
+def test_how_often_each_rank_wrote_is_said() -> None:
+    job = finished_job()
+    (finding,) = results(job, *(write(job, rank, "/job/runs/last.pt", "save") for rank in (0, 0, 1, 1, 1)))
+    assert isinstance(finding, Finding)
+    assert [fact.text for fact in finding.evidence] == ["ranks 0 and 1 wrote runs/last.pt up to 3 times"]
+
+
+def test_processes_that_never_met_as_ranks_have_another_fault() -> None:
+    job = finished_job()
+    job.job["world_size"] = 0
+    assert results(job, *(write(job, rank, "/job/last.pt") for rank in job.ranks)) == []
 
 
 def test_many_paths_of_one_line_are_one_finding() -> None:
@@ -42,7 +55,7 @@ def test_many_paths_of_one_line_are_one_finding() -> None:
     (finding,) = results(job, *events)
     assert isinstance(finding, Finding)
     assert "0.npy and 49 more files" in finding.title
-    assert len(finding.evidence) == 8
+    assert len(finding.evidence) == 4
 
 
 def test_a_write_of_rank_zero_alone_refutes_the_suspicion() -> None:
