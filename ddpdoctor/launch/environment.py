@@ -81,14 +81,14 @@ def network_interfaces() -> tuple[str, ...]:
 
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:
     """The command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
-    script = ["-m", request.module] if request.module else [str(request.script)]
+    flags, script = (["-m"], [request.module]) if request.module else ([], [str(request.script)])
     options = request.launch.python_options
     if request.spawns_ranks:
-        return [python, *options, "-u", *script, *request.arguments]
+        return [python, *options, "-u", *flags, *script, *request.arguments]
     passes_local_rank = request.launch.starter == "torch.distributed.launch"
     if options:
         # torch's launcher starts its own Python, without options, unless it is told to start none.
-        script = ["--no-python", python, *options, "-u", *script]
+        flags, script = ["--no-python"], [python, *options, "-u", *flags, *script]
     return [
         python,
         "-m",
@@ -102,6 +102,9 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
         "--monitor-interval=0.1",
         f"--log-dir={output}",
         "--redirects=3",
+        *flags,
+        # Without it the launcher reads the script's options too, and stumbles over beginnings of its own (`--run`).
+        "--",
         *script,
         *request.arguments,
     ]
