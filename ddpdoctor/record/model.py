@@ -479,8 +479,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next((track for track in self.collectives if track.rank == rank), None)
 
     def steps(self) -> int:
-        """Optimizer steps that every reporting rank made (of its busiest optimizer); 0 when any rank made none."""
+        """Optimizer steps that every reporting rank made (of its busiest optimizer); 0 when any rank made none.
+
+        A script that updates its parameters by hand has no optimizer: then the synchronised backwards count.
+        """
+        if not self.optimizer_steps:
+            return min((self._backwards_of(rank) for rank in self.rank_numbers()), default=0)
         return min((self._steps_of(rank) for rank in self.rank_numbers()), default=0)
+
+    def _backwards_of(self, rank: int) -> int:
+        return sum(backward.rank == rank and bool(backward.synchronised) for backward in self.backwards)
 
     def _steps_of(self, rank: int) -> int:
         counts: dict[int, int] = {}
