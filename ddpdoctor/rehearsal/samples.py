@@ -77,8 +77,11 @@ class Samples:
                 put_back(state)
 
     def _places(self, dataset: Any, length: int) -> list[tuple[Any, int]]:
-        """What to fetch; of a subset's base a few samples as well, which ranks with other subsets have too."""
-        own = [(dataset, index) for index in sorted({0, length // 3, length // 2, length - 1})]
+        """What to fetch; of a subset's base a few samples as well, which ranks with other subsets have too.
+
+        The first two are what data sets of different lengths have in common.
+        """
+        own = [(dataset, index) for index in sorted({0, 1, length // 2, length - 1}) if index < length]
         base = self._base(dataset)
         if base is dataset:
             return own
