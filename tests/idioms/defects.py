@@ -1,0 +1,132 @@
+"""Variants of the idioms with one well-known defect each, made by one edit, and what must be found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class Defect(msgspec.Struct, frozen=True, kw_only=True):
+    """An idiom with one edit that breaks it."""
+
+    name: str
+    idiom: str
+    file: str
+    """The file that is edited, relative to the project."""
+    old: str
+    new: str
+    code: str
+    """What must be found."""
+    severity: str = "error"
+    others: tuple[str, ...] = ()
+    """Further codes that are true of it."""
+
+    def apply(self, project: Path) -> None:
+        """Edit the file; the text that is replaced must occur exactly once."""
+        path = project / self.file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(self.old) == 1, f"{self.name}: {text.count(self.old)} places to edit"
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        name="validation of the wrapped model on rank 0 only",
+        idiom="model_zoo_training",
+        file="train.py",
+        old="            eval_metrics = validate(model, loader_eval, validate_loss_fn, args)\n            if model_ema",
+        new="            if args.rank == 0:\n"
+        "                eval_metrics = validate(model, loader_eval, validate_loss_fn, args)\n"
+        "            if model_ema",
+        code="DDP301",
+    ),
+    Defect(
+        name="every rank stops early by its own loss",
+        idiom="early_stopping",
+        file="early_stopping.py",
+        old="        dist.broadcast(stop, src=0)\n        if stop.item() == 1:",
+        new="        if x.mean().item() > (0.0 if rank else 9.0):",
+        code="DDP301",
+        others=("DDP302",),
+    ),
+    Defect(
+        name="no set_epoch",
+        idiom="image_classification",
+        file="image_classification.py",
+        old="        train_sampler.set_epoch(epoch)\n",
+        new="",
+        code="DDP102",
+        severity="warning",
+    ),
+    Defect(
+        name="no sampler",
+        idiom="callbacks_and_json",
+        file="project/trainer.py",
+        old="            sampler=sampler,\n",
+        new="            shuffle=True,\n",
+        code="DDP101",
+    ),
+    Defect(
+        name="every rank saves",
+        idiom="self_distillation",
+        file="metrics.py",
+        old="    if is_main_process():\n        torch.save(*args, **kwargs)",
+        new="    torch.save(*args, **kwargs)",
+        code="DDP601",
+    ),
+    Defect(
+        name="a head that the loss does not use",
+        idiom="masked_pretraining",
+        file="masked_pretraining.py",
+        old="        self.head = nn.Linear(dim, 12)\n",
+        new="        self.head = nn.Linear(dim, 12)\n        self.contrast = nn.Linear(dim, 12)\n",
+        code="DDP201",
+    ),
+    Defect(
+        name="a reduction for each loss that the batch has",
+        idiom="detection_reference",
+        file="detection_reference.py",
+        old="        dist.all_reduce(values)\n",
+        new="        for name in names:\n"
+        "            if input_dict[name] > 0.5:\n"
+        "                dist.all_reduce(input_dict[name])\n",
+        code="DDP301",
+        others=("DDP302",),
+    ),
+    Defect(
+        name="the loss through model.module",
+        idiom="knowledge_distillation",
+        file="knowledge_distillation.py",
+        old="            logits = student(x)\n",
+        new="            logits = student.module(x)\n",
+        code="DDP207",
+    ),
+    Defect(
+        name="accumulation without no_sync",
+        idiom="token_stream",
+        file="token_stream.py",
+        old="            with model.no_sync():\n"
+        "                loss = model(sample)\n"
+        "                (loss / len(samples)).backward()\n",
+        new="            loss = model(sample)\n            (loss / len(samples)).backward()\n",
+        code="DDP204",
+        severity="warning",
+    ),
+    Defect(
+        name="rank 0 alone decides that its budget is used up",
+        idiom="time_limited",
+        file="time_limited.py",
+        old="            if step % 10 == 0 and interrupt.agreed():\n",
+        new="            if step == 11 and rank == 0:\n",
+        code="DDP301",
+    ),
+    Defect(
+        name="an unseeded split",
+        idiom="early_stopping",
+        file="early_stopping.py",
+        old="random_split(data, [256, 64], generator=torch.Generator().manual_seed(42))",
+        new="random_split(data, [256, 64])",
+        code="DDP107",
+    ),
+)
