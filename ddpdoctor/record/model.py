@@ -479,18 +479,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next((track for track in self.collectives if track.rank == rank), None)
 
     def steps(self) -> int:
-        """Optimizer steps that every reporting rank made (of its busiest optimizer); 0 when any rank made none.
-
-        A script that updates its parameters by hand has no optimizer: then the synchronised backwards count.
-        """
-        if not self.optimizer_steps:
-            return min((self._backwards_of(rank) for rank in self.rank_numbers()), default=0)
+        """Steps that every rank made (of its busiest optimizer), or synchronised backwards where there is none."""
         return min((self._steps_of(rank) for rank in self.rank_numbers()), default=0)
 
-    def _backwards_of(self, rank: int) -> int:
-        return sum(backward.rank == rank and bool(backward.synchronised) for backward in self.backwards)
-
     def _steps_of(self, rank: int) -> int:
+        if not self.optimizer_steps:
+            return sum(backward.rank == rank and bool(backward.synchronised) for backward in self.backwards)
         counts: dict[int, int] = {}
         for step in self.optimizer_steps:
             if step.rank == rank:

@@ -415,10 +415,19 @@ def _super(machine: Machine, node: ast.AST, positional: list[Value], named: Name
 def _dict(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     known = not positional or (len(positional) == 1 and isinstance(positional[0], Mapped))
     if not (known and complete):
-        return derived([*positional, *named.values()])
+        return derived([*_values_of_pairs(positional), *named.values()])
     first = positional[0] if positional else None
     entries = dict(first.entries) if isinstance(first, Mapped) else {}
     return Mapped(tuple((entries | named).items()))
+
+
+def _values_of_pairs(positional: list[Value]) -> list[Value]:
+    """Of ``dict(zip(names, values))`` what comes out of it: its values."""
+    first = positional[0] if len(positional) == 1 else None
+    pairs = first.values if isinstance(first, Items) else ()
+    if not pairs or any(not isinstance(pair, Items) or pair.open or len(pair.values) != 2 for pair in pairs):
+        return positional
+    return [pair.values[1] for pair in pairs if isinstance(pair, Items)]
 
 
 def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
