@@ -11,6 +11,7 @@ from typing import Any, Optional
 from ..record import layout
 from .imports import after_import
 from .journal import Journal
+from .parent import end_with_parent
 from .process import ProcessEnd, rank_of_environment
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -22,12 +23,15 @@ def start(run_directory: str) -> None:
         plan: dict[str, Any] = json.load(file)
     if int(plan.get("version", 0)) > layout.VERSION:
         return
+    parent = os.getppid()
     journal = Journal(run_directory, plan)
     journal.rank = rank_of_environment()
+    if plan.get("kind") == "rehearsal" and (journal.rank is not None or parent == plan.get("supervisor_pid")):
+        end_with_parent(parent)
     journal.event(
         "process",
         pid=os.getpid(),
-        parent=os.getppid(),
+        parent=parent,
         rank=journal.rank,
         local_rank=_integer("LOCAL_RANK"),
         argv=sys.orig_argv[:8] if hasattr(sys, "orig_argv") else [],

@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.assemble_setup import SetupRows
 from ddpdoctor.record.completeness import Completeness
+from ddpdoctor.record.early_events import EarlyEvents
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import (
     STREAMS,
@@ -88,6 +89,7 @@ class Assembly:
         self._waits: dict[tuple[int, int], Wait] = {}
         self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
         self._setup = SetupRows(self.book.rank_or_parent, self._site)
+        self._early = EarlyEvents((*_ROWS, *self._setup.handlers))
         self._handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
             "site": self._on_site,
             "signature": self._on_signature,
@@ -125,9 +127,10 @@ class Assembly:
         for pid, event in self.files.poll():
             try:
                 self.book.take(pid, event)
-                handler = self._handlers.get(event["event"])
-                if handler is not None:
-                    handler(pid, event)
+                for due in self._early.due(pid, event, is_rank=self.book.rank_or_parent(pid) is not None):
+                    handler = self._handlers.get(due["event"])
+                    if handler is not None:
+                        handler(pid, due)
             except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
                 self.faults.append(f"event {event.get('event')} of process {pid} could not be read: {error!r}")
 

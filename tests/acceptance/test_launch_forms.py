@@ -104,4 +104,4 @@ def test_rehearsals_at_the_same_time_do_not_meet_at_a_port_that_the_script_names
     ]
     reports = [json.loads(process.communicate(timeout=400)[0]) for process in running]
     assert [report["rehearsal"]["ranks"] for report in reports] == [2, 3]
-    assert [report["verdict"] for report in reports] == ["clean", "clean"]
+    assert [(report["verdict"], report["findings"]) for report in reports] == [("clean", []), ("clean", [])]

@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from ddpdoctor.examine import ExamineRequest, examine
+from ddpdoctor.launch.run_directory import temporary_run_directory
 
 ROOT = Path(__file__).parents[2]
 TRAINING = """
@@ -183,6 +185,30 @@ def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, t
     assert err.strip().endswith("interrupted")
     assert [pid for pid in pids if _lives(pid)] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize("where", ["before the ranks meet", "in a step"])
+def test_nothing_outlives_a_doctor_who_is_killed(where: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    project = tmp_path / "project"
+    project.mkdir()
+    asleep = "open(f'pid-{os.getpid()}', 'w'); time.sleep(60)"
+    early = f"import os, time; {asleep}\n" + training()
+    (project / "train.py").write_text(early if where == "before the ranks meet" else training(in_a_step=asleep))
+    environment = _environment() | {"XDG_STATE_HOME": str(state)}
+    process = subprocess.Popen((sys.executable, "-m", "ddpdoctor", "check", "train.py"), cwd=project, env=environment)
+    pids = _wait_for_ranks(project, 2)
+    process.kill()
+    process.wait()
+    deadline_s = time.monotonic() + 30
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert [pid for pid in pids if _lives(pid)] == []
+    left = list((state / "ddpdoctor" / "runs").iterdir())
+    assert len(left) == 1, "nobody was left to remove the run directory"
+    with mock.patch.dict(os.environ, {"XDG_STATE_HOME": str(state)}), temporary_run_directory():
+        assert not left[0].exists()
+    assert sorted(path.name for path in project.iterdir()) == ["train.py"]
 
 
 def check(directory: Path, text: str, *arguments: str, code: int) -> dict[str, Any]:

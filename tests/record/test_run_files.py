@@ -94,3 +94,22 @@ def test_a_writer_without_a_disk_goes_quiet(tmp_path: Path) -> None:
     writer = EventWriter(str(tmp_path / "missing"))
     writer.write("a")
     assert writer.lost == 1
+
+
+def test_what_a_process_did_before_its_rank_was_known_is_its_ranks(tmp_path: Path) -> None:
+    writer = EventWriter(str(tmp_path))
+    assembly = Assembly(tmp_path)
+    writer.write("process", pid=os.getpid(), parent=1, rank=None, kind="start")
+    writer.write("optimizer_step", optimizer=0, ordinal=1, site=-1)
+    writer.write("wait_begun", number=1, kind="init_process_group", ranks=[], site=-1)
+    assembly.poll()
+    record = assembly.record(Job(kind="rehearsal"))
+    assert ([wait.rank for wait in record.waits], record.optimizer_steps) == ([-1], ()), "it waits for its world"
+    writer.write("wait_ended", number=1)
+    writer.write("world", rank=1, local_rank=1, world_size=2, backend="gloo")
+    writer.write("optimizer_step", optimizer=0, ordinal=2, site=-1)
+    assembly.poll()
+    record = assembly.record(Job(kind="rehearsal"))
+    assert [(wait.rank, wait.ended_ns > 0) for wait in record.waits] == [(1, True)]
+    assert [(step.rank, step.ordinal) for step in record.optimizer_steps] == [(1, 1), (1, 2)]
+    assert not assembly.faults
