@@ -40,6 +40,7 @@ _HINTS = {
     "cut": "Let a pass yield more with `--batches`, or all of them with `--full`.",
     "slow": "Give it longer with `--time-limit`, or smaller batches with `--batch-size 2`.",
     "memory": "Rehearse a smaller configuration of the model, on a larger machine, or with `--static`.",
+    "stand-in": "Rehearse on GPUs with `--device cuda`, or without this part; `--static` reads the source only.",
     "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
@@ -96,7 +97,7 @@ def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
 
 def _judgement(record: RunRecord, root: str) -> _Judgement:
     job = record.job
-    if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory"):
+    if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in"):
         reason = job.stop_text or _SENTENCES[job.stop_reason]
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
             reason = f"{reason}: {where}"

@@ -70,6 +70,7 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     batches: int = 4
     full: bool = False
     batch_size: int | None = None
+    """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
     time_limit_s: float | None = None
     """None for two minutes, and longer when several ranks share a core."""
     python: str | None = None

@@ -51,11 +51,11 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 @click.option("--full", is_flag=True, help="Cut no pass: rehearse the script as it is, to its end.")
 @click.option(
     "--batch-size",
-    default="keep",
+    default="auto",
     show_default=True,
-    metavar="keep|N",
+    metavar="auto|keep|N",
     callback=lambda ctx, parameter, value: _samples(value),
-    help="Samples that a loader's batches are cut to.",
+    help="Samples that a loader's batches are cut to; by default 4 on the stand-in, where a CPU does a GPU's work.",
 )
 @click.option(
     "--time-limit",
@@ -252,11 +252,12 @@ def _finite(seconds: float | None) -> float | None:
 
 
 def _samples(value: str) -> int | None:
-    """The size that batches are cut to; None to keep them as they are."""
-    if value == "keep":
-        return None
+    """The size that batches are cut to; 0 to keep them as they are, None to let the device decide."""
+    if value in ("auto", "keep"):
+        return None if value == "auto" else 0
     if not value.isdecimal() or int(value) < 1:
-        raise click.BadParameter(f"{value} is neither `keep` nor a number of samples", param_hint="'--batch-size'")
+        problem = f"{value} is neither `auto` nor `keep` nor a number of samples"
+        raise click.BadParameter(problem, param_hint="'--batch-size'")
     return int(value)
 
 

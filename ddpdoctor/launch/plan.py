@@ -12,6 +12,8 @@ from ddpdoctor.launch.request import Launch, RehearsalRequest
 
 FEWEST_RANKS = 2
 TIME_LIMIT_S = 120.0
+STAND_IN_SAMPLES = 4
+"""Samples of a batch where a CPU does a GPU's work."""
 
 
 def ranks_to_start(launch: Launch, nproc: int) -> int:
@@ -22,6 +24,13 @@ def ranks_to_start(launch: Launch, nproc: int) -> int:
 def ranks_per_core(ranks: int) -> float:
     """How many ranks share a core, at least 1: they take so much longer."""
     return max(1.0, ranks / (os.cpu_count() or 1))
+
+
+def batch_size(request: RehearsalRequest, device: str) -> int | None:
+    """Samples that a batch is cut to; None to keep batches as they are."""
+    if request.batch_size is None:
+        return STAND_IN_SAMPLES if device == "stand-in" else None
+    return request.batch_size or None
 
 
 def time_limit_s(request: RehearsalRequest, ranks: int) -> float:

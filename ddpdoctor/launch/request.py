@@ -56,7 +56,7 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     full: bool = False
     """Nothing is cut: every pass yields all its batches, and the script ends by itself."""
     batch_size: int | None = None
-    """Samples that a batch is cut to; None: batches stay as they are."""
+    """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
     time_limit_s: float | None = None
     """None for a limit that grows with the ranks that share a core."""
     python: str | None = None

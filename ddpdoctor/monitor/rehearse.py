@@ -21,7 +21,7 @@ from ddpdoctor.launch.environment import (
     rehearsal_environment,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
-from ddpdoctor.launch.plan import notes_after, notes_before, ranks_per_core, time_limit_s
+from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import temporary_run_directory
@@ -98,7 +98,7 @@ class _Rehearsal:
             device=device,
             interfaces=network_interfaces(),
             batches=0 if request.full else request.batches,
-            batch_size="" if request.batch_size is None else str(request.batch_size),
+            batch_size=str(batch_size(request, device) or ""),
             ranks_expected=0 if request.spawns_ranks else request.nproc,
             started_ns=time.time_ns(),
         )
@@ -130,7 +130,7 @@ class _Rehearsal:
             "spawns_ranks": self._request.spawns_ranks,
             "batches": self._request.batches,
             "full": self._request.full,
-            "batch_size": self._request.batch_size,
+            "batch_size": batch_size(self._request, self._job.device),
             "time_limit_s": time_limit_s(self._request, self._request.nproc),
             "device": self._job.device,
             "gpus_per_node": self._request.nproc,

@@ -417,11 +417,14 @@ class Assembly:
         if reason in ("slow", "memory"):
             self.ending = (reason, text)  # type: ignore[assignment]
         elif reason in ("cut", "perhaps-cut"):
-            frames = event["frames"]
-            place = f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"
+            place = _place(event["frames"])
             said = text.strip().partition("\n")[0]
             raised = f"rank {self._rank(pid)} raised {event['type']} at {place}" + (f": {said}" if said else "")
             self.ending = ("cut", cut_sentence(place, raised, certain=reason == "cut"))
+        elif reason == "stand-in":
+            said = text.strip().partition("\n")[0]
+            raised = f"rank {self._rank(pid)} raised {event['type']}" + (f": {said}" if said else "")
+            self.ending = ("stand-in", f"the CUDA stand-in could not serve {_place(event['frames'])}: {raised}")
 
     def _on_stack(self, pid: int, event: dict[str, Any]) -> None:
         frames = tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"])
@@ -466,6 +469,11 @@ class Assembly:
             communication=bool(event["communication"]),
             attribute_owner=str(event.get("attribute_owner", "")),
         )
+
+
+def _place(frames: Any) -> str:
+    """File and line of the user's innermost frame, as an event has it."""
+    return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"
 
 
 def cut_sentence(place: str, raised: str, *, certain: bool) -> str:

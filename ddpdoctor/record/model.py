@@ -34,17 +34,8 @@ PassEnd = Literal["exhausted", "cut", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 FileAction = Literal["create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process"]
 StopReason = Literal[
-    "",
-    "proof",
-    "time-limit",
-    "interrupted",
-    "no-touch",
-    "no-ranks",
-    "launch-failed",
-    "rank-failed",
-    "cut",
-    "slow",
-    "memory",
+    "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut",
+    "slow", "memory", "stand-in",
 ]
 
 STREAMS = (

@@ -26,6 +26,7 @@ from .samples import Samples
 from .schedule import Schedule
 from .settings import Settings
 from .sleep import watch_sleep
+from .stand_in.install import StandIn
 from .steps import Steps
 from .tap import Tap
 
@@ -61,10 +62,7 @@ class Rehearsal:
         journal = self._journal
         no_touch.wrap_torch_writers(torch)
         plan = journal.plan
-        if plan.get("device") == "stand-in":
-            from .stand_in.install import install
-
-            install(journal, torch, int(plan["gpus_per_node"]))
+        stand_in = StandIn(journal, torch, int(plan["gpus_per_node"])) if plan.get("device") == "stand-in" else None
         schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
         started_s = int(plan["job"]["started_ns"]) / 1e9
         pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
@@ -87,7 +85,9 @@ class Rehearsal:
         watch_outsiders(journal, torch)
         self._modules = modules
         self._process_end.before_exit = self._close
-        self._process_end.consequence = loaders.caused
+        self._process_end.consequence = lambda error: (
+            loaders.caused(error) or (stand_in.caused(error) if stand_in is not None else "")
+        )
         self._process_end.owner_of_attribute = modules.inner_owner_of
 
     def _close(self) -> None:

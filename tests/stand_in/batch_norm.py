@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.rehearsal.stand_in.install import install
+from ddpdoctor.rehearsal.stand_in.install import StandIn
 
 STEPS = 3
 SPLIT = 5
@@ -45,7 +45,7 @@ def train(network: nn.Module, share: slice, scale: float) -> list[torch.Tensor]:
 
 
 def rank_main(rank: int, directory: str, port: str) -> None:
-    install(Journal(directory, {}), torch, 2)
+    StandIn(Journal(directory, {}), torch, 2)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=2, device_id=torch.device("cuda", rank))

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.rehearsal.stand_in.install import install
+from ddpdoctor.rehearsal.stand_in.install import StandIn
 
 warnings.simplefilter("ignore")
 CPU = torch.device("cpu")
@@ -412,7 +412,7 @@ class InBackward(torch.autograd.Function):
 
 
 def main() -> None:
-    install(Journal(sys.argv[1], {}), torch, 2)
+    StandIn(Journal(sys.argv[1], {}), torch, 2)
     found = {"main": results()}
     thread = threading.Thread(target=lambda: found.update(thread=results()))
     thread.start()

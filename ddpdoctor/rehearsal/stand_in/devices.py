@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 CUDA = "cuda"
+NO_SUCH_GPU = "invalid device ordinal"
+"""What CUDA says of a GPU that the node lacks."""
 
 
 class Devices:
@@ -86,7 +88,7 @@ class Devices:
             if self.count() == 0:
                 raise RuntimeError("No CUDA GPUs are available")
             raise self._error(
-                "CUDA error: invalid device ordinal\n"
+                f"CUDA error: {NO_SUCH_GPU}\n"
                 f"(device {index} was asked for; the node of this rehearsal has {self.count()})"
             )
         return index

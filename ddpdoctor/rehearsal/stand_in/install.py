@@ -2,51 +2,82 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Any
+from types import TracebackType
+from typing import Any, Optional
 
 from ...probe.journal import Journal
 from . import compiling, cuda_module, optimizers, precision, process_groups, profiling, sync_batch_norm, typed_tensors
-from .devices import Devices
+from .devices import NO_SUCH_GPU, Devices
 from .everywhere import keep_on
 from .function_mode import make_mode
-from .gaps import Gaps
+from .gaps import Gaps, StandInGap
+
+_NEEDS_A_GPU = re.compile(
+    r"not compiled with CUDA|_cuda_|libcuda|CUDA driver|CUDA_HOME|from the 'CPU' backend|no kernel|triton|"
+    r"(requires?|needs?|only (supports?|works?)|must be|expected).{0,60}\b(CUDA|GPU)|"
+    r"not implemented for '(Half|BFloat16|Float8\w*)'|(PREMUL_SUM|NCCL)",
+    re.IGNORECASE,
+)
+"""What torch and CUDA extensions say on a CPU that would have gone well on a GPU."""
 
 
-def install(journal: Journal, torch: Any, device_count: int) -> Devices:
-    """Serve CUDA with so many GPUs on this node from the CPU, from now on and in every thread."""
-    devices = Devices(
-        torch,
-        device_count,
-        lambda index, how: journal.event(
-            "device_use", index=index, how=how, was_set=devices.was_set, current=devices.current, site=journal.here()
-        ),
-    )
-    gaps = Gaps(lambda name: journal.event("stand_in_gap", name=name, site=journal.here()))
-    cuda_module.install(torch, devices, gaps)
-    process_groups.install(torch, devices)
-    sync_batch_norm.install(torch)
-    precision.install(torch)
-    compiling.install(torch, lambda: journal.event("compiled", site=journal.here()))
-    optimizers.install(torch)
-    profiling.install(torch)
-    typed_tensors.install(torch, devices)
-    keep_on(torch, make_mode(torch, devices, _Truths(journal).note), devices)
-    return devices
+class StandIn:
+    """CUDA, with so many GPUs on this node, served from the CPU from now on and in every thread."""
 
-
-class _Truths:
-    """Lines of the user that ask a tensor where it is: what they conclude is about the stand-in."""
-
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, torch: Any, device_count: int) -> None:
         self._journal = journal
-        self._seen: set[tuple[str, int]] = set()
+        self._asked: set[tuple[str, int]] = set()
+        """Lines that asked a tensor where it is."""
+        devices = self._devices = Devices(torch, device_count, self._note_use)
+        gaps = Gaps(lambda name: journal.event("stand_in_gap", name=name, site=journal.here()))
+        cuda_module.install(torch, devices, gaps)
+        process_groups.install(torch, devices)
+        sync_batch_norm.install(torch)
+        precision.install(torch)
+        compiling.install(torch, lambda: journal.event("compiled", site=journal.here()))
+        optimizers.install(torch)
+        profiling.install(torch)
+        typed_tensors.install(torch, devices)
+        keep_on(torch, make_mode(torch, devices, self._note_question), devices)
 
-    def note(self) -> None:
-        """Note the line behind the function mode, once."""
+    def caused(self, error: BaseException) -> str:
+        """``stand-in`` when an exception comes of what the CPU is not; empty when it is the script's own.
+
+        A GPU that the node lacks is the script's own fault. What follows from a line that asked where a tensor is may
+        be ours: on a GPU it would have had another answer.
+        """
+        if not isinstance(error, Exception) or NO_SUCH_GPU in str(error):
+            return ""
+        seen: Optional[BaseException] = error
+        while seen is not None:
+            if isinstance(seen, StandInGap):
+                return "stand-in"
+            seen = seen.__cause__ or seen.__context__
+        if _line_of(error.__traceback__) in self._asked:
+            return "stand-in"
+        ours = not isinstance(error, (ImportError, KeyError, OSError))
+        return "stand-in" if ours and _NEEDS_A_GPU.search(str(error)) else ""
+
+    def _note_use(self, index: int, how: str) -> None:
+        devices, journal = self._devices, self._journal
+        journal.event(
+            "device_use", index=index, how=how, was_set=devices.was_set, current=devices.current, site=journal.here()
+        )
+
+    def _note_question(self) -> None:
+        """Note the user's line behind the function mode."""
         frame = sys._getframe(3)
         line = (frame.f_code.co_filename, frame.f_lineno)
-        if line not in self._seen:
-            self._seen.add(line)
-            if self._journal.user_code.holds(line[0]):
-                self._journal.event("device_read", site=self._journal.site(frame))
+        if line not in self._asked:
+            self._asked.add(line)
+
+
+def _line_of(trace: Optional[TracebackType]) -> tuple[str, int]:
+    """Where an exception was raised."""
+    line = ("", 0)
+    while trace is not None:
+        line = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return line
