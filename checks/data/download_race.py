@@ -2,7 +2,8 @@
 
 What it finds
     A dataset with `download=True`, a call that fetches a file, or an archive that is extracted, reached by all ranks
-    without one of them going first.
+    without one of them going first. In a run: data that several ranks fetch, or write where it is missing and then
+    read, with no collective between one rank's write and what the other does.
 
 Why it is bad
     The ranks write over each other: a rank reads a file that another is still writing, checksums fail now and then, an
@@ -27,12 +28,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.path_verdicts import judge_paths
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.downloads import shared_downloads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP109", name="download-race", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP109",
+    name="download-race",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+)
+REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -43,7 +52,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"every rank {download.what} to the same path at once",
-            remedy="Let rank 0 do it first, then dist.barrier(), then let every rank open what is there.",
+            remedy=REMEDY,
             locations=(place,),
             evidence=(
                 Fact(
@@ -53,4 +62,23 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=event.chain,
                 ),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report data that several ranks prepare at once; refute where one goes first."""
+    for verdict in judge_paths(record, "DDP109"):
+        if not verdict.races:
+            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=verdict.locations,
+            ranks=verdict.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
+            ),
+            severity=verdict.severity,
         )

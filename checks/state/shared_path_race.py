@@ -3,7 +3,8 @@
 What it finds
     os.makedirs and mkdir without exist_ok, shutil.rmtree, os.remove, unlink, os.rename and os.replace that all ranks
     reach at once with a path that does not depend on the rank; and a loop that sleeps until a file exists which another
-    rank writes in place. Downloads and other preparation of data have a check of their own, download-race.
+    rank writes in place. Downloads and other preparation of data have a check of their own, download-race. In a run: a
+    rank that dies of what another did to the path, deletes what another has made, or waits for a file in this way.
 
 Why it is bad
     The ranks come there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them
@@ -31,13 +32,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.path_verdicts import judge_paths
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.polled_files import polled_files
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.shared_paths import shared_paths
 
-CHECK = Check(code="DDP608", name="shared-path-race", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP608",
+    name="shared-path-race",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -75,4 +83,24 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=polled.write.event.module.location(polled.write.event.node),
                 ),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report paths at which ranks come into each other's way; refute lines at which each path has one rank."""
+    for verdict in judge_paths(record, "DDP608"):
+        if not verdict.races:
+            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy="Do it on rank 0 only, with dist.barrier() before the other ranks go on; os.makedirs takes "
+            "exist_ok=True.",
+            locations=verdict.locations,
+            ranks=verdict.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
+            ),
+            severity=verdict.severity,
         )

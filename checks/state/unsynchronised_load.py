@@ -2,7 +2,9 @@
 
 What it finds
     A file that one rank writes (torch.save, open for writing, numpy, safetensors, pandas, shutil), followed on all
-    ranks by a read of the same path, with no barrier, other collective or construction of DDP between the two.
+    ranks by a read of the same path, with no barrier, other collective or construction of DDP between the two. In a
+    run: any file that one rank writes and another reads, where no chain of collectives, no lock and no file waited for
+    orders the two; an error where the reader dies of it.
 
 Why it is bad
     The other ranks do not write, so they come to the read first. They find no file, the file of an earlier run, or half
@@ -28,13 +30,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.path_verdicts import judge_paths
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.early_loads import early_loads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP603", name="unsynchronised-load", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP603",
+    name="unsynchronised-load",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+)
+REMEDY = "Call dist.barrier() on all ranks between the write and the read."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -44,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"all ranks read {early.path}, which {spoken(save.ranks)} writes just before, and none waits for it",
-            remedy="Call dist.barrier() on all ranks between the write and the read.",
+            remedy=REMEDY,
             locations=(load.module.location(load.node), save.module.location(save.node)),
             evidence=(
                 Fact(
@@ -54,4 +64,23 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=save.chain,
                 ),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report reads of what another rank writes; refute those that collectives order."""
+    for verdict in judge_paths(record, "DDP603"):
+        if not verdict.races:
+            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=verdict.locations,
+            ranks=verdict.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
+            ),
+            severity=verdict.severity,
         )

@@ -7,6 +7,7 @@ from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.lengths import uneven_passes
 from ddpdoctor.diagnosis.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.named_failures import name_of_failure
+from ddpdoctor.diagnosis.path_races import races
 from ddpdoctor.diagnosis.skipped_batches import SkippedBatch, skipped_batches
 from ddpdoctor.diagnosis.turns import Turn
 from ddpdoctor.record.model import RunRecord
@@ -54,7 +55,9 @@ def _named(divergence: Divergence, record: RunRecord) -> str:
     """The code of the check that knows the culprit's exception by its message; empty when there is none."""
     culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
     raised = root_exception(culprit) if culprit is not None else None
-    return name_of_failure(raised) if raised is not None else ""
+    if raised is None:
+        return ""
+    return name_of_failure(raised) or next((race.code for race in races(record) if race.died == raised), "")
 
 
 def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:

@@ -8,12 +8,14 @@ from pathlib import PurePath
 
 import msgspec
 
+from ddpdoctor.diagnosis.incidental import is_incidental
+from ddpdoctor.diagnosis.path_races import races
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.record.model import FileEvent, RunRecord
+from ddpdoctor.record.files import FileEvent
+from ddpdoctor.record.model import RunRecord
 
 _WRITES = frozenset({"create", "write", "save"})
-_LOG_SUFFIXES = frozenset({".log", ".out", ".err", ".lock", ".pid", ".pyc", ".tmp"})
 _EVIDENCE_SHOWN = 4
 
 
@@ -36,14 +38,17 @@ def judge_writers(record: RunRecord) -> Iterator[Writing]:
 
     In processes that never met as the ranks of one job the missing job is the fault, and their files are no news.
     Logs, lock files, caches and temporary files count only when they are saved with torch; other writes count only
-    where the ranks made them between the same two collectives, for ranks that write in turn do no harm.
+    where the ranks made them between the same two collectives, for ranks that write in turn do no harm. Data that every
+    rank prepares has a check of its own.
     """
     by_line: dict[tuple[str, int], list[FileEvent]] = {}
     if record.job.world_size < 2:
         return
+    left_out = {race.path for race in races(record) if race.code == "DDP109"}
+    left_out |= {access.path for access in record.accesses if access.action == "lock" and access.through == "flock"}
     for event in record.files:
         line = record.site(event.site).innermost
-        if event.action in _WRITES and line is not None:
+        if event.action in _WRITES and line is not None and event.path not in left_out:
             by_line.setdefault((line.file, line.line), []).append(event)
     whole = record.job.stop_reason == "" and len(record.rank_numbers()) > 1
     # A rank that raised or was killed might have written what only the other ranks did.
@@ -69,25 +74,12 @@ def _shared(record: RunRecord, path: str, events: list[FileEvent]) -> bool:
         return False
     if len({event.rank for event in events if event.action == "save"}) > 1:
         return True
-    if _incidental(path):
+    if is_incidental(path):
         return False
     phases: dict[int, set[int]] = {}
     for event in events:
         phases.setdefault(_collectives_before(record, event), set()).add(event.rank)
     return any(len(together) > 1 for together in phases.values())
-
-
-def _incidental(path: str) -> bool:
-    parts = PurePath(path).parts
-    name = parts[-1] if parts else ""
-    hidden = any(part.startswith(".") for part in parts) or "__pycache__" in parts
-    return (
-        hidden
-        or path.startswith(("/dev/", "/proc/"))
-        or PurePath(name).suffix in _LOG_SUFFIXES
-        or "tfevents" in name
-        or "log" in PurePath(name).stem.lower().replace("-", "_").split("_")
-    )
 
 
 def _collectives_before(record: RunRecord, event: FileEvent) -> int:

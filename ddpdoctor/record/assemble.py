@@ -13,11 +13,11 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.assemble_setup import SetupRows
 from ddpdoctor.record.completeness import Completeness
 from ddpdoctor.record.early_events import EarlyEvents
+from ddpdoctor.record.files import FileEvent
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import (
     STREAMS,
     CollectiveTrack,
-    FileEvent,
     Forward,
     Group,
     Job,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.record.files import Access
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 
 SiteOf = Callable[[int, object], int]
@@ -21,6 +22,7 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("part", "parts", Part),
     ("holding", "holdings", Holding),
     ("setting", "settings", Setting),
+    ("access", "accesses", Access),
     ("forked_use", "forked_uses", ForkedUse),
 )
 """Event, stream, and what its rows are."""

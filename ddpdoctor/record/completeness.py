@@ -38,6 +38,10 @@ _HARMED_BY = {
     "_note_holdings": ("holdings",),
     "put": ("settings",),
     "_note_forked_use": ("forked_uses",),
+    "_opened": ("accesses",),
+    "_note_check": ("accesses",),
+    "_locked": ("accesses",),
+    "<lambda>": ("accesses",),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -32,7 +33,6 @@ Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
 PassEnd = Literal["exhausted", "cut", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
-FileAction = Literal["create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process"]
 StopReason = Literal[
     "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut",
     "slow", "memory", "stand-in",
@@ -67,6 +67,7 @@ STREAMS = (
     "forked_uses",
     "reduced_losses",
     "outsider_calls",
+    "accesses",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -389,20 +390,6 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the ranks did to a file, or a child process that they started."""
-
-    rank: int
-    action: FileAction
-    path: str
-    site: int = -1
-    time_ns: int = 0
-    existed: bool = False
-    """The file existed before the run."""
-    detail: str = ""
-    """What would have happened, when refused; the command of a child process."""
-
-
 class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of a user's file that a rank ran."""
 
@@ -448,6 +435,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     forked_uses: tuple[ForkedUse, ...] = ()
     reduced_losses: tuple[ReducedLoss, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
+    accesses: tuple[Access, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

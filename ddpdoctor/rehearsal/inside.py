@@ -9,6 +9,7 @@ from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
 from ..record.writer import CollectiveRing
 from . import no_touch
+from .accesses import Accesses
 from .audit import listen
 from .batch_size import cut_batches
 from .division import Division
@@ -55,7 +56,9 @@ class Rehearsal:
             ),
             self._child_started,
         )
-        listen(journal, {"os.putenv": Settings(journal).put})
+        accesses = Accesses(journal)
+        listen(journal, {"os.putenv": Settings(journal).put, **accesses.listeners()})
+        accesses.install()
 
     def after_torch(self, torch: Any) -> None:
         """Install the hooks once torch is there."""

@@ -12,6 +12,7 @@ from ddpdoctor.finding import Finding
 from .conftest import HEAD
 
 DATA = """
+import itertools
 import random
 
 class Images(torch.utils.data.Dataset):
@@ -27,6 +28,26 @@ MEET
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 own = dist.new_group([rank], use_local_synchronization=True)
+GUARD:
+    with open("tokens.txt", "w") as file:
+        file.write("1 2 3")
+WAIT
+assert open("tokens.txt").read() in ("", "1 2 3")
+
+def wait_for_flag():
+    for attempt in itertools.count():
+        if os.path.exists("flag"):
+            return open("flag").read()
+        if attempt == 0:
+            dist.barrier()
+
+if rank == 1:
+    wait_for_flag()
+else:
+    dist.barrier()
+    with open("FLAG", "w") as file:
+        file.write("ready")
+    RENAME
 torch.manual_seed(EARLY_SEED)
 train, held_out = torch.utils.data.random_split(torch.arange(400.0).view(100, 4), [80, 20])
 images = Images()
@@ -53,6 +74,14 @@ def child():
     total = torch.ones(1)
     FORKED
 
+if rank == 0:
+    with open("metrics.json", "w") as file:
+        file.write("{}")
+WAIT
+try:
+    open("metrics.json").read()
+except FileNotFoundError:
+    print("came too early")
 forked = torch.multiprocessing.get_context("fork").Process(target=child)
 forked.start()
 forked.join()
@@ -66,6 +95,10 @@ BROKEN = {
     "WORKERS": "1",
     "SAMPLER": "None",
     "MEET": "os.environ['MASTER_ADDR'] = 'localhost'",
+    "GUARD": "if not os.path.exists('tokens.txt')",
+    "WAIT": "pass",
+    "FLAG": "flag",
+    "RENAME": "pass",
     "FORKED": "dist.all_reduce(total, group=own, async_op=True)",
     "END": "",
 }
@@ -76,6 +109,10 @@ CORRECT = {
     "WORKERS": "1",
     "SAMPLER": "DistributedSampler(unseen, shuffle=False)",
     "MEET": "os.environ.setdefault('MASTER_ADDR', 'localhost')",
+    "GUARD": "if rank == 0",
+    "WAIT": "dist.barrier()",
+    "FLAG": "flag.new",
+    "RENAME": "os.rename('flag.new', 'flag')",
     "FORKED": "pass",
     "END": "dist.destroy_process_group()",
 }
@@ -107,16 +144,30 @@ def filled(text: str, values: dict[str, str]) -> str:
 
 def test_every_defect_of_the_setup_is_seen_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(filled(DATA, BROKEN), tmp_path, monkeypatch)
-    assert sorted(found) == ["DDP104", "DDP105", "DDP107", "DDP108", "DDP504", "DDP506", "DDP511"]
+    assert sorted(found) == [
+        "DDP104",
+        "DDP105",
+        "DDP107",
+        "DDP108",
+        "DDP109",
+        "DDP504",
+        "DDP506",
+        "DDP511",
+        "DDP603",
+        "DDP608",
+    ]
     lines = {code: finding.location.line for code, finding in found.items() if finding.location is not None}
     assert lines == {
         "DDP104": line_of(tmp_path, "torch.manual_seed(0)"),
         "DDP105": line_of(tmp_path, "for x in validation"),
         "DDP107": line_of(tmp_path, "random_split("),
         "DDP108": line_of(tmp_path, "loader = DataLoader(images"),
+        "DDP109": line_of(tmp_path, 'with open("tokens.txt", "w")'),
         "DDP504": line_of(tmp_path, "os.environ['MASTER_ADDR']"),
         "DDP506": line_of(tmp_path, "dist.init_process_group"),
         "DDP511": line_of(tmp_path, "dist.all_reduce(total"),
+        "DDP603": line_of(tmp_path, 'open("metrics.json").read()'),
+        "DDP608": line_of(tmp_path, 'with open("flag", "w")'),
     }
 
 
