@@ -46,6 +46,11 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, with what was not held back as a sentence before them: for reports that have no first line."""
+        return (*(f"not held back: the script {done}" for done in self.not_held_back), *self.notes)
+
 
 class RefutedSuspicion(msgspec.Struct, frozen=True, kw_only=True):
     """What the source made suspicious and the run cleared."""

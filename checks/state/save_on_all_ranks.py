@@ -70,8 +70,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             yield Refuted(location=writing.location, reason=writing.sentence)
             continue
         facts = tuple(
-            Fact(text=sentence, basis=record.job.kind, location=writing.location, stack=writing.stack)
-            for sentence in writing.evidence
+            Fact(
+                text=sentence,
+                basis=record.job.kind,
+                location=writing.location,
+                stack=() if position else writing.stack,
+            )
+            for position, sentence in enumerate(writing.evidence)
         )
         yield CHECK.finding(
             record.job.kind,

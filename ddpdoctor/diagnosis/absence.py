@@ -23,7 +23,8 @@ def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blo
         waited_for = any(rank.rank in entry.missing for entry in blocked.values())
         raised = root_exception(rank)
         if raised is None:
-            if waited_for or unmatched_group(record, matcher, rank) is not None or _ended_the_others(record, rank):
+            unmatched = unmatched_group(record, matcher, rank) is not None
+            if waited_for or unmatched or _ended_the_others(record, rank) or _was_lost(record, rank):
                 return rank
         elif not _raised_by_all(record, raised) and (waited_for or _others_went_on(record, matcher, rank)):
             return rank
@@ -58,6 +59,14 @@ def _ended_the_others(record: RunRecord, rank: Rank) -> bool:
     died = rank.end == "signalled" and not rank.main_finished and not was_ended_by_launcher(rank)
     others = [other for other in record.ranks if other.rank != rank.rank]
     return (failed or died) and bool(others) and all(map(was_ended_by_launcher, others))
+
+
+def _was_lost(record: RunRecord, rank: Rank) -> bool:
+    """Tell whether others failed because a rank was gone, if only in a collective that it had entered itself."""
+    died = rank.end == "left-by-exit" or (rank.end == "signalled" and not rank.main_finished)
+    others = [other for other in record.ranks if other.rank != rank.rank]
+    lost = any(other.end == "raised" and is_echo(other) for other in others)
+    return died and lost and not was_ended_by_launcher(rank)
 
 
 def _raised_by_all(record: RunRecord, raised: RankException) -> bool:

@@ -132,7 +132,9 @@ class Assembly:
                     if handler is not None:
                         handler(pid, due)
             except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-                self.faults.append(f"event {event.get('event')} of process {pid} could not be read: {error!r}")
+                fault = f"event {event.get('event')} of process {pid} could not be read: {error!r}"
+                self.faults.append(fault)
+                self._completeness.part_failed("reading", fault)
 
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far."""

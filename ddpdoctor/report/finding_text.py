@@ -142,19 +142,27 @@ def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
     column_width = (width - 2 - len(GAP) * (columns - 1)) // columns
     if column_width < NARROWEST_COLUMN:
         columns, column_width = 1, width - 2
+    alike: dict[tuple[str, tuple[Frame, ...]], list[Fact]] = {}
+    for fact in facts:
+        alike.setdefault((_said(fact), fact.stack), []).append(fact)
+    groups = list(alike.values())
     lines: list[Text] = []
-    for start in range(0, len(facts), columns):
+    for start in range(0, len(groups), columns):
         if start:
             lines.append(Text())
-        blocks = [_stack(fact, root, column_width) for fact in facts[start : start + columns]]
+        blocks = [_stack(group, root, column_width) for group in groups[start : start + columns]]
         lines += side_by_side(blocks, column_width)
     return lines
 
 
-def _stack(fact: Fact, root: str, width: int) -> list[Text]:
-    rank = f"rank {fact.rank}"
-    said = one_line(fact.text).removeprefix(f"{rank} ")
-    lines = [Text(rank, "bold"), *paragraph(Text(said), width, indent=0)]
+def _said(fact: Fact) -> str:
+    return one_line(fact.text).removeprefix(f"rank {fact.rank} ")
+
+
+def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
+    fact = alike[0]
+    ranks = named_ranks([fact.rank for fact in alike if fact.rank is not None])
+    lines = [*paragraph(Text(ranks, "bold"), width, indent=0), *paragraph(Text(_said(fact)), width, indent=0)]
     frames = [frame for frame in fact.stack if in_user_code(frame.file)] or list(fact.stack)
     for number, frame in enumerate(frames[:STACK_FRAMES]):
         lines.append(_frame(frame, root, width))

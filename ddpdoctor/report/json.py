@@ -47,7 +47,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "seconds": rehearsal.seconds,
             "device": _plain(rehearsal.device),
             "batch_size": rehearsal.batch_size,
-            "notes": [_plain(note) for note in rehearsal.notes],
+            "notes": [_plain(note) for note in rehearsal.all_notes],
         },
         "findings": [_finding(finding, examination.root) for finding in examination.findings],
         "refuted": [

@@ -27,7 +27,7 @@ def render(examination: Examination) -> str:
         lines += ["", _counted(examination)]
     if leaves_doubt(examination):
         lines += ["", f"Not everything could be examined: {_text(why_incomplete(examination))}."]
-    notes = (*examination.source.notes, *examination.rehearsal.notes, *examination.notes)
+    notes = (*examination.source.notes, *examination.rehearsal.all_notes, *examination.notes)
     lines += ["", *(f"- {_text(note)}" for note in notes)] if notes else []
     return "\n".join(lines).rstrip("\n") + "\n"
 

@@ -80,7 +80,7 @@ def _cut(text: str) -> str:
 
 
 def _invocation(examination: Examination) -> dict[str, Any]:
-    notes = [*examination.source.notes, *examination.rehearsal.notes, *examination.notes]
+    notes = [*examination.source.notes, *examination.rehearsal.all_notes, *examination.notes]
     messages = [{"level": "note", "message": {"text": one_line(note)}} for note in notes]
     if leaves_doubt(examination):
         text = one_line(f"inconclusive: {why_incomplete(examination)}")

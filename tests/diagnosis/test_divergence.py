@@ -256,6 +256,15 @@ def test_a_rank_that_died_is_named_although_the_launcher_ended_the_other_before_
     assert account.title(divergence).startswith(("rank 1 was killed by SIGKILL", "rank 1 left with exit code 3"))
 
 
+def test_a_rank_that_died_in_a_collective_that_it_had_entered_is_named_by_what_the_other_lost() -> None:
+    job = healthy_job()
+    job.reduce_gradients(job.ranks)
+    job.leave(1, "signalled", signal=9)
+    job.fail(0, "RuntimeError", 50, "Connection closed by peer", communication=True)
+    divergence, code = diagnose(job.record())
+    assert (code, divergence.culprit) == ("DDP306", 1)
+
+
 def test_all_ranks_terminated_together_are_no_divergence() -> None:
     job = healthy_job()
     job.reduce_gradients(0)

@@ -93,6 +93,28 @@ def test_findings_are_sorted_from_worst_to_mildest_and_then_by_place() -> None:
     assert [found.name for found in merge(findings, [])] == ["d", "c", "b", "a"]
 
 
+def test_the_source_says_why_ranks_part_where_the_run_cannot_tell() -> None:
+    seen = finding("DDP302", "data-dependent-divergence", Severity.ERROR, at(9), basis="rehearsal")
+    (merged,) = merge([_suspected_divergence(9)], [seen])
+    assert (merged.code, merged.name, merged.title) == ("DDP301", "rank-divergent-collective", seen.title)
+    other = finding("DDP303", "rank-zero-forward", Severity.ERROR, at(9))
+    (merged,) = merge([_suspected_divergence(9), other], [seen])
+    assert merged.code == "DDP302"
+
+
+def test_what_one_condition_keeps_from_some_ranks_beside_the_call_is_no_second_finding() -> None:
+    names = ("DDP301", "rank-divergent-collective", Severity.ERROR)
+    seen = finding(*names, at(9), basis="rehearsal")
+    suspicions = [finding(*names, at(9), at(8)), finding(*names, at(12), at(8)), finding(*names, at(20), at(19))]
+    assert len(merge(suspicions, [seen])) == 2
+
+
+def test_a_rank_that_can_raise_is_confirmed_by_its_exception() -> None:
+    seen = finding("DDP706", "root-exception", Severity.ERROR, at(9), basis="rehearsal")
+    (merged,) = merge([_suspected_divergence(9)], [seen])
+    assert merged.code == "DDP706"
+
+
 def _suspected_divergence(line: int) -> Finding:
     return finding("DDP301", "rank-divergent-collective", Severity.ERROR, at(line))
 

@@ -8,11 +8,12 @@ import jsonschema
 import pytest
 
 from ddpdoctor.examination import Examination, RehearsalSection
-from ddpdoctor.finding import Fact, Location, Severity
+from ddpdoctor.finding import Fact, Frame, Location, Severity
 from ddpdoctor.report import concise, full
 from ddpdoctor.report import json as json_report
 from ddpdoctor.runner import CheckResult
 from tests.face.examples import (
+    TRAIN,
     at,
     dataparallel,
     examination,
@@ -59,7 +60,8 @@ def failed() -> Examination:
         ranks=2,
         seconds=1.04,
         device="cpu",
-        notes=("child processes are not held back: nvidia-smi",),
+        not_held_back=("started another program (nvidia-smi)",),
+        notes=("part of the observation failed: KeyError",),
     )
     return examination(PASSED, result(dataparallel()), rehearsal=section)
 
@@ -137,3 +139,22 @@ def test_one_line_a_finding_even_when_it_has_no_place() -> None:
 def test_the_first_line_says_of_how_many_ranks_a_rehearsal_showed_a_few() -> None:
     section = RehearsalSection(status="completed", ranks=2, ranks_of_job=16, steps=8, seconds=3.1, device="cpu")
     assert full.what_was_done(examination(rehearsal=section)).endswith("on 2 of 16 ranks (CPU): 8 steps in 3.1 s.")
+
+
+def test_ranks_that_did_the_same_share_a_column() -> None:
+    frames = (Frame(TRAIN, 22, "train"), Frame(TRAIN, 30, "main"))
+    facts = tuple(Fact(text=f"rank {rank} waits", basis="rehearsal", rank=rank, stack=frames) for rank in (1, 2))
+    stands = Fact(text="rank 0 is elsewhere", basis="rehearsal", rank=0, stack=frames[:1])
+    standing = finding("DDP305", "hang", Severity.ERROR, basis="rehearsal", evidence=(stands, *facts))
+    report = examination(result(standing))
+    text = full.render(report, 80, colour=False)
+    assert text.count("ranks 1 and 2") == 1
+    assert text.count("waits") == 1
+
+
+def test_what_was_not_held_back_is_said_in_the_first_line() -> None:
+    assert "Not held back: it started another program (nvidia-smi)." in full.what_was_done(failed())
+    assert json.loads(json_report.render(failed()))["rehearsal"]["notes"] == [
+        "not held back: the script started another program (nvidia-smi)",
+        "part of the observation failed: KeyError",
+    ]

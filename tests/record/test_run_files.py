@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.probe.journal import Journal
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import Job
@@ -61,8 +62,10 @@ def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, line: bytes) 
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
     assembly = Assembly(tmp_path)
     assembly.poll()
-    assert assembly.record(Job(kind="rehearsal")).rank_numbers() == (0,)
+    record = assembly.record(Job(kind="rehearsal"))
+    assert record.rank_numbers() == (0,)
     assert assembly.files.damaged_lines + len(assembly.faults) == 1
+    assert record.stream("passes").state == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -113,3 +116,24 @@ def test_what_a_process_did_before_its_rank_was_known_is_its_ranks(tmp_path: Pat
     assert [(wait.rank, wait.ended_ns > 0) for wait in record.waits] == [(1, True)]
     assert [(step.rank, step.ordinal) for step in record.optimizer_steps] == [(1, 1), (1, 2)]
     assert not assembly.faults
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_events_that_could_not_be_written_make_the_record_incomplete(tmp_path: Path, recovers: bool) -> None:
+    """A full disk: the ring was reserved before, and the next event that can be written tells of the lost ones."""
+    journal = Journal(str(tmp_path), {})
+    journal.event("world", rank=0, local_rank=0, world_size=1, backend="gloo")
+    if not recovers:
+        journal.ring = CollectiveRing(str(tmp_path))
+    assembly = Assembly(tmp_path)
+    assembly.poll()
+    assert assembly.record(Job(kind="rehearsal")).stream("passes").state == "complete"
+    working, journal.writer._descriptor = journal.writer._descriptor, -1
+    journal.event("forward", wrap=0)
+    journal.event("forward", wrap=0)
+    if recovers:
+        journal.writer._descriptor = working
+        journal.event("torch", version="2")
+    assembly.poll()
+    stream = assembly.record(Job(kind="rehearsal")).stream("passes")
+    assert (stream.state, stream.reason) == ("truncated", "2 events could not be written")
