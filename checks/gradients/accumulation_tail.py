@@ -2,7 +2,8 @@
 
 What it finds
     Gradient accumulation whose step depends on the position in the pass over the loader alone,
-    `(i + 1) % n == 0`, without a step for the batches that are left at the end.
+    `(i + 1) % n == 0`, without a step for the batches that are left at the end. In a run: a whole
+    pass that ended so; one that the rehearsal cut says nothing.
 
 Why it is bad
     Unless n divides the number of batches, the gradients of the last ones are thrown away or added to the first step of
@@ -31,12 +32,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.accumulation import tails
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.accumulation import forgotten_tails
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP216", name="accumulation-tail", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP216",
+    name="accumulation-tail",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"wraps", "passes", "backwards", "optimizer_steps"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -55,6 +63,27 @@ def in_source(script: Script) -> Iterator[Finding]:
                     text="the gradients of the remaining batches stay until the next epoch's first step",
                     basis="source",
                     location=step.module.location(step.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the end of the first whole pass that left gradients without a step."""
+    for tail in tails(record):
+        fate = "are added to the first step of the next pass" if tail.leaks else "are thrown away"
+        yield CHECK.finding(
+            record.job.kind,
+            f"no optimizer step follows the last {tail.left} of {tail.batches} batches of a pass: their gradients "
+            + fate,
+            remedy="Step after the last batch as well: `or i + 1 == len(loader)`.",
+            locations=() if tail.step_location is None else (tail.step_location,),
+            evidence=(
+                Fact(
+                    text=f"a step sums up {tail.per_step} backwards; {tail.left} came after the last step of the pass",
+                    basis=record.job.kind,
+                    numbers={"left": tail.left, "batches": tail.batches, "backwards_per_step": tail.per_step},
+                    location=tail.backward_location,
                 ),
             ),
         )

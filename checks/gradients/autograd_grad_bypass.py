@@ -2,7 +2,8 @@
 
 What it finds
     `torch.autograd.grad` for the parameters of a DDP model, and a second backward through one forward of it
-    (`retain_graph=True`).
+    (`retain_graph=True`). In a run: such gradients that differ between ranks when the optimizer uses them; also
+    those of the second of two backwards after two forwards, for DDP reduces once.
 
 Why it is bad
     DDP averages what arrives in .grad during the first backward after its forward. autograd.grad returns gradients
@@ -30,12 +31,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.unaveraged import EVIDENCE, unaveraged
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unreduced_gradients import unreduced_gradients
 
-CHECK = Check(code="DDP220", name="autograd-grad-bypass", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP220",
+    name="autograd-grad-bypass",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=EVIDENCE,
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -60,4 +68,23 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=first.module.location(first.node),
                 ),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report gradients that came past DDP's reduction and differ between the ranks when they are used."""
+    for found in unaveraged(record):
+        if found.why not in ("autograd-grad", "again"):
+            continue
+        values = found.why == "autograd-grad"
+        yield CHECK.finding(
+            record.job.kind,
+            f"torch.autograd.grad returns this rank's gradients of {found.model}: DDP does not average them"
+            if values
+            else f"the gradients of this further backward of {found.model} are not averaged: DDP had reduced already",
+            remedy="Use loss.backward(), or all-reduce the gradients by hand."
+            if values
+            else "Add the losses and call backward once, or run each forward right before its own backward.",
+            locations=() if found.location is None else (found.location,),
+            evidence=found.facts(record.job.kind),
         )

@@ -26,12 +26,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.wording import bytes_text
+from ddpdoctor.diagnosis.wrap_options import double_wraps as wraps_of_wraps
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import double_wraps
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP218", name="double-wrap", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP218",
+    name="double-wrap",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"wraps"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -48,4 +56,24 @@ def in_source(script: Script) -> Iterator[Finding]:
             evidence=()
             if again
             else (Fact(text="the first wrap", basis="source", location=first.module.location(first.node)),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report wraps around a module with a wrap inside."""
+    for found in wraps_of_wraps(record):
+        yield CHECK.finding(
+            record.job.kind,
+            "this model holds a DDP object already: "
+            f"{bytes_text(found.bytes_twice)} of gradients are all-reduced twice in every step",
+            remedy="Wrap the model once.",
+            locations=() if found.location is None else (found.location,),
+            evidence=(
+                Fact(
+                    text="the first wrap",
+                    basis=record.job.kind,
+                    numbers={"bytes_twice": found.bytes_twice},
+                    location=found.inner_location,
+                ),
+            ),
         )

@@ -2,7 +2,8 @@
 
 What it finds
     A backward whose loss comes from `model.module(...)`, from a method of the wrapped model, or from the model as it
-    was before the wrap, and from no forward through the DDP object.
+    was before the wrap, and from no forward through the DDP object. In a run: gradients that differ between ranks when
+    the optimizer uses them, after a backward that no forward through the DDP object led to.
 
 Why it is bad
     DDP prepares its reduction in its own forward. Without one the gradients of this backward stay on their rank: the
@@ -30,12 +31,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.unaveraged import EVIDENCE, unaveraged
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unwrapped_training import bypassing_forwards
 
-CHECK = Check(code="DDP207", name="forward-bypasses-ddp", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP207",
+    name="forward-bypasses-ddp",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=EVIDENCE,
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -57,3 +65,17 @@ def in_source(script: Script) -> Iterator[Finding]:
                 Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
             ),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report backwards past the wrapper whose gradients differ between the ranks when they are used."""
+    for found in unaveraged(record):
+        if found.why == "bypass":
+            yield CHECK.finding(
+                record.job.kind,
+                f"the forward of this backward goes past DistributedDataParallel: the gradients of {found.model} are "
+                f"not averaged, and differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
+                remedy="Call the DDP object itself; where another method than forward is needed, call it from forward.",
+                locations=() if found.location is None else (found.location,),
+                evidence=found.facts(record.job.kind),
+            )

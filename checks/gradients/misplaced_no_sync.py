@@ -30,12 +30,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.accumulation import LateNoSync, late_no_syncs
+from ddpdoctor.diagnosis.unaveraged import EVIDENCE, Unaveraged, unaveraged
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.no_sync_use import MisplacedNoSync, misplaced_no_syncs
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP217", name="misplaced-no-sync", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP217",
+    name="misplaced-no-sync",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=EVIDENCE | {"collectives", "passes"},
+)
+REMEDY = "Put forward and backward under no_sync() for all micro-steps but the last of each step."
 TITLES = {
     "never-synchronised": "every training forward runs under no_sync(), so the gradients are never averaged",
     "last-unsynchronised": "no_sync() is entered in the micro-step after which the optimizer steps, so its gradients "
@@ -50,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             TITLES[found.mistake],
-            remedy="Put forward and backward under no_sync() for all micro-steps but the last of each step.",
+            remedy=REMEDY,
             locations=(found.context.module.location(found.context.node),),
             evidence=tuple(_facts(found)),
             severity=Severity.WARNING if found.mistake == "backward-only" else None,
@@ -64,3 +73,37 @@ def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
         yield Fact(
             text="this step uses its gradients", basis="source", location=found.step.module.location(found.step.node)
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
+    yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
+    yield from (_late(record, late) for late in late_no_syncs(record))
+
+
+def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
+    return CHECK.finding(
+        record.job.kind,
+        TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
+        + f": they differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
+        remedy=REMEDY,
+        locations=() if found.location is None else (found.location,),
+        evidence=found.facts(record.job.kind),
+    )
+
+
+def _late(record: RunRecord, late: LateNoSync) -> Finding:
+    return CHECK.finding(
+        record.job.kind,
+        TITLES["backward-only"],
+        remedy=REMEDY,
+        locations=() if late.location is None else (late.location,),
+        evidence=(
+            Fact(
+                text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised all the same",
+                basis=record.job.kind,
+                numbers={"backwards": late.backwards},
+            ),
+        ),
+        severity=Severity.WARNING,
+    )

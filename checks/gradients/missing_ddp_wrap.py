@@ -30,12 +30,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.diverged import independent_models
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unwrapped_training import missing_wraps
 
-CHECK = Check(code="DDP214", name="missing-ddp-wrap", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP214",
+    name="missing-ddp-wrap",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"collectives", "loaders", "passes", "optimizer_steps", "gradient_digests", "parameter_digests"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -56,5 +64,32 @@ def in_source(script: Script) -> Iterator[Finding]:
                     basis="source",
                     location=loader.module.location(loader.node),
                 ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report optimizers that make a different model on every rank."""
+    basis = record.job.kind
+    for found in independent_models(record):
+        what = "the model is" if found.alone else f"{found.unequal:,} of the optimizer's parameters are"
+        told = (
+            (found.step_location, "this step uses them"),
+            (found.loader_location, "this loader gives every rank its own part of the data"),
+        )
+        yield CHECK.finding(
+            basis,
+            f"the gradients of this backward stay on their rank: {what} not wrapped in DistributedDataParallel, and "
+            f"{rank_list(found.ranks)} train different models",
+            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
+            locations=() if found.backward_location is None else (found.backward_location,),
+            evidence=(
+                Fact(
+                    text=f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "
+                    "parameters differ between ranks, and so do the parameters after it",
+                    basis=basis,
+                    numbers={"steps": found.steps, "parameters": found.unequal, "compared": found.compared},
+                ),
+                *(Fact(text=text, basis=basis, location=place) for place, text in told),
             ),
         )

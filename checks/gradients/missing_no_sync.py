@@ -31,14 +31,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.accumulation import late_no_syncs, reductions
+from ddpdoctor.diagnosis.wording import bytes_text, site_location
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.no_sync import synchronise_once
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.accumulation import wasteful_accumulations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP204", name="missing-no-sync", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP204",
+    name="missing-no-sync",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"wraps", "forwards", "backwards", "optimizer_steps"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -66,3 +74,36 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     for found in wasteful_accumulations(projection):
         if found.backward.module.location(found.backward.node) == finding.location:
             yield from synchronise_once(projection, found, finding)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report wraps that reduce their gradients several times for one step; refute it where each step has one backward.
+
+    A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
+    """
+    misplaced = {late.wrap for late in late_no_syncs(record)}
+    for found in reductions(record):
+        places = tuple(place for site in found.sites if (place := site_location(record.site(site))) is not None)
+        if not found.several:
+            reason = f"each of {found.steps} steps followed one reduction"
+            yield from (Refuted(location=place, reason=reason) for place in places)
+        elif 2 * found.several > found.steps and found.several > 1 and found.wrap not in misplaced:
+            yield CHECK.finding(
+                record.job.kind,
+                f"{found.per_step} backward passes before each optimizer step synchronise all gradients of "
+                f"{found.model}: {bytes_text(found.wasted_bytes)} a step are sent in vain",
+                remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
+                locations=places,
+                evidence=(
+                    Fact(
+                        text=f"{found.several} of {found.steps} optimizer steps came after several reductions",
+                        basis=record.job.kind,
+                        numbers={
+                            "reductions_per_step": found.per_step,
+                            "wasted_bytes_per_step": found.wasted_bytes,
+                            "steps": found.steps,
+                        },
+                        location=found.step_location,
+                    ),
+                ),
+            )

@@ -2,7 +2,8 @@
 
 What it finds
     After `DistributedDataParallel(model)` and before training: a changed `requires_grad` of its parameters, or a new
-    layer set on the wrapped model.
+    layer set on the wrapped model. In a run: gradients of parameters that DDP did not list, different on each rank, or
+    none for parameters that it waits for.
 
 Why it is bad
     DDP lists the parameters that need a gradient when it is built, and never again. One that is unfrozen or added later
@@ -30,12 +31,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.changes import frozen_after_wrap
+from ddpdoctor.diagnosis.unaveraged import EVIDENCE, unaveraged
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import changes_after_wrap
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP213", name="module-changed-after-wrap", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP213",
+    name="module-changed-after-wrap",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=EVIDENCE | {"missing_gradients"},
+)
+REMEDY = "Change the model before the wrap, or wrap it again after the change."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -44,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"{change.what} after the model was wrapped: DDP listed what it averages when it was built",
-            remedy="Change the model before the wrap, or wrap it again after the change.",
+            remedy=REMEDY,
             locations=(change.event.module.location(change.node),),
             evidence=(
                 Fact(
@@ -53,4 +63,28 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=change.wrap.module.location(change.wrap.node),
                 ),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report what came into a wrapped model and is not averaged, and what DDP waits for in vain."""
+    basis = record.job.kind
+    for found in unaveraged(record):
+        if found.why == "unlisted":
+            yield CHECK.finding(
+                basis,
+                f"{found.unequal:,} parameters of {found.model} were added or unfrozen after the wrap, and their "
+                f"gradients are not averaged: {', '.join(found.names)}",
+                remedy=REMEDY,
+                locations=() if found.wrap_location is None else (found.wrap_location,),
+                evidence=found.facts(basis),
+            )
+    for frozen in frozen_after_wrap(record):
+        yield CHECK.finding(
+            basis,
+            f"{frozen.parameters:,} parameters of {frozen.model} were frozen after the wrap, and DDP waits for their "
+            f"gradients: {', '.join(frozen.names)}",
+            remedy=REMEDY,
+            locations=() if frozen.wrap_location is None else (frozen.wrap_location,),
+            evidence=(Fact(text="frozen before this forward", basis=basis, location=frozen.forward_location),),
         )

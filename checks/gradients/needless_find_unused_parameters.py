@@ -2,7 +2,7 @@
 
 What it finds
     `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and comes to
-    everything that has parameters.
+    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen.
 
 Why it is bad
     After every forward DDP walks the whole autograd graph in search of parameters that it does not find, and its
@@ -27,14 +27,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis.wrap_options import searches
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.unused_parameters import stop_searching
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.module_reach import needless_searches
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP202", name="needless-find-unused-parameters", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP202",
+    name="needless-find-unused-parameters",
+    severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
+    needs=frozenset({"wraps", "wrap_changes", "backwards", "missing_gradients"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -48,6 +55,31 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Leave find_unused_parameters out, and run once: an unused parameter would raise an error.",
             locations=(wrap.module.location(wrap.node),),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
+    for search in searches(record):
+        if search.unused and search.location is not None:
+            reason = f"some parameters of {search.model} got no gradient in a step"
+            yield Refuted(location=search.location, reason=reason)
+        elif not search.unused:
+            yield CHECK.finding(
+                record.job.kind,
+                f"DDP searches for unused parameters in every step, and in {search.backwards} synchronised backwards "
+                f"every parameter of {search.model} got a gradient on every rank",
+                remedy="Leave find_unused_parameters out if no input makes forward skip a layer: an unused parameter "
+                "would raise an error.",
+                locations=() if search.location is None else (search.location,),
+                evidence=(
+                    Fact(
+                        text=f"each rank made {search.backwards} synchronised backwards, and each of the "
+                        f"{search.parameters:,} parameters got its gradient in all of them",
+                        basis=record.job.kind,
+                        numbers={"backwards": search.backwards, "parameters": search.parameters},
+                    ),
+                ),
+            )
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:

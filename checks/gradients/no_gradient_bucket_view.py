@@ -1,7 +1,7 @@
 """Gradients are stored twice.
 
 What it finds
-    A DDP wrap without `gradient_as_bucket_view=True`, of a model whose known layers hold gradients of at least 100 MB.
+    A DDP wrap without `gradient_as_bucket_view=True`, of a model whose gradients take at least 100 MB.
 
 Why it is bad
     DDP copies each gradient into a bucket before it is all-reduced, and back. The buckets take as much memory as the
@@ -26,12 +26,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.wrap_options import gradient_copies
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.model_size import known_parameters
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP211", name="no-gradient-bucket-view", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP211",
+    name="no-gradient-bucket-view",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"wraps"}),
+)
 WORTH_SAYING_BYTES = 100_000_000
 """Bytes of gradients from which the second copy is worth a line."""
 BYTES_PER_PARAMETER = 4
@@ -62,3 +69,25 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the wraps whose buckets hold a second copy of large gradients."""
+    for copies in gradient_copies(record):
+        if copies.size_bytes >= WORTH_SAYING_BYTES:
+            yield CHECK.finding(
+                record.job.kind,
+                f"gradients are stored twice: {copies.size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
+                remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
+                locations=() if copies.location is None else (copies.location,),
+                evidence=(
+                    Fact(
+                        text=f"DDP's buckets hold a copy of {copies.size_bytes:,} bytes of gradients",
+                        basis=record.job.kind,
+                        numbers={"bytes": copies.size_bytes},
+                    ),
+                ),
+            )
+        elif copies.location is not None:
+            amount = f"{copies.size_bytes:,} bytes" if copies.size_bytes else "no gradient"
+            yield Refuted(location=copies.location, reason=f"{amount} would be stored once instead of twice")

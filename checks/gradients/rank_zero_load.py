@@ -27,12 +27,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.loads import loads
+from ddpdoctor.diagnosis.wording import rank_list, verb
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unreduced_gradients import lonely_loads
 
-CHECK = Check(code="DDP221", name="rank-zero-load", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP221",
+    name="rank-zero-load",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"training_states"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -54,3 +62,30 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report state that differs because some ranks loaded it; refute it where all loaded it or hold the same."""
+    basis = record.job.kind
+    for load in loads(record):
+        if load.others and load.differs:
+            who = f"only {rank_list(load.loaded)} {verb(load.loaded, 'loads', 'load')}"
+            yield CHECK.finding(
+                basis,
+                f"{who} the state of this {load.kind}, and DDP does not share it",
+                remedy="Load it on every rank, with map_location set to the rank's own device.",
+                locations=() if load.location is None else (load.location,),
+                ranks=load.loaded,
+                evidence=(
+                    Fact(
+                        text=f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds another "
+                        f"state than that of {rank_list(load.loaded)}",
+                        basis=basis,
+                        location=load.location,
+                        stack=load.frames,
+                    ),
+                ),
+            )
+        elif load.location is not None:
+            reason = f"all ranks hold the same state of this {load.kind} at the first step"
+            yield Refuted(location=load.location, reason=reason)

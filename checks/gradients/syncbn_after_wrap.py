@@ -27,12 +27,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.changes import late_batch_norms
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import late_conversions
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP219", name="syncbn-after-wrap", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP219",
+    name="syncbn-after-wrap",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"wraps", "wrap_changes"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -45,5 +52,25 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(conversion.module.location(conversion.node),),
             evidence=(
                 Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report SyncBatchNorm layers that were not there when the model was wrapped."""
+    for late in late_batch_norms(record):
+        yield CHECK.finding(
+            record.job.kind,
+            f"{late.layers} SyncBatchNorm layer{'s' if late.layers > 1 else ''} came into {late.model} after DDP had "
+            "taken note of it",
+            remedy="Call convert_sync_batchnorm first, and wrap its result.",
+            locations=() if late.wrap_location is None else (late.wrap_location,),
+            evidence=(
+                Fact(
+                    text="they are there in this forward",
+                    basis=record.job.kind,
+                    numbers={"layers": late.layers},
+                    location=late.forward_location,
+                ),
             ),
         )

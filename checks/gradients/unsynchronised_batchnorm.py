@@ -29,12 +29,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.wrap_options import fed_batch_norms
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.batch_norm import small_batch_norms
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP205", name="unsynchronised-batchnorm", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP205",
+    name="unsynchronised-batchnorm",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"wraps", "forwards", "loaders"}),
+)
+SMALL_BATCH = 16
+"""Samples a rank below which statistics are noisy."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -56,3 +65,27 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
+    for fed in fed_batch_norms(record):
+        if fed.layers and fed.batch_size < SMALL_BATCH:
+            layers = f"{fed.layers} BatchNorm layer" + ("s" if fed.layers > 1 else "")
+            yield CHECK.finding(
+                record.job.kind,
+                f"{layers} normalise over {fed.batch_size} samples a rank",
+                remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
+                locations=() if fed.location is None else (fed.location,),
+                evidence=(
+                    Fact(
+                        text=f"this loader gives each rank {fed.batch_size} samples at a time",
+                        basis=record.job.kind,
+                        numbers={"samples_per_rank": fed.batch_size, "layers": fed.layers},
+                        location=fed.loader_location,
+                    ),
+                ),
+            )
+        elif fed.location is not None:
+            reason = f"each rank trains on {fed.batch_size} samples" if fed.layers else "no BatchNorm layer is trained"
+            yield Refuted(location=fed.location, reason=reason)

@@ -26,12 +26,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.ddp_failures import wrapper_attribute
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import wrapper_attributes
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP215", name="wrapper-attribute-access", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP215",
+    name="wrapper-attribute-access",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -45,5 +53,26 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(event.module.location(event.node),),
             evidence=(
                 Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the exception that ended a rank because it asked the wrapper."""
+    found = wrapper_attribute(record)
+    if found is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            f"the DDP object has no attribute {found.attribute}: it is {found.model}'s, which is .module",
+            remedy=f"Write .module.{found.attribute}.",
+            locations=() if found.location is None else (found.location,),
+            ranks=found.ranks,
+            evidence=(
+                Fact(
+                    text=f"{rank_list(found.ranks)} raised AttributeError here",
+                    basis=record.job.kind,
+                    location=found.location,
+                    stack=found.frames,
+                ),
             ),
         )

@@ -12,6 +12,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RankException, RunRecord, Wait
 
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("DDP210", re.compile(r"Expected to mark a variable ready only once")),
     ("DDP504", re.compile(r"EADDRINUSE|server socket has failed to (listen|bind)", re.IGNORECASE)),
     ("DDP507", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
     ("DDP511", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
@@ -32,6 +33,8 @@ class NamedFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 def name_of_failure(raised: RankException) -> str:
     """The code of the check that speaks for an exception; empty when its message does not name its cause."""
+    if raised.attribute_owner:
+        return "DDP215"
     return next((code for code, pattern in _PATTERNS if pattern.search(raised.message)), "")
 
 

@@ -46,10 +46,17 @@ class UnusedParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
-    """Yield the wraps with parameters that got no gradient and that no option of DDP serves."""
+    """Yield the wraps with parameters that got no gradient and that no option of DDP serves.
+
+    Those that were frozen after the wrap are another defect's.
+    """
     for number in sorted({wrap.wrap for wrap in record.wraps}):
         wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
-        missing = _missing_by_rank(record, number, wraps)
+        missing = {
+            rank: names - frozen_names(record, rank, number)
+            for rank, names in _missing_by_rank(record, number, wraps).items()
+        }
+        missing = {rank: names for rank, names in missing.items() if names}
         if missing:
             yield _describe(record, number, wraps, missing)
 
@@ -94,6 +101,15 @@ def folded(names: Iterable[str]) -> tuple[str, ...]:
     if len(parts) > NAMES_SHOWN:
         parts = [*parts[: NAMES_SHOWN - 1], f"{len(parts) - NAMES_SHOWN + 1:,} more"]
     return tuple(parts)
+
+
+def frozen_names(record: RunRecord, rank: int, wrap: int) -> frozenset[str]:
+    """Parameters of a wrap that a rank froze after it."""
+    found: set[str] = set()
+    for change in record.wrap_changes:
+        if (change.rank, change.wrap) == (rank, wrap):
+            found.update(change.frozen)
+    return frozenset(found)
 
 
 def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> dict[int, frozenset[str]]:

@@ -1,0 +1,72 @@
+"""A gradient arrives twice in one reduction.
+
+What it finds
+    DDP's error "Expected to mark a variable ready only once", with the name of the parameter where torch gives its
+    index, and whether reentrant checkpointing was at work.
+
+Why it is bad
+    DDP reduces each parameter once a backward. A parameter that is used by several reentrant checkpoints, or by two
+    forwards whose losses are sent back one after the other, comes a second time, and the job ends with an error.
+
+Example
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)       # self.layer is used twice
+        return x
+
+Remedy
+    Pass use_reentrant=False to torch.utils.checkpoint; or static_graph=True to DistributedDataParallel if every step
+    uses the same parameters in the same order. Without checkpoints: one backward for the sum of the losses.
+
+When it is wrong
+    No case is known: it is torch's own error.
+
+References
+    https://docs.pytorch.org/docs/stable/checkpoint.html
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis.ddp_failures import ready_twice
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP210",
+    name="parameter-ready-twice",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the exception with the parameter and the remedy that fits."""
+    found = ready_twice(record)
+    if found is None:
+        return
+    what = f"the gradient of {found.parameter}" if found.parameter else "the gradient of a parameter"
+    places = (found.location, found.wrap_location)
+    yield CHECK.finding(
+        record.job.kind,
+        f"{what} came twice in one backward"
+        + (": reentrant checkpoints share it" if found.reentrant else ", and DDP reduces it once"),
+        remedy="Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
+        if found.reentrant
+        else "Call backward once for the sum of the losses of a step, or pass static_graph=True to "
+        "DistributedDataParallel if each step uses the same parameters.",
+        locations=tuple(dict.fromkeys(place for place in places if place is not None)),
+        ranks=found.ranks,
+        evidence=(
+            Fact(
+                text=f"{rank_list(found.ranks)} raised it here",
+                basis=record.job.kind,
+                location=found.location,
+                stack=found.frames,
+            ),
+        ),
+    )

@@ -1,0 +1,59 @@
+"""Training state that some ranks load and the others never get."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.training import TrainingState
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """An object with training state that was loaded by some rank at least."""
+
+    kind: Literal["optimizer", "scheduler", "scaler"]
+    type: str
+    loaded: tuple[int, ...]
+    """Ranks that loaded it."""
+    others: tuple[int, ...]
+    """Ranks that have one as well and did not."""
+    differs: bool
+    """At the first step what it held on the ranks that loaded it is not what it held on the others."""
+    location: Location | None
+    frames: tuple[Frame, ...]
+
+
+def loads(record: RunRecord) -> tuple[Load, ...]:
+    """What was loaded before or after the first step, one entry for each object that all ranks have."""
+    by_object: dict[tuple[str, int], list[TrainingState]] = {}
+    for state in record.training_states:
+        by_object.setdefault((state.kind, state.number), []).append(state)
+    found = []
+    for _, states in sorted(by_object.items()):
+        holders = {state.rank for state in states}
+        with_load = [state for state in states if state.loads]
+        if holders != set(record.rank_numbers()) or len({state.type for state in states}) > 1 or not with_load:
+            continue
+        digests = {state.digest for state in with_load}
+        site = record.site(with_load[0].loads[0])
+        found.append(
+            Load(
+                kind=states[0].kind,
+                type=states[0].type,
+                loaded=tuple(sorted(state.rank for state in with_load)),
+                others=tuple(sorted(holders - {state.rank for state in with_load})),
+                differs=any(state.digest not in digests for state in states),
+                location=site_location(site),
+                frames=site.frames,
+            )
+        )
+    return tuple(found)
+
+
+def lone_loads(record: RunRecord) -> tuple[Load, ...]:
+    """The loads that left the ranks with different states."""
+    return tuple(load for load in loads(record) if load.others and load.differs)
