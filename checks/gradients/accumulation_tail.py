@@ -71,11 +71,11 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the end of the first whole pass that left gradients without a step."""
     for tail in tails(record):
-        fate = "are added to the first step of the next pass" if tail.leaks else "are thrown away"
+        fate = "added to the first step of the next pass" if tail.leaks else "thrown away"
+        last = f"last {tail.left} of {tail.batches} batches" if tail.left > 1 else f"last of {tail.batches} batches"
         yield CHECK.finding(
             record.job.kind,
-            f"no optimizer step follows the last {tail.left} of {tail.batches} batches of a pass: their gradients "
-            + fate,
+            f"no optimizer step follows the {last} of a pass: what they add to the gradients is {fate}",
             remedy="Step after the last batch as well: `or i + 1 == len(loader)`.",
             locations=() if tail.step_location is None else (tail.step_location,),
             evidence=(

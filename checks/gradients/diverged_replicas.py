@@ -64,7 +64,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"the parameters of {found.model} differ between {rank_list(found.ranks)} {when}, {found.first_name} first",
             remedy=REMEDIES[found.cause],
-            locations=() if found.location is None else (found.location,),
+            locations=tuple(dict.fromkeys(p for p in (found.location, found.wrap_location) if p is not None)),
             ranks=found.ranks,
             evidence=(
                 differ,

@@ -43,7 +43,7 @@ CHECK = Check(
     code="DDP213",
     name="module-changed-after-wrap",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
-    needs=EVIDENCE | {"missing_gradients"},
+    needs=EVIDENCE,
 )
 REMEDY = "Change the model before the wrap, or wrap it again after the change."
 

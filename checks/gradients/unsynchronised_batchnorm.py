@@ -50,10 +50,9 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps of BatchNorm models that are fed small batches."""
     for small in small_batch_norms(whole_projection(script)):
         wrap, loader = small.wrap, small.loader
-        layers = f"{small.layers} BatchNorm layer" + ("s" if small.layers > 1 else "")
         yield CHECK.finding(
             "source",
-            f"{layers} normalise over {small.batch_size} samples a rank",
+            _title(small.layers, small.batch_size),
             remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
             locations=(wrap.module.location(wrap.node),),
             evidence=(
@@ -71,10 +70,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
     for fed in fed_batch_norms(record):
         if fed.layers and fed.batch_size < SMALL_BATCH:
-            layers = f"{fed.layers} BatchNorm layer" + ("s" if fed.layers > 1 else "")
             yield CHECK.finding(
                 record.job.kind,
-                f"{layers} normalise over {fed.batch_size} samples a rank",
+                _title(fed.layers, fed.batch_size),
                 remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
                 locations=() if fed.location is None else (fed.location,),
                 evidence=(
@@ -89,3 +87,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         elif fed.location is not None:
             reason = f"each rank trains on {fed.batch_size} samples" if fed.layers else "no BatchNorm layer is trained"
             yield Refuted(location=fed.location, reason=reason)
+
+
+def _title(layers: int, samples: int) -> str:
+    what = "1 BatchNorm layer normalises" if layers == 1 else f"{layers} BatchNorm layers normalise"
+    return f"{what} over {samples} samples a rank"

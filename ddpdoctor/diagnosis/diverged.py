@@ -13,10 +13,9 @@ from ddpdoctor.diagnosis.replicas import (
     ReplicaStep,
     averaged_by_hand,
     contributions,
-    gradients_are_spoilt,
     gradients_around_steps,
+    judged_wraps,
     parameters_around_steps,
-    replicated_wraps,
 )
 from ddpdoctor.diagnosis.unaveraged import unaveraged
 from ddpdoctor.diagnosis.unused import folded
@@ -71,16 +70,15 @@ def diverged_replicas(record: RunRecord) -> Iterator[Diverged]:
     loaded on some ranks only. Parameters that DDP ignores, wraps with a communication hook, steps without a
     synchronised backward and models that are averaged by hand are left out.
     """
-    if gradients_are_spoilt(record) or lone_loads(record):
-        return
+    lone = lone_loads(record)
     explained: dict[int, int] = {}
     for reason in unaveraged(record):
         if reason.why != "unknown":
             explained[reason.wrap] = min(reason.step, explained.get(reason.wrap, reason.step))
-    for wraps in replicated_wraps(record):
-        if any(wrap.communication_hook for wrap in wraps.values()):
-            continue
+    for wraps in judged_wraps(record):
         wrap, ranks = wraps[min(wraps)], tuple(wraps)
+        if any(not load.wraps or wrap.wrap in load.wraps for load in lone):
+            continue
         first = next(filter(None, (_of_interest(record, s, wraps) for s in _moments(record, wrap.wrap, ranks))), None)
         if first is not None and first.ordinal < explained.get(wrap.wrap, first.ordinal + 1):
             yield _described(record, first, wraps)
@@ -97,7 +95,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     sharding = [
         loader for loader in record.loaders if loader.sampler_shards and _trains(record, loader.rank, loader.loader)
     ]
-    if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or gradients_are_spoilt(record):
+    if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks):
         return
     begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
     after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}
@@ -112,7 +110,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
         if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):
             continue
         step_ns = first.steps[ranks[0]].time_ns
-        before = [entry for entry in record.backwards if entry.rank == ranks[0] and entry.time_ns < step_ns]
+        before = [b for b in record.backwards if b.rank == ranks[0] and b.time_ns < step_ns and not b.wraps]
         yield Independent(
             ranks=ranks,
             steps=len(steps),

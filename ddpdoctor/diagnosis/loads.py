@@ -23,6 +23,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that have one as well and did not."""
     differs: bool
     """At the first step what it held on the ranks that loaded it is not what it held on the others."""
+    wraps: tuple[int, ...]
+    """Wraps whose parameters it steers; empty when that is not known."""
     location: Location | None
     frames: tuple[Frame, ...]
 
@@ -47,6 +49,7 @@ def loads(record: RunRecord) -> tuple[Load, ...]:
                 loaded=tuple(sorted(state.rank for state in with_load)),
                 others=tuple(sorted(holders - {state.rank for state in with_load})),
                 differs=any(state.digest not in digests for state in states),
+                wraps=with_load[0].wraps,
                 location=site_location(site),
                 frames=site.frames,
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.divergence import find_divergence
+from ddpdoctor.diagnosis.unused import waits_in_vain
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.training import Backward, OptimizerStep, StepDigest
 
@@ -39,6 +40,20 @@ def replicated_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
             members = {rank: by_rank[rank] for rank in group if rank in by_rank}
             if len(group) > 1 and len(members) == len(group):
                 yield members
+
+
+def judged_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
+    """Yield the wraps of ``replicated_wraps`` whose reductions DDP made by itself and could finish.
+
+    None where ranks paired collectives that do not belong together: what differs then has that one cause.
+    """
+    divergence = find_divergence(record)
+    if divergence is not None and divergence.form in _SPOILS_GRADIENTS:
+        return
+    for wraps in replicated_wraps(record):
+        number = wraps[min(wraps)].wrap
+        if not any(wrap.communication_hook for wrap in wraps.values()) and not waits_in_vain(record, number):
+            yield wraps
 
 
 def gradients_around_steps(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
@@ -85,12 +100,6 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
             interval = sum(time_ns <= started_ns for time_ns in times)
             moved[interval] = moved.get(interval, 0) + sum(entry.numels)
     return any(2 * count >= elements for interval, count in moved.items() if interval)
-
-
-def gradients_are_spoilt(record: RunRecord) -> bool:
-    """Tell whether ranks paired collectives that do not belong together: what differs then has that one cause."""
-    divergence = find_divergence(record)
-    return divergence is not None and divergence.form in _SPOILS_GRADIENTS
 
 
 def _compared(

@@ -12,9 +12,8 @@ from ddpdoctor.diagnosis.replicas import (
     averaged_by_hand,
     contributions,
     follows_a_cut,
-    gradients_are_spoilt,
     gradients_around_steps,
-    replicated_wraps,
+    judged_wraps,
 )
 from ddpdoctor.diagnosis.unused import folded
 from ddpdoctor.diagnosis.wording import rank_list, site_location
@@ -27,7 +26,16 @@ Why = Literal["no-sync", "bypass", "again", "autograd-grad", "unlisted", "unknow
 the reduction; the gradients are values of ``torch.autograd.grad``; DDP did not list these parameters; or none of these.
 """
 EVIDENCE = frozenset(
-    {"wraps", "wrap_changes", "forwards", "backwards", "optimizer_steps", "gradient_digests", "gradients_taken"}
+    {
+        "wraps",
+        "wrap_changes",
+        "forwards",
+        "backwards",
+        "missing_gradients",
+        "optimizer_steps",
+        "gradient_digests",
+        "gradients_taken",
+    }
 )
 """Streams that ``unaveraged`` reads."""
 
@@ -85,11 +93,7 @@ def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
     What a hook of the user reduces is left to the hook, what a step uses because the rehearsal cut a pass before it is
     no evidence, and where gradients were averaged by hand they do not differ.
     """
-    if gradients_are_spoilt(record):
-        return
-    for wraps in replicated_wraps(record):
-        if any(wrap.communication_hook for wrap in wraps.values()):
-            continue
+    for wraps in judged_wraps(record):
         number, ranks = wraps[min(wraps)].wrap, tuple(wraps)
         steps = list(gradients_around_steps(record, number, ranks))
         by_reason: dict[tuple[Why, int], list[ReplicaStep]] = {}

@@ -61,6 +61,11 @@ def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
             yield _describe(record, number, wraps, missing)
 
 
+def waits_in_vain(record: RunRecord, number: int) -> bool:
+    """Tell whether DDP could not finish a reduction of a wrap: what it had reduced by then is not averaged either."""
+    return bool(_missing_by_rank(record, number, {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}))
+
+
 def explains(record: RunRecord, turns: Iterable[Turn]) -> bool:
     """Tell whether missing gradients are the cause of what the ranks did: the other ranks then wait in backward.
 

@@ -21,6 +21,7 @@ _HARMED_BY = {
     "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "backward_begins": ("backwards",),
+    "backward_failed": ("backwards", "missing_gradients"),
     "_note_backward": ("backwards",),
     "_note_taken": ("gradients_taken",),
     "_note_step": ("optimizer_steps", "parameter_digests"),

@@ -130,3 +130,5 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     loads: tuple[int, ...] = ()
     """Call chains of the calls of ``load_state_dict`` on it."""
+    wraps: tuple[int, ...] = ()
+    """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""

@@ -109,6 +109,11 @@ class Modules:
         fates = {reduction.number: reduction.backward_ended(retained) for reduction in self._wraps.values()}
         return {number: fate for number, fate in fates.items() if fate is not None}
 
+    def backward_failed(self) -> None:
+        """A backward was left by an exception: which gradients had come by then says nothing."""
+        for reduction in self._wraps.values():
+            reduction.close()
+
     def close_iterations(self) -> None:
         """An iteration is over (a step, a new forward, the end): note which parameters got no gradient in it."""
         for reduction in list(self._wraps.values()):

@@ -43,7 +43,7 @@ class Steps:
         self._ending = ending
         self._torch = torch
         self._replicas = Replicas(journal, modules)
-        self._state = TrainingState(journal, torch)
+        self._state = TrainingState(journal, torch, self._replicas)
         self._reduced = reduced
         self._optimizers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._made = 0
@@ -75,6 +75,9 @@ class Steps:
             steps._running += 1
             try:
                 backward(*arguments, **options)
+            except BaseException:
+                steps._journal.guarded(steps._modules.backward_failed)
+                raise
             finally:
                 steps._running -= 1
             steps._journal.guarded(steps._note_backward, sys._getframe(1), begun, _keeps_graph(arguments, options))

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ..probe.journal import Journal
 from .digests import tensor_digest
+from .replicas import Replicas
 
 LOADS_NOTED = 200
 VALUES_DIGESTED = 512
@@ -21,8 +22,9 @@ BYTES_OF_A_TENSOR = 1 << 12
 class TrainingState:
     """Counts objects with training state in the order in which they are made, and notes what is loaded into them."""
 
-    def __init__(self, journal: Journal, torch: Any) -> None:
+    def __init__(self, journal: Journal, torch: Any, replicas: Replicas) -> None:
         self._journal = journal
+        self._replicas = replicas
         self._torch = torch
         self._known: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
         self._made: dict[str, int] = {}
@@ -54,7 +56,13 @@ class TrainingState:
                 number=number,
                 type=type(held).__qualname__,
                 digest=self._digest(_optimizer_values(held) if kind == "optimizer" else vars(held).values()),
+                wraps=self._wraps_of(held),
             )
+
+    def _wraps_of(self, held: Any) -> list[int]:
+        """The wraps whose parameters it steers; empty when that is not known."""
+        steered = held if isinstance(held, self._torch.optim.Optimizer) else getattr(held, "optimizer", None)
+        return [] if steered is None else self._replicas.scope_of(steered)[0]
 
     def _digest(self, values: Iterable[Any]) -> str:
         """Digest of the numbers and tensors among some values; other objects are left out."""
