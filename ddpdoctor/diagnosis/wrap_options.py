@@ -57,13 +57,16 @@ class GradientCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def searches(record: RunRecord) -> Iterator[Search]:
-    """Yield the wraps that search for unused parameters and were trained long enough to tell whether they need to."""
+    """Yield the wraps that search for unused parameters and were trained long enough to tell whether they need to.
+
+    A backward that adds to gradients that are there already does not show what it contributed itself.
+    """
     for wraps in replicated_wraps(record):
         number = wraps[min(wraps)].wrap
         on = all(w.options.get("find_unused_parameters") and not w.options.get("static_graph") for w in wraps.values())
         made = dict.fromkeys(wraps, 0)
         for backward in record.backwards:
-            if backward.rank in made and number in backward.synchronised:
+            if backward.rank in made and number in backward.synchronised and number not in backward.accumulated:
                 made[backward.rank] += 1
         if on and min(made.values()) >= BACKWARDS_NEEDED:
             yield Search(

@@ -15,7 +15,7 @@ from . import memory
 from .digests import tensor_digest
 from .ending import Ending
 from .pace import Pace
-from .reduction import Reduction, accumulates
+from .reduction import Reduction, accumulates, is_zero
 
 FORWARDS_NOTED = 4_000
 INPUTS_DIGESTED = 16
@@ -24,6 +24,8 @@ BUFFERS_DIGESTED = 6
 FORWARDS_COMPARED = 200
 """Training forwards of a wrap before which its parameters are compared with those that DDP listed."""
 CHANGES_NOTED = 32
+ZEROS_SOUGHT = 32
+"""Training forwards of a wrap after whose backward gradients of zero are told from others."""
 OPTIONS = (
     "find_unused_parameters",
     "static_graph",
@@ -106,7 +108,13 @@ class Modules:
 
     def backward_ended(self, retained: bool) -> dict[int, str]:
         """How the gradients fared of each wrap that got some; see ``Reduction.backward_ended``."""
-        fates = {reduction.number: reduction.backward_ended(retained) for reduction in self._wraps.values()}
+        fates = {}
+        for ddp, reduction in list(self._wraps.items()):
+            fates[reduction.number] = fate = reduction.backward_ended(retained)
+            if fate == "" and ddp.find_unused_parameters and reduction.training_forwards <= ZEROS_SOUGHT:
+                # Where it searches, DDP sends zeros to parameters whose output the loss leaves out, and takes them away
+                # again where no rank had more.
+                reduction.arrived -= {id(p) for p in ddp.module.parameters() if p.grad is None or is_zero(p.grad)}
         return {number: fate for number, fate in fates.items() if fate is not None}
 
     def backward_failed(self) -> None:

@@ -81,7 +81,15 @@ class Reduction:
 
 def accumulates(parameters: Any) -> bool:
     """Tell whether gradients that are not zero are there already; looks at the smallest few."""
-    # A sharded or a sparse gradient would not be looked at for free.
-    dense = (p for p in parameters if type(p.grad).__name__ == "Tensor" and not p.grad.is_sparse)
-    present = sorted(dense, key=lambda parameter: parameter.grad.numel())
-    return any(bool((parameter.grad.detach() != 0).any()) for parameter in present[:DEEP_ENOUGH])
+    gradients = sorted((p.grad for p in parameters if _is_plain(p.grad)), key=lambda gradient: gradient.numel())
+    return any(not is_zero(gradient) for gradient in gradients[:DEEP_ENOUGH])
+
+
+def is_zero(gradient: Any) -> bool:
+    """Tell whether a gradient is there and zero everywhere."""
+    return _is_plain(gradient) and not bool(gradient.detach().any())
+
+
+def _is_plain(gradient: Any) -> bool:
+    """Tell whether a gradient can be looked at without talking to other ranks: dense, and whole on this one."""
+    return type(gradient).__name__ == "Tensor" and not gradient.is_sparse
