@@ -12,6 +12,7 @@ from ddpdoctor.diagnosis.account import whereabouts
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.places import named_ranks, shown_path
+from ddpdoctor.unreached import unreached
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -77,6 +78,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         ranks=len(job.ranks_reported),
         ranks_of_job=job.ranks_of_job,
         steps=record.steps(),
+        unreached=unreached(record) if judgement.status == "completed" or job.stop_reason in ("cut", "slow") else (),
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,
         batch_size=int(job.batch_size) if job.batch_size else None,

@@ -24,6 +24,19 @@ class SourceSection(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be read, in sentences."""
 
 
+class Unreached(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """Lines of the training that no rank of the rehearsal ran."""
+
+    file: str
+    """Absolute path."""
+    first_line: int
+    last_line: int
+    function: str = ""
+    """The function around them; empty at module level."""
+    calls: tuple[str, ...] = ()
+    """Functions of the same file that they call."""
+
+
 class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the rehearsal."""
 
@@ -39,6 +52,8 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """How many the launch command starts; 0 when there was none, or it does not say."""
     steps: int = 0
     seconds: float = 0.0
+    unreached: tuple[Unreached, ...] = ()
+    """By file and line."""
     device: str = ""
     batch_size: int | None = None
     """Samples that the loaders' batches were cut to; None when they were kept."""

@@ -46,6 +46,7 @@ class Heartbeat:
                 beats += 1
                 if beats % SUPERVISOR_EVERY_BEATS == 0:
                     self._end_with_the_supervisor()
+                    self._journal.on_beat()
             except Exception as error:
                 self._journal.event("probe_fault", where="heartbeat", text=repr(error))
                 return

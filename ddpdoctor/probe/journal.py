@@ -36,6 +36,8 @@ class Journal:
         self.forwards = 0
         self.backwards = 0
         self.optimizer_steps = 0
+        self.on_beat: Callable[[], None] = lambda: None
+        """Called a few times a second from the heartbeat's thread: what must outlive the process is written then."""
         self.step = 0
         """Count of training forwards with the call chain of the newest one."""
         self.forward_site = -1

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.assemble_lines import LineRows
 from ddpdoctor.record.assemble_setup import SetupRows
 from ddpdoctor.record.completeness import Completeness
 from ddpdoctor.record.early_events import EarlyEvents
@@ -90,6 +91,7 @@ class Assembly:
         self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
         self._setup = SetupRows(self.book.rank_or_parent, self._site)
         self._early = EarlyEvents((*_ROWS, *self._setup.handlers))
+        self._lines = LineRows(self.book.rank_of)
         self._handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
             "site": self._on_site,
             "signature": self._on_signature,
@@ -115,6 +117,7 @@ class Assembly:
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
             **self._setup.handlers,
+            **self._lines.handlers,
             **dict.fromkeys(_ROWS, self._on_row),
             "lost": self._on_lost,
             "network": self._on_network,
@@ -143,7 +146,7 @@ class Assembly:
             job=job,
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
-            streams=self._completeness.states(),
+            streams=self._completeness.states(self._lines.state()),
             ranks=self.book.ranks(self._exception, *self._heartbeats()),
             groups=tuple(self._groups),
             waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items()),
@@ -163,6 +166,7 @@ class Assembly:
             training_states=self._training_states(),
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
+            lines=self._lines.rows(),
             **{name: tuple(found) for name, found in self._setup.streams.items()},
             reduced_losses=tuple(rows["reduced_losses"]),
             outsider_calls=tuple(rows["outsider_calls"]),

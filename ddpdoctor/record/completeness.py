@@ -6,7 +6,6 @@ from ddpdoctor.record.model import STREAMS, StreamState
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
 
-_NOT_RECORDED = ("lines",)
 _HARMED_BY = {
     "tap": ("collectives",),
     "ring": ("collectives",),
@@ -18,6 +17,10 @@ _HARMED_BY = {
     "whole": ("passes",),
     "_told": ("passes",),
     "_shortage": (),
+    "start_before_torch": ("lines",),
+    "training_begins": ("lines",),
+    "flush": ("lines",),
+    "close": ("lines",),
     "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "backward_begins": ("backwards",),
@@ -60,17 +63,16 @@ class Completeness:
 
     def part_failed(self, where: str, fault: str) -> None:
         """A part of the probe has failed."""
-        for name in _HARMED_BY.get(where, tuple(name for name in STREAMS if name not in _NOT_RECORDED)):
+        for name in _HARMED_BY.get(where, STREAMS):
             self._harmed.setdefault(name, fault)
 
     def lost(self, pid: int, events: int) -> None:
         """A process says how many events it could not write."""
         self._lost[pid] = max(self._lost.get(pid, 0), events)
 
-    def states(self) -> dict[str, StreamState]:
-        """The state of every stream."""
-        states = {name: StreamState("complete") for name in STREAMS if name not in _NOT_RECORDED}
-        states |= {name: StreamState("absent", "not recorded in a rehearsal") for name in _NOT_RECORDED}
+    def states(self, lines: StreamState) -> dict[str, StreamState]:
+        """The state of every stream, given that of the lines."""
+        states = {name: StreamState("complete") for name in STREAMS} | {"lines": lines}
         if self._files.refused:
             states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
         if any(ring.truncated for ring in self._files.rings.values()):

@@ -396,6 +396,8 @@ class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     file: str
     lines: frozenset[int] = frozenset()
+    unwatched: frozenset[int] = frozenset()
+    """First lines of functions that ran so much that only part of what they did is known."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

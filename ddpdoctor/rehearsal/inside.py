@@ -15,6 +15,7 @@ from .batch_size import cut_batches
 from .division import Division
 from .ending import Ending
 from .groups import Groups
+from .lines import Lines
 from .loaders import Loaders
 from .modules import Modules
 from .network import watch_network
@@ -41,12 +42,16 @@ class Rehearsal:
         self._process_end = process_end
         self._tap: Optional[Tap] = None
         self._modules: Optional[Modules] = None
+        self._lines = Lines(journal)
 
     def before_torch(self) -> None:
-        """What must be in place before the user's first line: the no-touch rule, and what cannot be held back."""
+        """What must be in place before the user's first line: the no-touch rule, what is not held back, the lines."""
         journal = self._journal
         watch_sleep(journal)
         watch_network(journal)
+        if journal.rank is not None or journal.plan.get("spawns_ranks"):
+            journal.guarded(self._lines.start_before_torch)
+            journal.on_beat = lambda: journal.guarded(self._lines.flush)
         no_touch.install(
             journal.run_directory,
             bool(journal.plan.get("allow_writes")),
@@ -76,6 +81,7 @@ class Rehearsal:
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
         reduced = ReducedLosses(journal)
         self._tap = Tap(journal, torch, reduced)
+        loaders.training_begins = modules.training_begins = lambda: journal.guarded(self._lines.training_begins)
         loaders.install()
         randomness, division = Randomness(journal, torch), Division(journal, torch)
         randomness.install()
@@ -97,6 +103,7 @@ class Rehearsal:
         """The process is about to end: write what is still open."""
         if self._modules is not None:
             self._modules.close_iterations()
+        self._journal.guarded(self._lines.close)
         self._journal.settle()
 
     def _world_made(self, rank: int, world_size: int) -> None:

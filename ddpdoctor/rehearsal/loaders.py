@@ -7,6 +7,7 @@ import opcode
 import re
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Optional
 
@@ -45,6 +46,8 @@ class Loaders:
         """A pass was cut and nothing was drawn or trained since."""
         self._joins = 0
         """Enabled `join()` contexts that are open."""
+        self.training_begins: Callable[[], object] = lambda: None
+        """Called when a loader is drawn from."""
         self._newest: Optional[Trail] = None
         """Pass that was drawn from last."""
 
@@ -151,6 +154,7 @@ class Loaders:
 
     def begin(self, loader: Any, site: int) -> Trail:
         """A pass begins."""
+        self.training_begins()
         number = loader._ddpdoctor_number
         ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
         main = threading.current_thread() is threading.main_thread()

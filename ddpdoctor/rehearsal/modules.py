@@ -52,6 +52,8 @@ class Modules:
         self._torch = torch
         self._newest_batch = newest_batch
         self._pace = pace
+        self.training_begins: Callable[[], object] = lambda: None
+        """Called when a module is wrapped."""
         self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
         self._wrapped = 0
         self._named: dict[int, tuple[int, str]] = {}
@@ -77,6 +79,7 @@ class Modules:
             if short:
                 modules._ending.end("memory", short)
             construct(ddp, *arguments, **options)
+            modules.training_begins()
             bound = dict(zip(list(parameters)[1:], arguments))
             bound.update(options)
             modules._journal.guarded(modules._note_wrap, ddp, bound, site)

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from ddpdoctor.check import OutcomeState
-from ddpdoctor.examination import Examination, RehearsalSection
+from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.places import shown_path
 from ddpdoctor.report.escape import one_line, visible
 from ddpdoctor.report.finding_text import finding_lines, folded_advice_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
 
+PLACES_SHOWN = 4
+"""How many places that the rehearsal did not reach are named."""
 _DEVICES = {"cpu": "CPU", "cuda": "GPU", "stand-in": "CPU instead of GPU"}
 _PLURALS = {Severity.ERROR: "errors", Severity.WARNING: "warnings", Severity.ADVICE: "pieces of advice"}
 _SINGULARS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "piece of advice"}
@@ -22,7 +25,8 @@ _VERDICT_STYLES = {"clean": "bold green", "findings": "bold red", "inconclusive"
 def render(examination: Examination, width: int, *, colour: bool) -> str:
     """Render the examination for ``width`` columns."""
     lines = paragraph(Text(what_was_done(examination)), width, indent=0)
-    blocks = [*_finding_blocks(examination, width), _rehearsal_block(examination, width), _notes(examination, width)]
+    notes = [*_notes(examination, width), *_unreached(examination, width)]
+    blocks = [*_finding_blocks(examination, width), _rehearsal_block(examination, width), notes]
     for block in blocks:
         if block:
             lines += [Text(), *block]
@@ -103,6 +107,23 @@ def _notes(examination: Examination, width: int) -> list[Text]:
         for note in notes
         for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
     ]
+
+
+def _unreached(examination: Examination, width: int) -> list[Text]:
+    """What of the training the rehearsal did not come to, in a few lines."""
+    places = examination.rehearsal.unreached
+    if not places:
+        return []
+    shown = "; ".join(_place(place, examination.root) for place in places[:PLACES_SHOWN])
+    more = f"; and {_count(len(places) - PLACES_SHOWN, 'more place')}" if len(places) > PLACES_SHOWN else ""
+    text = f"not reached: {shown}{more}. More `--batches`, or `--full`, go further."
+    return paragraph(Text(one_line(text)), width, Text("note", "bold"), indent=6)
+
+
+def _place(place: Unreached, root: str) -> str:
+    lines = f"{place.first_line}-{place.last_line}" if place.last_line > place.first_line else str(place.first_line)
+    calls = f" ({', '.join(f'{name}()' for name in place.calls[:2])})" if place.calls else ""
+    return f"{shown_path(place.file, root)}:{lines}{calls}"
 
 
 def _summary(examination: Examination, width: int) -> list[Text]:

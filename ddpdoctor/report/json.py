@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Examination
+from ddpdoctor.examination import Examination, Unreached
 from ddpdoctor.finding import Fact, Finding, Frame, Location
 from ddpdoctor.places import shown_path
 
@@ -47,6 +47,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "seconds": rehearsal.seconds,
             "device": _plain(rehearsal.device),
             "batch_size": rehearsal.batch_size,
+            "unreached": [_unreached(place, examination.root) for place in rehearsal.unreached],
             "notes": [_plain(note) for note in rehearsal.all_notes],
         },
         "findings": [_finding(finding, examination.root) for finding in examination.findings],
@@ -65,6 +66,16 @@ def as_object(examination: Examination) -> dict[str, Any]:
         ],
         "notes": [_plain(note) for note in examination.notes],
         **({"scripts": [_plain(script) for script in examination.scripts]} if examination.scripts else {}),
+    }
+
+
+def _unreached(place: Unreached, root: str) -> dict[str, Any]:
+    return {
+        "file": _plain(shown_path(place.file, root)),
+        "line": place.first_line,
+        "end_line": place.last_line,
+        "function": _plain(place.function),
+        "calls": [_plain(name) for name in place.calls],
     }
 
 

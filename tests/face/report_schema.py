@@ -73,6 +73,7 @@ REPORT = _object(
         steps=COUNT,
         seconds=SECONDS,
         device=TEXT,
+        unreached=_list(_object(file=TEXT, line=COUNT, end_line=COUNT, function=TEXT, calls=_list(TEXT))),
         batch_size={"anyOf": [COUNT, {"type": "null"}]},
         notes=_list(TEXT),
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ddpdoctor.record.model import RunRecord
 
 from .conftest import Rehearse
@@ -51,6 +53,11 @@ def test_passes_are_cut_and_the_script_runs_to_its_end(rehearse_script: Rehearse
             (1, 2, 1, "cut"),
         ]
     assert record.steps() == 9
+    assert record.stream("lines").state == "complete"
+    source = Path(record.job.script).read_text().splitlines()
+    for row in record.lines:
+        run = {source[number - 1].strip() for number in row.lines}
+        assert {"optimizer.step()", "model.module(x)", 'print("done", len(loader))'} <= run
 
 
 def test_the_whole_index_list_is_known_although_the_pass_was_cut(rehearse_script: Rehearse) -> None:
