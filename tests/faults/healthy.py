@@ -113,13 +113,13 @@ HEALTHY: dict[str, str] = {
     "dcp.save": training_script(after=_CHECKPOINT),
     "gather_object": training_script(between=_GATHERED),
     "sub-groups": training_script(
-        after_wrap="own = [dist.new_group([0]), dist.new_group([1])][rank]\nboth = dist.new_group([0, 1])",
+        after_wrap="own = [dist.new_group([0]), dist.new_group([1])][rank]\npair = dist.new_group([0, 1])",
         within="dist.all_reduce(value, group=own)\nif rank == 1: dist.all_reduce(value, group=own)\n"
-        "dist.all_reduce(value, group=both) if step < 2 else None",
+        "dist.all_reduce(value, group=pair) if step < 2 else None",
     ),
     "other branches, find_unused_parameters": training_script(
         after_wrap=_BRANCHES,
-        between="loss = loss + branches(x, (step + rank) % 2 == 0).sum()\nloss = loss + branches(x, True).sum() * 0",
+        between="loss = loss + branches(x, (step + rank) % 2 == 0).sum()",
     ),
     "async collectives": training_script(within=_ASYNC),
     "a GAN with two models": whole_script(_GAN),

@@ -50,6 +50,7 @@ def main():
         BETWEEN
         loss.backward()
         optimizer.step()
+        END_OF_STEP
     AFTER
     dist.destroy_process_group()
 
@@ -57,7 +58,7 @@ main()
 """
 """Six steps without a loader; words in capitals are the places where a case puts its lines."""
 
-PLACES = ("FORWARD", "BEFORE", "AFTER_WRAP", "WITHIN", "BETWEEN", "AFTER")
+PLACES = ("FORWARD", "BEFORE", "AFTER_WRAP", "WITHIN", "BETWEEN", "END_OF_STEP", "AFTER")
 
 
 def training_script(norm: str = "nn.Identity()", **lines: str) -> str:
