@@ -30,6 +30,7 @@ from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, 
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
 from ddpdoctor.launch.devices import Device
+from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest
 from ddpdoctor.merge import Refutation, merge, unrefuted
 from ddpdoctor.registry import read_catalogue
@@ -67,6 +68,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Read the source only; run nothing."""
     nproc: int = 2
     """Ranks of the rehearsal; fewer when the job has fewer."""
+    layout: Layout | None = None
+    """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
     batches: int = 4
     full: bool = False
     batch_size: int | None = None
@@ -192,16 +195,22 @@ def _rehearsed(
 ) -> tuple[RunRecord | None, RehearsalSection]:
     if request.static:
         return None, not_rehearsed()
-    from ddpdoctor.launch.plan import ranks_to_start
+    from ddpdoctor.launch.plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearse import rehearse
 
+    layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
+    spawns_ranks = script.spawns_ranks is not None and not request.launch.has_launcher
+    if layout.nodes > 1:
+        refuse_layout(layout, request.launch, request.target, spawns_ranks=spawns_ranks)
     rehearsal = RehearsalRequest(
         script=script.path if request.launch.module else root / request.target,
         module=request.target if request.launch.module else "",
         arguments=request.arguments,
         launch=request.launch,
-        spawns_ranks=script.spawns_ranks is not None and not request.launch.has_launcher,
-        nproc=ranks_to_start(request.launch, request.nproc),
+        spawns_ranks=spawns_ranks,
+        nproc=layout.ranks,
+        nodes=layout.nodes,
+        slurm=any("SLURM_" in module.text for module in script.modules),
         batches=request.batches,
         full=request.full,
         batch_size=request.batch_size,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.cli.command import ScriptCommand, help_option
@@ -18,6 +19,7 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.examine import ExamineRequest, examine
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.devices import DEVICES, Device
+from ddpdoctor.launch.layouts import Layout, parse_layout
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
 
@@ -39,6 +41,12 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     show_default=True,
     metavar="N",
     help="Ranks of the rehearsal at most.",
+)
+@click.option(
+    "--layout",
+    metavar="NODESxRANKS",
+    callback=lambda ctx, parameter, value: None if value is None else parse_layout(value),
+    help="Pretend several nodes with so many ranks each, such as 2x1.",
 )
 @click.option(
     "--batches",
@@ -114,6 +122,7 @@ def check(
     fix: bool,
     diff: bool,
     nproc: int,
+    layout: Layout | None,
     batches: int,
     full: bool,
     batch_size: int | None,
@@ -142,6 +151,8 @@ def check(
     Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
     line = launch_line(ctx, paths, module)
+    if layout is not None and ctx.get_parameter_source("nproc") is ParameterSource.COMMANDLINE:
+        raise UsageError("either `--layout` or `--nproc`, not both: a layout says how many ranks there are")
     if fix and diff:
         raise UsageError("either --fix or --diff, not both")
     if fix and STDIN in paths:
@@ -181,6 +192,7 @@ def check(
                 launch=line.launch,
                 static=static,
                 nproc=nproc,
+                layout=layout,
                 batches=batches,
                 full=full,
                 batch_size=batch_size,

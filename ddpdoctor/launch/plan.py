@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.devices import on_cpu
 from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter, search_path
+from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 
 FEWEST_RANKS = 2
@@ -24,6 +26,18 @@ def ranks_to_start(launch: Launch, nproc: int) -> int:
 def ranks_per_core(ranks: int) -> float:
     """How many ranks share a core, at least 1: they take so much longer."""
     return max(1.0, ranks / (os.cpu_count() or 1))
+
+
+def refuse_layout(layout: Layout, launch: Launch, target: str, *, spawns_ranks: bool) -> None:
+    """Raise UsageError where several nodes cannot be pretended to ranks that are started in that way."""
+    if spawns_ranks:
+        problem = f"{target} starts its ranks itself, on the node it runs on"
+    elif launch.starter == "torch.distributed.launch":
+        problem = "`torch.distributed.launch` tells each rank its local rank as an argument"
+    else:
+        return
+    hint = "Launch it by torchrun, or leave out `--layout`."
+    raise UsageError(f"the layout {layout} cannot be pretended: {problem}", hint)
 
 
 def batch_size(request: RehearsalRequest, device: str) -> int | None:

@@ -51,6 +51,11 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     spawns_ranks: bool = False
     """The script starts its ranks itself (``mp.spawn``), so it is run by plain Python."""
     nproc: int = 2
+    """Ranks of all nodes."""
+    nodes: int = 1
+    """Nodes that are pretended, with equally many ranks each."""
+    slurm: bool = False
+    """The script reads Slurm's variables, so the layout is told in them too."""
     batches: int = 4
     """Batches that a pass over a loader yields before it is cut."""
     full: bool = False

@@ -21,6 +21,7 @@ from ddpdoctor.launch.environment import (
     rehearsal_environment,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
+from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
@@ -93,7 +94,7 @@ class _Rehearsal:
             python=interpreter.path,
             torch_version=interpreter.torch_version,
             tool_version=__version__,
-            layout=f"1x{request.nproc}",
+            layout=str(Layout(request.nodes, request.nproc // request.nodes)),
             ranks_of_job=request.launch.ranks or 0,
             device=device,
             interfaces=network_interfaces(),
@@ -133,7 +134,9 @@ class _Rehearsal:
             "batch_size": batch_size(self._request, self._job.device),
             "time_limit_s": time_limit_s(self._request, self._request.nproc),
             "device": self._job.device,
-            "gpus_per_node": self._request.nproc,
+            "ranks_per_node": None if self._request.spawns_ranks else self._request.nproc // self._request.nodes,
+            "gpus_per_node": self._request.nproc // self._request.nodes,
+            "slurm": self._request.slurm,
             "allow_writes": self._request.allow_writes,
             "keep": self._request.keep,
             "job": msgspec.to_builtins(self._job),
@@ -264,7 +267,7 @@ class _Rehearsal:
     def _output_of(self, rank: Rank) -> str:
         if self._request.spawns_ranks:
             return output.script_output(self._directory)
-        return output.tail_of_rank(self._directory, rank.local_rank)
+        return output.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
 
     def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
         """What the script did beyond this job, as predicates."""

@@ -44,7 +44,9 @@ def start(run_directory: str) -> None:
     os.register_at_fork(after_in_child=journal.become_forked_child)
     if plan.get("kind") == "rehearsal":
         from ..rehearsal.inside import Rehearsal
+        from ..rehearsal.pretended_nodes import pretend_in
 
+        pretend_in(os.environ, plan)
         rehearsal = Rehearsal(journal, process_end)
         rehearsal.before_torch()
         after_import("torch", lambda torch: _guarded(journal, rehearsal.after_torch, torch))

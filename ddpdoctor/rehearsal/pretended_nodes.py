@@ -1,0 +1,39 @@
+"""Lets a rank believe that it runs on one of several nodes, by the variables that a launcher there would set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+
+def pretend(environment: MutableMapping[str, str], ranks_per_node: int, slurm: bool) -> None:
+    """Rewrite what torch's launcher set for ranks of one node; with ``slurm`` say the same in Slurm's words."""
+    rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    node, local_rank = divmod(rank, ranks_per_node)
+    nodes = -(-world_size // ranks_per_node)
+    named: dict[str, int] = {
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": ranks_per_node,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": nodes,
+        "NODE_RANK": node,
+    }
+    if slurm:
+        named.update(
+            SLURM_PROCID=rank,
+            SLURM_LOCALID=local_rank,
+            SLURM_NODEID=node,
+            SLURM_NTASKS=world_size,
+            SLURM_NPROCS=world_size,
+            SLURM_NNODES=nodes,
+            SLURM_JOB_NUM_NODES=nodes,
+            SLURM_NTASKS_PER_NODE=ranks_per_node,
+        )
+    environment.update({name: str(number) for name, number in named.items()})
+
+
+def pretend_in(environment: MutableMapping[str, str], plan: Mapping[str, object]) -> None:
+    """Do so in a process that the launcher started as a rank; what a rank starts inherits it."""
+    ranks_per_node = plan.get("ranks_per_node")
+    if isinstance(ranks_per_node, int) and environment.get("DDPDOCTOR_RANK_PROCESS") == str(os.getpid()):
+        pretend(environment, ranks_per_node, bool(plan.get("slurm")))
