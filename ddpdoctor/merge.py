@@ -19,6 +19,9 @@ DIVERGENCES = frozenset(
 _BY_TRACE = frozenset({"DDP301", "DDP302"})
 """Names for partings of which the run shows that, and the source shows why."""
 
+_WHY = {("DDP501", "DDP601")}
+"""Pairs of codes: what the source knows to be the reason for what a run saw at the same place."""
+
 
 class Refutation(msgspec.Struct, frozen=True):
     """A refuted suspicion and the check that refuted it."""
@@ -75,6 +78,9 @@ def _same_condition(one: Finding, other: Finding) -> bool:
 
 
 def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
+    for cause in causes:
+        if (cause.code, seen.code) in _WHY:
+            return msgspec.structs.replace(seen, code=cause.code, name=cause.name, remedy=cause.remedy)
     names = {(cause.code, cause.name) for cause in causes if cause.code in SUSPECTED}
     if seen.code not in _BY_TRACE or len(names) != 1 or seen.code in {code for code, _ in names}:
         return seen
@@ -84,7 +90,8 @@ def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
-    if suspicion.code == seen.code and _overlap(_all_places(suspicion), _all_places(seen)):
+    same = suspicion.code == seen.code or (suspicion.code, seen.code) in _WHY
+    if same and _overlap(_all_places(suspicion), _all_places(seen)):
         return True
     if suspicion.code not in SUSPECTED or seen.code not in DIVERGENCES:
         return False

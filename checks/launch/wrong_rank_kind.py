@@ -3,7 +3,7 @@
 What it finds
     The global rank used as a GPU index; the local rank, or the number of ranks of one node, given to
     init_process_group; and a test of the local rank that decides which rank saves for the whole job. The script is read
-    as a job of two nodes.
+    as a job of two nodes, and `--layout 2x1` rehearses it as one.
 
 Why it is bad
     On one node both numbers are the same, so everything works until the first job on two nodes. There a global rank
@@ -30,13 +30,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.gpu_indices import wrong_index
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.devices import RankMixUp, rank_mix_ups
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.saving import shared_saves
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP501", name="wrong-rank-kind", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP501",
+    name="wrong-rank-kind",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
 MAXIMUM_PLACES = 5
 
 
@@ -84,3 +91,26 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
             severity=Severity.WARNING,
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report a rank that asked its node for the GPU of its global rank."""
+    wrong = wrong_index(record)
+    if wrong is None:
+        return
+    yield CHECK.finding(
+        record.job.kind,
+        "the global rank is used as a GPU index: right on one node, wrong on two",
+        remedy='Use the local rank here (int(os.environ["LOCAL_RANK"]) under torchrun).',
+        locations=() if wrong.location is None else (wrong.location,),
+        ranks=(wrong.rank,),
+        evidence=(
+            Fact(
+                text=f"rank {wrong.rank} asked node {wrong.node} for GPU {wrong.rank}; its local rank is"
+                f" {wrong.local_rank}, and the node has {wrong.gpus} GPU{'' if wrong.gpus == 1 else 's'}",
+                basis=record.job.kind,
+                location=wrong.location,
+                stack=wrong.frames,
+            ),
+        ),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.absence import root_exception
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.lengths import uneven_passes
 from ddpdoctor.diagnosis.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.named_failures import name_of_failure
@@ -55,8 +56,10 @@ def _named(divergence: Divergence, record: RunRecord) -> str:
     """The code of the check that knows the culprit's exception by its message; empty when there is none."""
     culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
     raised = root_exception(culprit) if culprit is not None else None
-    if raised is None:
+    if culprit is None or raised is None:
         return ""
+    if asks_for_global_rank(culprit, raised):
+        return "DDP501"
     return name_of_failure(raised) or next((race.code for race in races(record) if race.died == raised), "")
 
 

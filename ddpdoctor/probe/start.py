@@ -28,12 +28,17 @@ def start(run_directory: str) -> None:
     journal.rank = rank_of_environment()
     if plan.get("kind") == "rehearsal" and (journal.rank is not None or parent == plan.get("supervisor_pid")):
         end_with_parent(parent)
+    if journal.rank is not None and plan.get("nodes", 1) > 1:
+        from ..rehearsal.pretended_nodes import pretend
+
+        pretend(os.environ, int(plan["ranks_per_node"]), bool(plan.get("slurm")))
     journal.event(
         "process",
         pid=os.getpid(),
         parent=parent,
         rank=journal.rank,
         local_rank=_integer("LOCAL_RANK"),
+        node=_integer("GROUP_RANK"),
         argv=sys.orig_argv[:8] if hasattr(sys, "orig_argv") else [],
         kind="start",
     )
@@ -44,9 +49,7 @@ def start(run_directory: str) -> None:
     os.register_at_fork(after_in_child=journal.become_forked_child)
     if plan.get("kind") == "rehearsal":
         from ..rehearsal.inside import Rehearsal
-        from ..rehearsal.pretended_nodes import pretend_in
 
-        pretend_in(os.environ, plan)
         rehearsal = Rehearsal(journal, process_end)
         rehearsal.before_torch()
         after_import("torch", lambda torch: _guarded(journal, rehearsal.after_torch, torch))

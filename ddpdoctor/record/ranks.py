@@ -14,6 +14,7 @@ class ProcessEntry:
     def __init__(self) -> None:
         self.rank: int | None = None
         self.local_rank = 0
+        self.node = 0
         self.parent = 0
         self.torch = ""
         """Version of torch, once its hooks were installed."""
@@ -46,6 +47,7 @@ class RankBook:
             if event.get("kind") == "start" and event.get("rank") is not None:
                 entry.rank = int(event["rank"])
                 entry.local_rank = int(event.get("local_rank") or 0)
+                entry.node = int(event.get("node") or 0)
         elif kind == "world":
             entry.rank, entry.local_rank = int(event["rank"]), int(event["local_rank"])
             self.worlds[pid] = (int(event["world_size"]), str(event["backend"]))
@@ -129,6 +131,7 @@ class RankBook:
                 Rank(
                     rank=entry.rank,
                     local_rank=entry.local_rank,
+                    node=entry.node,
                     pid=pid,
                     end=end,
                     exit_code=_exit_code(entry),

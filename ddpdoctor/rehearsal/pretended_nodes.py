@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 
 
 def pretend(environment: MutableMapping[str, str], ranks_per_node: int, slurm: bool) -> None:
@@ -30,10 +29,3 @@ def pretend(environment: MutableMapping[str, str], ranks_per_node: int, slurm: b
             SLURM_NTASKS_PER_NODE=ranks_per_node,
         )
     environment.update({name: str(number) for name, number in named.items()})
-
-
-def pretend_in(environment: MutableMapping[str, str], plan: Mapping[str, object]) -> None:
-    """Do so in a process that the launcher started as a rank; what a rank starts inherits it."""
-    ranks_per_node = plan.get("ranks_per_node")
-    if isinstance(ranks_per_node, int) and environment.get("DDPDOCTOR_RANK_PROCESS") == str(os.getpid()):
-        pretend(environment, ranks_per_node, bool(plan.get("slurm")))

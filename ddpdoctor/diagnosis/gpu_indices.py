@@ -1,0 +1,51 @@
+"""Ranks that took their global rank for the index of a GPU, as a layout of several nodes shows."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import location_of
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.record.model import Rank, RankException, RunRecord
+
+_NO_SUCH_GPU = re.compile(
+    r"invalid device ordinal\s*\(device (\d+) was asked for; the node of this rehearsal has (\d+)\)"
+)
+"""What the stand-in says of a GPU that the node lacks; CUDA does not tell the index."""
+
+
+class WrongIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that asked its node for the GPU of its global rank."""
+
+    rank: int
+    local_rank: int
+    node: int
+    gpus: int
+    """GPUs of the node."""
+    location: Location | None
+    frames: tuple[Frame, ...]
+
+
+def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
+    """Tell whether an exception came of the global rank as the index of a GPU."""
+    match = _NO_SUCH_GPU.search(raised.message)
+    return match is not None and int(match[1]) == rank.rank != rank.local_rank
+
+
+def wrong_index(record: RunRecord) -> WrongIndex | None:
+    """The first rank that asked for a GPU by its global rank."""
+    for rank in record.ranks:
+        for raised in rank.exceptions:
+            match = _NO_SUCH_GPU.search(raised.message)
+            if match is not None and asks_for_global_rank(rank, raised):
+                return WrongIndex(
+                    rank=rank.rank,
+                    local_rank=rank.local_rank,
+                    node=rank.node,
+                    gpus=int(match[2]),
+                    location=location_of(raised.frames[0]) if raised.frames else None,
+                    frames=raised.frames,
+                )
+    return None
