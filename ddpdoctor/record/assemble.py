@@ -425,7 +425,8 @@ class Assembly:
         elif reason in ("cut", "perhaps-cut"):
             place = _place(event["frames"])
             said = text.strip().partition("\n")[0]
-            raised = f"rank {self._rank(pid)} raised {event['type']} at {place}" + (f": {said}" if said else "")
+            who = f"rank {self._rank(pid)}" if self._rank(pid) >= 0 else "the script"
+            raised = f"{who} raised {event['type']} at {place}" + (f": {said}" if said else "")
             self.ending = ("cut", cut_sentence(place, raised, certain=reason == "cut"))
         elif reason == "stand-in":
             said = text.strip().partition("\n")[0]
