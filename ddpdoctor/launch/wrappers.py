@@ -68,11 +68,11 @@ def refuse(words: Sequence[str]) -> UsageError:
     if name in _SHELLS or name.endswith((".sh", ".bash")):
         return _shell(words)
     if name in _ENVIRONMENTS:
-        command = _inner(words) or "torchrun train.py"
+        index = _start_of_launch(words) or (list(words).index("run") + 1 if "run" in words else 1)
+        command = f"{shlex.join(words[:index])} ddpdoctor check -- {_inner(words) or 'torchrun train.py'}"
         return UsageError(
             f"{name} starts the job in an environment of its own",
-            f"Put {name} in front instead, as in `{name} run ddpdoctor check -- {command}`, or name that environment's"
-            " Python with `--python`.",
+            f"Let it start ddpdoctor: `{command}`; or name that environment's Python with `--python`.",
         )
     inner = _inner(words)
     if name in _ELSEWHERE:
@@ -126,12 +126,18 @@ def _with_continuations(lines: Sequence[str]) -> str:
     return " ".join(" ".join(line.rstrip("\\") for line in lines[: last + 1]).split())
 
 
-def _inner(words: Sequence[str]) -> str:
-    """The part of a command that starts with a launcher that is understood; empty when there is none."""
+def _start_of_launch(words: Sequence[str]) -> int:
+    """Where in a command a launcher that is understood stands; 0 when nowhere."""
     for index, word in enumerate(words[1:], 1):
         if _STARTS.match(Path(word).name) and index + 1 < len(words):
-            return shlex.join(words[index:])
-    return ""
+            return index
+    return 0
+
+
+def _inner(words: Sequence[str]) -> str:
+    """The part of a command that starts with a launcher that is understood; empty when there is none."""
+    index = _start_of_launch(words)
+    return shlex.join(words[index:]) if index else ""
 
 
 def _script_in(words: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from .batch_size import cut_batches
 from .division import Division
 from .ending import Ending
 from .groups import Groups
+from .lightning import LightningTrainers
 from .lines import Lines
 from .loaders import Loaders
 from .modules import Modules
@@ -90,6 +91,7 @@ class Rehearsal:
         modules.install()
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Ports(journal).install()
+        LightningTrainers(journal).install()
         Groups(journal, torch, self._world_made, self._tap.note_group).install()
         watch_outsiders(journal, torch)
         self._modules = modules

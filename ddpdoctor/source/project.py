@@ -75,7 +75,7 @@ def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
             )
         if base.with_suffix(".py").is_file():
             return place, Found(base.with_suffix(".py"), "__main__", name.rpartition(".")[0])
-    looked = ", ".join(map(str, places[:3])) + (" and elsewhere" if len(places) > 3 else "")
+    looked = f"{places[0]} and where else Python looks" if len(places) > 1 else str(places[0])
     raise UsageError(
         f"-m {name}: there is no such module in {looked}",
         _meant(name) or "Run it from the directory that `python -m` is run from, or set PYTHONPATH.",

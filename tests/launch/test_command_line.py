@@ -142,6 +142,8 @@ def test_accelerates_configuration_file_completes_its_command_line(tmp_path: Pat
         ("mpirun -n 4 ./bin/x train.py a", "mpirun is not started", "ddpdoctor check train.py -- a"),
         ("deepspeed --num_gpus 2 train.py --x 1", "deepspeed is not started", "ddpdoctor check train.py -- --x 1"),
         ("uv run torchrun a.py", "uv starts the job in an environment", "uv run ddpdoctor check -- torchrun a.py"),
+        ("conda run -n x python a.py", "conda starts", "conda run -n x ddpdoctor check -- python a.py"),
+        ("poetry run train", "poetry starts", "poetry run ddpdoctor check -- torchrun train.py"),
         ("numactl -l torchrun a.py", "numactl is not started", "ddpdoctor check -- torchrun a.py"),
         ("lunch train.py", "lunch is no launcher that ddpdoctor knows", "ddpdoctor check train.py"),
         ("bash -lc torchrun", "bash runs shell code", "launch command"),
