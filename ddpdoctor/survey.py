@@ -7,7 +7,8 @@ and what is found in such a module is said once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,8 @@ from ddpdoctor.selection import (
 )
 from ddpdoctor.source.entry_scripts import acts, is_entry, may_be_entry
 from ddpdoctor.source.library import shared_reader
-from ddpdoctor.source.script import Reader, Script, script_at
+from ddpdoctor.source.project import Surroundings
+from ddpdoctor.source.script import Script, script_at
 
 STDIN = "-"
 
@@ -203,13 +205,13 @@ def _readings(
 ) -> Iterator[Reading]:
     import gc
 
-    reader = shared_reader(held)
+    script_of = partial(script_at, reader=shared_reader(held), surroundings=Surroundings())
     # Trees are large and hold few cycles: looking for cycles as often as usual took 17 % of the time for 480 scripts.
     usual = gc.get_threshold()
-    gc.set_threshold(50_000, *usual[1:])
+    gc.set_threshold(100000000, *usual[1:])
     try:
         for target in targets:
-            reading = _reading(target, request, catalogue, reader, held)
+            reading = _reading(target, request, catalogue, script_of, held)
             if reading is not None:
                 yield reading
     finally:
@@ -217,7 +219,11 @@ def _readings(
 
 
 def _reading(
-    target: Target, request: SurveyRequest, catalogue: Catalogue, reader: Reader, held: Mapping[Path, bytes]
+    target: Target,
+    request: SurveyRequest,
+    catalogue: Catalogue,
+    script_of: Callable[..., Script],
+    held: Mapping[Path, bytes],
 ) -> Reading | None:
     path = target.path
     relative = target.settings.relative(path)
@@ -227,9 +233,9 @@ def _reading(
     try:
         if not may_be_entry(held[path] if path in held else path.read_bytes()):
             return Reading(path=path, files=(str(path),)) if target.named else None
-        if not (target.named or listed) and not acts(script_at(path, reader, follow_imports=False).entry):
+        if not (target.named or listed) and not acts(script_of(path, follow_imports=False).entry):
             return None
-        script = script_at(path, reader)
+        script = script_of(path)
     except OSError as error:
         return Reading(path=path, failed=target.named, notes=(f"{path} cannot be read: {error.strerror or error}",))
     except DdpDoctorError as error:
@@ -257,9 +263,7 @@ def _reading(
     return reading
 
 
-def _fixes(
-    entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], script: Script
-) -> tuple[Fix, ...]:
+def _fixes(entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], script: Script) -> tuple[Fix, ...]:
     modules = {entry.code: entry.module for entry in entries}
     return tuple(offered(((modules[result.code], result.from_source) for result in results), script))
 

@@ -32,12 +32,20 @@ class Finder:
         different = [place for index, place in enumerate(places) if place not in places[:index]]
         self._places = [(place, _names_in(place)) for place in different]
         self._found: dict[str, Found | None] = {}
+        self._real: dict[Path, Path] = {}
 
     def find(self, name: str) -> Found | None:
         """The file that ``import name`` would read, or None when it is not in the project."""
         if name not in self._found:
             self._found[name] = self._search(name)
         return self._found[name]
+
+    def real(self, path: Path) -> Path:
+        """A path without links."""
+        known = self._real.get(path)
+        if known is None:
+            known = self._real[path] = path.resolve()
+        return known
 
     def _search(self, name: str) -> Found | None:
         if not all(part.isidentifier() for part in name.split(".")):
@@ -93,6 +101,32 @@ def _names_in(directory: Path) -> frozenset[str]:
         return frozenset(os.listdir(directory))
     except OSError:
         return frozenset()
+
+
+class Surroundings:
+    """What scripts of one directory have in common, asked of the file system once.
+
+    It is true as long as nobody moves files: for one survey, not for a process that goes on.
+    """
+
+    def __init__(self) -> None:
+        self._projects: dict[Path, tuple[Path, str]] = {}
+        self._finders: dict[tuple[Path, Path], Finder] = {}
+
+    def project(self, path: Path) -> tuple[Path, str]:
+        """The root of the project that a script belongs to, and the package that it lies in."""
+        known = self._projects.get(path.parent)
+        if known is None:
+            root = project_root(path)
+            known = self._projects[path.parent] = root, package_of(path, root)
+        return known
+
+    def finder(self, directory: Path, root: Path) -> Finder:
+        """What finds the modules that scripts of a directory import."""
+        known = self._finders.get((directory, root))
+        if known is None:
+            known = self._finders[directory, root] = Finder(directory, root)
+        return known
 
 
 def project_root(path: Path) -> Path:

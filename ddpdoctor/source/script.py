@@ -16,7 +16,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.source.facts import SourceFact, cuda_demand, distributed_use, rank_launch
 from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.project import Finder, find_main, package_of, project_root
+from ddpdoctor.source.project import Finder, Surroundings, find_main
 
 MAXIMUM_MODULES = 300
 PARSER_RECURSION_LIMIT = 4_000
@@ -99,19 +99,21 @@ def script_at(
     follow_imports: bool = True,
     package: str | None = None,
     directory: Path | None = None,
+    surroundings: Surroundings | None = None,
 ) -> Script:
     """Like ``read_script``, for an absolute path whose file ``reader`` knows how to parse (by default ``parse``).
 
     ``package`` is what relative imports start from (by default what the directories say) and ``directory`` is where
     imports are looked for first (by default beside the script), which differ for a script that is run as a module.
+    ``surroundings`` is what was learnt of the directories from other scripts.
     """
-    reader = reader or parse
-    root = project_root(path)
-    entry = _parse_entry(path, package_of(path, root) if package is None else package, reader)
+    reader, surroundings = reader or parse, surroundings or Surroundings()
+    root, around = surroundings.project(path)
+    entry = _parse_entry(path, around if package is None else package, reader)
     modules = [entry]
     notes: list[str] = []
     if follow_imports:
-        notes.extend(_follow(modules, Finder(directory or path.parent, root), reader))
+        notes.extend(_follow(modules, surroundings.finder(directory or path.parent, root), reader))
     return Script(path=path, root=root, modules=tuple(modules), notes=tuple(notes))
 
 
@@ -174,7 +176,7 @@ def _parse_entry(path: Path, package: str, reader: Reader) -> Module:
 
 def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[str]:
     """Append the project modules that ``modules`` import, breadth first; yield notes."""
-    seen = {modules[0].path.resolve()}
+    seen: set[Path] = set()
     asked: set[str] = set()
     for module in modules:
         for name in _wanted(module):
@@ -184,7 +186,9 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
             found = finder.find(name)
             if found is None:
                 continue
-            real = found.path.resolve()
+            if not seen:
+                seen.add(modules[0].path.resolve())
+            real = finder.real(found.path)
             if real in seen:
                 continue
             if len(modules) >= MAXIMUM_MODULES:
