@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddpdoctor.source.environment import WORLD_SIZE
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, guessed_lanes
 from ddpdoctor.source.values import (
     RANKS,
@@ -99,8 +101,13 @@ def _distribution(name: str, of_object: bool) -> Value | None:
 
 def rank_by_name(machine: Machine, name: str) -> Value | None:
     """What a name promises about ranks; None when it promises nothing."""
+    return _rank_by_name(name, machine.spawns)
+
+
+@lru_cache(maxsize=16_384)
+def _rank_by_name(name: str, spawns: bool) -> Value | None:
     if name in LOCAL_RANK_NAMES:
-        return guessed_lanes(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
+        return guessed_lanes(GLOBAL_RANK if spawns else LOCAL_RANK)
     if name in RANK_NAMES:
         return guessed_lanes(GLOBAL_RANK)
     if is_first_rank_name(name):
@@ -172,8 +179,8 @@ def _owned(value: Value, cls: ProjectClass) -> Value:
 def bound_to(function: Function, receiver: Value) -> Function:
     """A method as it is read from an object."""
     if function.receiver is None:
-        names = {ast.unparse(entry) for entry in getattr(function.node, "decorator_list", [])}
-        if "staticmethod" in names:
+        decorators = getattr(function.node, "decorator_list", ())
+        if decorators and any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators):
             return function
         return Function(
             function.node,
@@ -204,7 +211,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if found is None:
         return Bound(value, name)
     if isinstance(found, Function):
-        decorators = {ast.unparse(entry).rpartition(".")[2] for entry in getattr(found.node, "decorator_list", [])}
+        decorators = {last_name(entry) for entry in getattr(found.node, "decorator_list", ())}
         if decorators & {"property", "cached_property"}:
             from ddpdoctor.source.calls import call_function
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.attributes import bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.effort import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.external import call_external, call_method
 from ddpdoctor.source.machine import CallFrame, Machine, merged_results
+from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.noted_training import bare_forward
 from ddpdoctor.source.own_data import chooses_keys
 from ddpdoctor.source.ranks import FIRST, guessed_lanes
+from ddpdoctor.source.signatures import signature_of
 from ddpdoctor.source.store import NEVER
 from ddpdoctor.source.values import (
     ALL_LANES,
@@ -46,17 +50,14 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 def call(machine: Machine, node: ast.Call) -> Value:
     """The value of a call expression, with everything that it does."""
-    from ddpdoctor.source.expressions import evaluate
-
-    function = evaluate(machine, node.func)
+    function = machine.evaluate(machine, node.func)
     positional, named, complete = arguments_of(machine, node)
     return apply(machine, node, function, positional, named, complete)
 
 
 def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[str, Value], bool]:
     """Values of the arguments, and whether all of them are known by position or name."""
-    from ddpdoctor.source.expressions import evaluate
-
+    evaluate = machine.evaluate
     positional: list[Value] = []
     named: dict[str, Value] = {}
     complete = True
@@ -223,13 +224,15 @@ def call_function(
         machine.split(node, test, run, lambda: None)
         return held[0]
     module = machine.script.module(function.module)
-    active = sum(1 for frame in machine.frames if frame.owner is not None and frame.owner.node is function.node)
+    active = 0
+    for around in machine.frames:
+        if around.owner is not None and around.owner.node is function.node:
+            active += 1
     if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.is_dull(function.node)):
         return derived([*positional, *named.values()])
-    name = f"{_qualified(function)} ({module.path})"
     known = machine.effort.passes_over(function.node, machine.steps)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
-        return _passed_over(machine, function, name, known, on_yield)
+        return _passed_over(machine, function, module, known, on_yield)
     machine.visited.add(function.node)
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
@@ -237,7 +240,7 @@ def call_function(
     frame.owner, frame.on_yield = function, on_yield
     machine.outer_scopes[frame.scope] = frame.scopes
     caller = machine.frame
-    site = Frame(str(caller.module.path), getattr(node, "lineno", 1), caller.function or "<module>")
+    site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
     entry = machine.mask
     _bind(machine, frame, function, positional, named, complete)
     emitted, oldest = machine.emitted, machine.store.oldest_written
@@ -247,7 +250,8 @@ def call_function(
     machine.frames.append(frame)
     machine.calls.append(site)
     try:
-        inner = machine.collect_safely(lambda: _run_body(machine, function), function.node, name)
+        body, what = partial(_run_body, machine, function), partial(_named, function, module)
+        inner = machine.collect_safely(body, function.node, what)
     finally:
         machine.calls.pop()
         machine.frames.pop()
@@ -268,13 +272,17 @@ def call_function(
     return returned
 
 
+def _named(function: Function, module: Module) -> str:
+    return f"{_qualified(function)} ({module.path})"
+
+
 def _passed_over(
-    machine: Machine, function: Function, name: str, known: Walks | None, on_yield: Callable[[Value], None] | None
+    machine: Machine, function: Function, module: Module, known: Walks | None, on_yield: Callable[[Value], None] | None
 ) -> Value:
     """Let what earlier walks of a function came to stand for one more call of it."""
     synchronises = getattr(function.node, "name", "") in machine.mentions.synchronising
     if known is None or (synchronises and not known.alike):
-        machine.effort.cut[function.node] = name
+        machine.effort.cut[function.node] = _named(function, module)
     if on_yield is not None:
         on_yield(OPAQUE)
         return OPAQUE
@@ -299,12 +307,11 @@ def _raised_everywhere(machine: Machine, inner: Sequence[Sequence[object]]) -> i
 
 
 def _run_body(machine: Machine, function: Function) -> None:
-    from ddpdoctor.source.expressions import evaluate
     from ddpdoctor.source.statements import execute
 
     frame = machine.frame
     if isinstance(function.node, ast.Lambda):
-        frame.results.append((machine.mask, evaluate(machine, function.node.body)))
+        frame.results.append((machine.mask, machine.evaluate(machine, function.node.body)))
         return
     execute(machine, function.node.body)
     if machine.mask and frame.results:
@@ -319,34 +326,28 @@ def _bind(
     named: Mapping[str, Value],
     complete: bool,
 ) -> None:
-    arguments = function.node.args
-    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    values = list(positional) if function.receiver is None else [function.receiver, *positional]
-    defaults = dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
-    defaults.update(
-        {
-            argument.arg: default
-            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if default
-        }
-    )
+    signature = machine.signatures.get(function.node)
+    if signature is None:
+        signature = machine.signatures[function.node] = signature_of(function.node)
+    names = signature.names
+    values = positional if function.receiver is None else [function.receiver, *positional]
     given: dict[str, Value] = dict(zip(names, values, strict=False))
     rest = dict(named)
-    for name in (*names, *(argument.arg for argument in arguments.kwonlyargs)):
+    for name in signature.all_names:
         if name in rest:
             given[name] = rest.pop(name)
         elif name not in given:
-            given[name] = _default(machine, function, defaults.get(name), complete)
-    if arguments.vararg is not None:
+            given[name] = _default(signature.defaults.get(name), complete)
+    if signature.rest:
         extra = values[len(names) :]
-        given[arguments.vararg.arg] = Items(tuple(extra)) if complete else Items((OPAQUE,), open=True)
-    if arguments.kwarg is not None:
-        given[arguments.kwarg.arg] = Mapped(tuple(rest.items())) if complete else OPAQUE
+        given[signature.rest] = Items(tuple(extra)) if complete else Items((OPAQUE,), open=True)
+    if signature.named_rest:
+        given[signature.named_rest] = Mapped(tuple(rest.items())) if complete else OPAQUE
     for name, value in given.items():
-        machine.store.set(frame.scope, name, value, ALL_LANES)
+        machine.store.set(frame.scope, name, value)
 
 
-def _default(machine: Machine, function: Function, default: ast.expr | None, complete: bool) -> Value:
+def _default(default: ast.expr | None, complete: bool) -> Value:
     if default is None or not complete:
         return OPAQUE
     if isinstance(default, ast.Constant):
@@ -382,12 +383,10 @@ def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> Non
 
 def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
     """What a decorator makes of a function."""
-    from ddpdoctor.source.expressions import evaluate
-
-    last = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
+    last = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
     if last in {"property", "cached_property", "staticmethod", "classmethod", "contextmanager", "setter", "wraps"}:
         return value
-    applied = evaluate(machine, decorator)
+    applied = machine.evaluate(machine, decorator)
     if isinstance(value, Function):
         if applied == NO_GRADIENTS:
             return _with(value, gradients=False)
@@ -423,7 +422,7 @@ def context_function(
     """A runner for a ``with`` item that calls a project function made a context manager by ``contextlib``."""
     if not isinstance(function, Function) or isinstance(function.node, ast.Lambda):
         return None
-    names = {ast.unparse(entry).rpartition(".")[2] for entry in function.node.decorator_list}
+    names = {last_name(entry) for entry in function.node.decorator_list}
     if not names & {"contextmanager", "asynccontextmanager"}:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddpdoctor.source.attributes import attribute_of, seeded
 from ddpdoctor.source.calls import call, context_function
@@ -15,9 +16,11 @@ from ddpdoctor.source.operators import binary, compare, formatted, negated, unar
 from ddpdoctor.source.own_data import extent_of
 from ddpdoctor.source.targets import assign_to, item_at, scope_of
 from ddpdoctor.source.values import (
+    ALL_LANES,
     OPAQUE,
     RANKS,
     UNIFORM,
+    Bound,
     Built,
     Choice,
     Const,
@@ -48,7 +51,7 @@ BUILTINS = frozenset(dir(builtins)) | {"exit", "quit"}
 def evaluate(machine: Machine, node: ast.expr) -> Value:
     """The value of an expression; what is called in it is run."""
     machine.steps += 1
-    handler = _HANDLERS.get(type(node))
+    handler = _HANDLERS.get(node.__class__)
     if handler is not None:
         return handler(machine, node)
     return derived([evaluate(machine, child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
@@ -56,17 +59,14 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 def truth_of(machine: Machine, node: ast.expr) -> Value:
     """The value of a condition, reduced to its truth on each rank."""
-    value = evaluate(machine, node)
-
-    def of_one(entry: Value) -> Value:
-        outcome = truth(entry)
-        return derived((entry,)) if outcome is None else Const(outcome)
-
-    return by_rank(of_one, value)
+    return by_rank(_truth_value, evaluate(machine, node))
 
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
     """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
+    if iterable.__class__ is not Lanes:
+        count = len(iterable.values) if isinstance(iterable, Items) and not iterable.open else None
+        return _item_of(machine, iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
     turns: list[int | None] = []
     empty = 0
     for rank in RANKS:
@@ -124,19 +124,21 @@ def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[
 
 def _name(machine: Machine, node: ast.Name) -> Value:
     value = lookup(machine, node.id)
-    return seeded(machine, node.id, value)
+    kind = value.__class__
+    return seeded(machine, node.id, value) if kind is Unknown or kind is Bound else value
 
 
 def lookup(machine: Machine, name: str) -> Value:
     """The value of a name in the scopes of the present function."""
-    frame = machine.frame
+    frame = machine.frames[-1]
+    owners = machine.store.owners
     if name not in frame.globals:
         for scope in frame.scopes:
-            value = machine.store.get(scope, name)
-            if value is not None:
+            names = owners.get(scope)
+            if names is not None and (value := names.get(name)) is not None:
                 return value
-    value = machine.store.get(machine.scope_modules.get(frame.module.name, -1), name)
-    if value is not None:
+    names = owners.get(machine.scope_modules.get(frame.module.name, -1))
+    if names is not None and (value := names.get(name)) is not None:
         return value
     if name == "__name__":
         return Const(frame.module.name)
@@ -153,11 +155,15 @@ def _constant(machine: Machine, node: ast.Constant) -> Value:
 
 
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
-    owner = evaluate(machine, node.value)
-    note_attribute(machine, node, node.attr, owner)
-    if node.attr == "shape" and isinstance(owner, Unknown) and (extent := extent_of(owner)) is not None:
+    owner, name = evaluate(machine, node.value), node.attr
+    kind = owner.__class__
+    if kind is Built:
+        note_attribute(machine, node, name, owner)
+    elif kind is Unknown and name == "shape" and (extent := extent_of(owner)) is not None:
         return extent
-    return seeded(machine, node.attr, attribute_of(machine, owner, node.attr), of_object=True)
+    value = attribute_of(machine, owner, name)
+    kind = value.__class__
+    return seeded(machine, name, value, of_object=True) if kind is Unknown or kind is Bound else value
 
 
 def _call(machine: Machine, node: ast.Call) -> Value:
@@ -166,6 +172,8 @@ def _call(machine: Machine, node: ast.Call) -> Value:
 
 def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
+    if left.__class__ is not Lanes and right.__class__ is not Lanes:
+        return binary(node.op, left, right)
     return by_rank(lambda one, other: binary(node.op, one, other), left, right)
 
 
@@ -181,7 +189,11 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         there = is_set(machine, constant(operands[0]))
         return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
-    return by_rank(lambda *values: compare(node.ops, values), *operands)
+    return by_rank(partial(_compared, node.ops), *operands)
+
+
+def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:
+    return compare(kinds, operands)
 
 
 def _boolean(machine: Machine, node: ast.BoolOp) -> Value:
@@ -202,7 +214,7 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
     def skip() -> None:
         return None
 
-    condition = by_rank(lambda value: _truth_value(value), first)
+    condition = by_rank(_truth_value, first)
     machine.split(operands[0], condition, *((skip, run_rest) if stops else (run_rest, skip)))
     if not rest:
         return first
@@ -270,11 +282,21 @@ def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
         evaluate(machine, part.value) if isinstance(part, ast.FormattedValue) else evaluate(machine, part)
         for part in node.values
     ]
+    if not parts:
+        return Const("")
     plain = all(
         not isinstance(part, ast.FormattedValue) or (part.conversion == -1 and part.format_spec is None)
         for part in node.values
     )
-    return by_rank(lambda *values: formatted(values) if plain else derived(values), *parts) if parts else Const("")
+    return by_rank(_formatted if plain else _mixed, *parts)
+
+
+def _formatted(*values: Value) -> Value:
+    return formatted(values)
+
+
+def _mixed(*values: Value) -> Value:
+    return derived(values)
 
 
 def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:

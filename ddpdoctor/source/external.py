@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
-from ddpdoctor.source.attributes import promised_by_name
 from ddpdoctor.source.buffers import note_buffer
 from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
 from ddpdoctor.source.launches import spawn, start_process
+from ddpdoctor.source.library_calls import Handler, Named, origins_kept, plain_handler_of
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_calls import note_call, note_method
-from ddpdoctor.source.noted_training import note_training_call, note_training_method
 from ddpdoctor.source.own_data import (
-    COUNTED,
-    OWN_KINDS,
     agrees_by_name,
     asks_for_file,
     extent_of,
     members_of,
-    origin_of,
 )
 from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
 from ddpdoctor.source.targets import overwrite
-from ddpdoctor.source.tensors import TENSOR_CALLS, tensor_method
-from ddpdoctor.source.trace import EventKind
+from ddpdoctor.source.tensors import tensor_method
 from ddpdoctor.source.values import (
     AGREED,
     NO_CONTEXT,
@@ -43,7 +39,6 @@ from ddpdoctor.source.values import (
     Function,
     Instance,
     Items,
-    Lanes,
     Mapped,
     Partial,
     ProjectClass,
@@ -53,14 +48,12 @@ from ddpdoctor.source.values import (
     constant,
     derived,
     join,
-    options_of,
     tags_of,
 )
 from ddpdoctor.source.vocabulary import (
     COLLECTIVE_METHODS,
     COLLECTIVES,
     DATA_LOADER,
-    DATA_PARALLEL,
     DDP,
     DISTRIBUTED_SAMPLER,
     MODEL_LIBRARY,
@@ -68,15 +61,12 @@ from ddpdoctor.source.vocabulary import (
     MODULE_SELF_METHODS,
     NOT_FALSE,
     PROCESSES,
-    RANK_VARYING_CALLS,
     RUNNERS,
-    SAME_ITEMS,
     SPAWNERS,
     SYNCHRONISES,
 )
 from ddpdoctor.source.wraps import backward, wrap
 
-Named = dict[str, Value]
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
 )
@@ -88,6 +78,17 @@ _VIEWS: Mapping[str, Callable[[Mapped], Value]] = {
 }
 """Methods that show what a dict with constant keys holds."""
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
+_KNOWN_METHODS = MODULE_SELF_METHODS | {
+    "backward",
+    "register_buffer",
+    "set_epoch",
+    "no_sync",
+    "parse_args",
+    "parse_known_args",
+    "cuda",
+    "to",
+}
+"""Methods that are more than the mixture of their arguments, whatever has them."""
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 
 
@@ -96,93 +97,63 @@ def call_external(
 ) -> Value:
     """Call something that is not of the project, by its full name."""
     note_call(machine, node, name, positional, named, complete)
-    note_training_call(machine, node, name, positional, named, complete)
+    return _handler_of(name)(machine, node, positional, named, complete)
+
+
+@lru_cache(maxsize=16_384)
+def _handler_of(name: str) -> Handler:
+    """What a call does, by the full name of the function."""
     if name in COLLECTIVES:
-        return _collective(machine, node, name, positional, named)
+        return partial(_collective, name)
     special = _SPECIAL.get(name)
     if special is not None:
-        return special(machine, node, positional, named, complete)
+        return special
     if name in SPAWNERS:
-        return spawn(machine, node, positional, named)
+        return _spawn
     if name in PROCESSES or name.endswith(".Process"):
-        return start_process(machine, node, positional, named)
+        return _start_process
     if name in _EXITS:
-        code = constant(positional[0]) if positional else 0
-        machine.leave_program(node, raising=code not in (0, None))
-        return NONE
+        return _exit
     if name in RUNNERS:
-        return _run_callback(machine, node, positional, named)
-    return _plain(machine, node, name, positional, named, complete)
-
-
-def _plain(machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool) -> Value:
-    arguments = [*positional, *named.values()]
+        return _run_callback
     last = name.rpartition(".")[2]
-    if name.startswith("builtins."):
-        handler = BUILTIN_CALLS.get(last)
-        if handler is not None and not named:
-            return by_rank(handler, *positional)
-    if name in NOT_FALSE:
-        return Const(True)
-    if name in MODEL_PRESERVING and positional:
-        return positional[0]
-    if last in SAME_ITEMS:
-        return _zipped(machine, positional) if last == "zip" else _same_items(positional, last)
-    factory = TENSOR_CALLS.get(name)
-    if factory is not None:
-        return factory(positional, named)
-    if RANK_VARYING_CALLS.match(name):
-        return Unknown(True, False, origin_of(name))
-    if name in {"os.path.join", "pathlib.Path", "str.format"} or name.startswith(("os.path.", "pathlib.")):
-        return derived(arguments)
-    if name.startswith("torch.") and last[:1].islower():
-        return derived(arguments)
-    if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
-        number = machine.object_number(node)
-        kind: EventKind = "data-parallel" if name == DATA_PARALLEL else "sampler" if "Sampler" in last else "object"
-        machine.emit(kind, name, node, positional, named, number=number, complete=complete)
-        return Built(number, name)
-    promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
-    if promised is not None:
-        return promised
-    if agrees_by_name(last):
-        return AGREED
-    result = derived(arguments)
-    return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=_batch_tags(result)))
+    if name.startswith("builtins.") and last in BUILTIN_CALLS:
+        return partial(_builtin, BUILTIN_CALLS[last], plain_handler_of(name))
+    if name in MODEL_PRESERVING and name not in NOT_FALSE:
+        return partial(_preserved, plain_handler_of(name))
+    return plain_handler_of(name)
 
 
-def _batch_tags(value: Unknown) -> frozenset[tuple[str, int]]:
-    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
+def _builtin(
+    function: Callable[..., Value],
+    otherwise: Handler,
+    machine: Machine,
+    node: ast.AST,
+    positional: list[Value],
+    named: Named,
+    complete: bool,
+) -> Value:
+    return otherwise(machine, node, positional, named, complete) if named else by_rank(function, *positional)
 
 
-def _zipped(machine: Machine, positional: list[Value]) -> Value:
-    """``zip``: tuples whose parts keep apart where they come from."""
-    from ddpdoctor.source.expressions import item_of
-
-    if not positional or any(isinstance(value, Lanes) for value in positional):
-        return _same_items(positional, "zip")
-    return Items((Items(tuple(item_of(machine, value) for value in positional)),), open=True)
+def _preserved(
+    otherwise: Handler, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    return positional[0] if positional else otherwise(machine, node, positional, named, complete)
 
 
-def _same_items(positional: list[Value], last: str) -> Value:
-    """``tqdm(loader)``, ``enumerate(loader)``: yields what its arguments yield."""
-    if last in {"list", "tuple"} and len(positional) == 1 and isinstance(positional[0], Items):
-        return positional[0]
-    tags: set[tuple[str, int]] = set()
-    for value in positional:
-        for option in options_of(value):
-            if isinstance(option, Built) and option.name == DATA_LOADER:
-                tags.add(("loader", option.number))
-    if last == "enumerate":
-        tags.add(COUNTED)
-    mixed = derived(positional, frozenset(tags))
-    if last == "next":
-        return Unknown(
-            mixed.varying or bool(tags),
-            False,
-            frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
-        )
-    return mixed
+def _spawn(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return spawn(machine, node, positional, named)
+
+
+def _start_process(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return start_process(machine, node, positional, named)
+
+
+def _exit(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    code = constant(positional[0]) if positional else 0
+    machine.leave_program(node, raising=code not in (0, None))
+    return NONE
 
 
 def call_method(
@@ -191,10 +162,11 @@ def call_method(
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
     note_method(machine, node, receiver, name, positional, named, complete)
-    note_training_method(machine, node, receiver, name, positional, named, complete)
     arguments = [*positional, *named.values()]
     if isinstance(receiver, Bound) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+    if name not in _KNOWN_METHODS and receiver.__class__ is not Built:
+        return _plain_method(machine, node, function, arguments)
     if name == "backward":
         backward(machine, node, positional, receiver)
         return NONE
@@ -278,12 +250,10 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
         return Const(getattr(text, name)())
     result = derived([receiver, *arguments])
-    own = frozenset(tag for tag in tags_of(receiver) if tag[0] != "loader")
-    return members_of(name, Unknown(result.varying, opaque=_is_opaque(receiver), tags=_batch_tags(result) | own))
-
-
-def _is_opaque(receiver: Value) -> bool:
-    return isinstance(receiver, (Unknown, Bound, Built)) and not tags_of(receiver)
+    tags = tags_of(receiver)
+    own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
+    opaque = not tags and isinstance(receiver, (Unknown, Bound, Built))
+    return members_of(name, Unknown(result.varying, opaque, origins_kept(result) | own))
 
 
 def _call_super(
@@ -303,7 +273,9 @@ def _call_super(
     return derived([*positional, *named.values()])
 
 
-def _collective(machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named) -> Value:
+def _collective(
+    name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
     how = COLLECTIVES[name]
     group = named.get("group", named.get("process_group"))
     if group is None and 0 <= how.group_position < len(positional):
@@ -451,7 +423,7 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
-def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named) -> Value:
+def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     from ddpdoctor.source.calls import apply
 
     if positional and isinstance(positional[0], (Function, Partial, Choice)):
@@ -459,7 +431,7 @@ def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], name
     return OPAQUE
 
 
-_SPECIAL: dict[str, Callable[[Machine, ast.AST, list[Value], Named, bool], Value]] = {
+_SPECIAL: dict[str, Handler] = {
     "torch.distributed.new_group": _new_group,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(

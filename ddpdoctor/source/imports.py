@@ -43,7 +43,7 @@ def run_module(machine: Machine, module: Module, execute: Execute) -> None:
     try:
         for statement in module.tree.body:
             run = partial(execute, machine, (statement,))
-            inner = machine.collect_safely(run, module.tree, f"module level ({module.path})")
+            inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
             for rank, items in enumerate(inner):
                 machine.sinks[rank].extend(items)
     finally:

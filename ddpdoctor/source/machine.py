@@ -17,8 +17,10 @@ from ddpdoctor.source.mentions import Mentions, is_small, mentions_of
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.own_data import mark_decided, own_test
 from ddpdoctor.source.script import Script
+from ddpdoctor.source.signatures import Signature
 from ddpdoctor.source.store import Cell, Store
 from ddpdoctor.source.trace import (
+    Condition,
     ContextAround,
     Event,
     EventKind,
@@ -48,9 +50,9 @@ from ddpdoctor.source.values import (
 
 MAXIMUM_BARREN_WALKS = 4
 """Walks after which a function that never did anything of interest is passed over."""
-LONGEST_CONDITION = 1_000
-"""Characters of a condition that are kept."""
 Sinks = list[list[Item]]
+Evaluate = Callable[["Machine", ast.expr], Value]
+"""What walks expressions: calls are walked by what it needs itself."""
 
 
 class CallFrame:
@@ -90,8 +92,9 @@ class LoopFrame:
 class Machine:
     """Four ranks, their variables, and what they did so far."""
 
-    def __init__(self, script: Script, spawns: bool) -> None:
+    def __init__(self, script: Script, spawns: bool, evaluate: Evaluate) -> None:
         self.script = script
+        self.evaluate = evaluate
         self.spawns = spawns
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
@@ -109,7 +112,7 @@ class Machine:
         self.calls: list[Frame] = []
         """Call sites of the frames, outermost first."""
         self.guards: list[Guard] = []
-        self.conditions: list[str] = []
+        self.conditions: list[Condition] = []
         self.undecided = 0
         """How many undecided conditions are around the present statement."""
         self.trying = 0
@@ -134,6 +137,7 @@ class Machine:
         """Scope of each project module that was run."""
         self.outer_scopes: dict[int, tuple[int, ...]] = {}
         """The scopes that a function defined in a scope can see, innermost first."""
+        self.signatures: dict[ast.AST, Signature] = {}
         self.visited: set[ast.AST] = set()
         """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}
@@ -208,15 +212,18 @@ class Machine:
         complete: bool = True,
         receiver: Value | None = None,
         in_tree: bool = False,
-    ) -> Event:
+    ) -> None:
         """Record what the present ranks do; with ``in_tree`` it is a collective that peers have to match."""
-        frame = self.frame
+        frame = self.frames[-1]
         self.emitted += 1
+        ordinal = number or self.number()
+        if self.quiet and not in_tree:
+            return
         if not frame.around or frame.around[0] is not self.calls:
             frame.around = (self.calls, tuple(reversed(self.calls)), tuple(entry.scope for entry in self.frames))
         here = Frame(frame.file, getattr(node, "lineno", 1), frame.function or "<module>")
         event = Event(
-            ordinal=number or self.number(),
+            ordinal=ordinal,
             kind=kind,
             name=name,
             node=node,
@@ -225,7 +232,7 @@ class Machine:
             chain=(here, *frame.around[1]),
             ranks=self.mask,
             guards=tuple(self.guards),
-            conditions=tuple(self.conditions),
+            undecided=tuple(self.conditions),
             loops=tuple([loop.around for loop in self.loops]),
             positional=tuple(positional),
             named=dict(named or {}),
@@ -238,13 +245,27 @@ class Machine:
             contexts=tuple(self.contexts),
         )
         if not self.quiet:
-            previous = self.events.get(event.ordinal)
-            self.events[event.ordinal] = event if previous is None else _wider(previous, event)
+            previous = self.events.get(ordinal)
+            self.events[ordinal] = event if previous is None else _wider(previous, event)
         if in_tree:
             for rank in RANKS:
                 if self.mask >> rank & 1:
                     self.sinks[rank].append(event)
-        return event
+
+    def note(
+        self,
+        kind: EventKind,
+        name: str,
+        node: ast.AST,
+        positional: Sequence[Value] = (),
+        named: Mapping[str, Value] | None = None,
+        complete: bool = True,
+        receiver: Value | None = None,
+    ) -> None:
+        """Record something that does not make the function around it worth more walks."""
+        emitted = self.emitted
+        self.emit(kind, name, node, positional, named, complete=complete, receiver=receiver)
+        self.emitted = emitted
 
     def object(self, value: Value) -> Event | None:
         """The construction of an external object."""
@@ -252,6 +273,9 @@ class Machine:
 
     def decide(self, value: Value) -> tuple[int, int, int]:
         """Masks of the present ranks for which a condition is true, false, and not known."""
+        if value.__class__ is not Lanes:
+            outcome = truth(value)
+            return (0, 0, self.mask) if outcome is None else (self.mask, 0, 0) if outcome else (0, self.mask, 0)
         masks = [0, 0, 0]
         for rank in RANKS:
             if self.mask >> rank & 1:
@@ -314,7 +338,7 @@ class Machine:
         outcomes: list[tuple[dict[Cell, Value], int, Sinks]] = []
         self.undecided += 1
         if test is not None:
-            self.conditions.append(self.frame.module.excerpt(test, LONGEST_CONDITION) if not self.quiet else "")
+            self.conditions.append((self.frames[-1].module, test))
         if own is not None:
             self.own_tests.append(own)
         for arm in arms:
@@ -390,8 +414,13 @@ class Machine:
             inner, self.sinks = self.sinks, outer
         return inner
 
-    def collect_safely(self, body: Callable[[], None], node: ast.AST, name: str) -> list[list[Item]]:
-        """Like ``collect``; code that is nested too deeply counts as not followed, and as doing nothing."""
+    def collect_safely(
+        self, body: Callable[[], None], node: ast.AST, name: Callable[[], str]
+    ) -> list[list[Item]]:
+        """Like ``collect``; code that is nested too deeply counts as not followed, and as doing nothing.
+
+        ``node`` and ``name`` say what it is that was not followed.
+        """
         lists: tuple[list[Any], ...] = (
             self.frames,
             self.loops,
@@ -413,7 +442,7 @@ class Machine:
             self.gradients, self.synchronising = flags
             while self.store.depth > journals:
                 self.store.undo()
-            self.effort.cut[node] = name
+            self.effort.cut[node] = name()
             return [[] for _ in RANKS]
 
     def add_call(self, inner: Sinks) -> None:
@@ -464,7 +493,7 @@ def _wider(previous: Event, event: Event) -> Event:
         chain=event.chain,
         ranks=previous.ranks | event.ranks,
         guards=event.guards,
-        conditions=event.conditions,
+        undecided=event.undecided,
         loops=event.loops,
         positional=event.positional,
         named=event.named,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import NodeIndex, children_of
+from ddpdoctor.source.nodes import NodeIndex, children_of, last_name
 from ddpdoctor.source.noted_names import NOTED_CALLS, TELLING_WORDS, worth_walking
 from ddpdoctor.source.noted_training_names import TELLING_TRAINING_WORDS
 from ddpdoctor.source.vocabulary import (
@@ -206,14 +206,10 @@ def _calls_of(index: NodeIndex) -> dict[int, set[str]]:
     """The last names of what each definition calls or derives from, by the place of the definition."""
     found: dict[int, set[str]] = {}
     for place, call in zip(index.places(ast.Call), index.of(ast.Call), strict=True):
-        found.setdefault(index.definitions[place], set()).add(_last_name(call.func))
+        found.setdefault(index.definitions[place], set()).add(last_name(call.func))
     for place, cls in zip(index.places(ast.ClassDef), index.of(ast.ClassDef), strict=True):
-        found.setdefault(place, set()).update(_last_name(base) for base in cls.bases)
+        found.setdefault(place, set()).update(last_name(base) for base in cls.bases)
     return found
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _with_callers(found: set[str], callers: Mapping[str, set[str]]) -> frozenset[str]:

@@ -105,6 +105,14 @@ def descend(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def last_name(node: ast.AST) -> str:
+    """The last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
+    kind = node.__class__
+    if kind is ast.Attribute:
+        return node.attr  # type: ignore[attr-defined,no-any-return]
+    return node.id if kind is ast.Name else ""  # type: ignore[attr-defined]
+
+
 _LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
 _DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _WITH_GAPS = frozenset({ast.Dict, ast.arguments})

@@ -56,6 +56,8 @@ READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 """Methods of a tensor that wait for the GPU."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "log_metric"})
+KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS
+"""Methods whose calls are always kept."""
 TELLING_WORDS = frozenset({"makedirs", "mkdir", "rmtree", "environ"})
 """Words in a function that make it worth walking."""
 _FOUND_OTHERWISE = ("builtins.", "tqdm", "pandas.", "shutil.copy", "shutil.move")

@@ -1,4 +1,4 @@
-"""What a script does to its model, optimizer and random numbers, kept for the checks of data and gradients."""
+"""What a script does to the modules inside and outside of DDP objects, kept for the checks of gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddpdoctor.source.buffers import parts_of_module
-from ddpdoctor.source.noted_training_names import SEEDING, TRAINING_CALLS, TRAINING_METHODS
 from ddpdoctor.source.values import Built, Instance, Value, tagged
 from ddpdoctor.source.vocabulary import DDP
 
@@ -15,32 +14,10 @@ if TYPE_CHECKING:
     from ddpdoctor.source.machine import Machine
 
 
-def note_training_call(
-    machine: Machine, node: ast.AST, name: str, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
-) -> None:
-    """Keep a call of an external function that prepares data, draws or fixes random numbers, or takes gradients."""
-    if name in TRAINING_CALLS or SEEDING.search(name.rpartition(".")[2]):
-        _emit(machine, name, node, positional, named, complete)
-
-
-def note_training_method(
-    machine: Machine,
-    node: ast.AST,
-    receiver: Value,
-    name: str,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    complete: bool,
-) -> None:
-    """Keep a call of a method of a model, an optimizer or a generator of random numbers."""
-    if name in TRAINING_METHODS or SEEDING.search(name):
-        _emit(machine, name, node, positional, named, complete, receiver)
-
-
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
     """Keep that an attribute is asked of a DDP object, outside of a ``try`` that may catch its absence."""
     if isinstance(value, Built) and value.name == DDP and not machine.trying:
-        _emit(machine, f"ddp.{name}", node, (), {}, True, value)
+        machine.note("training", f"ddp.{name}", node, receiver=value)
 
 
 def note_attribute_set(machine: Machine, node: ast.AST, owner: Value, value: Value) -> None:
@@ -49,7 +26,7 @@ def note_attribute_set(machine: Machine, node: ast.AST, owner: Value, value: Val
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
-    _emit(machine, "set attribute", node, (value,), {}, True, owner)
+    machine.note("training", "set attribute", node, (value,), receiver=owner)
 
 
 def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
@@ -75,20 +52,5 @@ def bare_forward(
     wrap = machine.wrapped.get(module.number)
     if wrap is None:
         return result
-    _emit(machine, "bare forward", node, positional, named, True, module)
+    machine.note("training", "bare forward", node, positional, named, receiver=module)
     return tagged(result, frozenset({("bare", wrap)})) if machine.gradients else result
-
-
-def _emit(
-    machine: Machine,
-    name: str,
-    node: ast.AST,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    complete: bool,
-    receiver: Value | None = None,
-) -> None:
-    """Record an event that does not make the function around it worth more walks."""
-    emitted = machine.emitted
-    machine.emit("training", name, node, positional, named, complete=complete, receiver=receiver)
-    machine.emitted = emitted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ddpdoctor.finding import Frame
@@ -74,6 +75,7 @@ def asks_for_file(name: str, receiver: Value, arguments: list[Value]) -> bool:
     return name in _FILE_METHODS and not arguments and isinstance(receiver, Unknown)
 
 
+@lru_cache(maxsize=16_384)
 def agrees_by_name(name: str) -> bool:
     """Whether the name of a function that cannot be read promises the same result on every rank."""
     return _AGREED.search(name) is not None
@@ -87,7 +89,7 @@ def extent_of(value: Value) -> Value | None:
 
 def members_of(name: str, result: Unknown) -> Unknown:
     """Mark the result of ``set``, ``unique`` and the like: how many items it has is up to the data."""
-    if name.rpartition(".")[2] in _MEMBERS and result.varying:
+    if result.varying and name.rpartition(".")[2] in _MEMBERS:
         return Unknown(True, result.opaque, result.tags | {MEMBERS})
     return result
 

@@ -11,7 +11,7 @@ from ddpdoctor.source.early_loads import FileUse, writes
 from ddpdoctor.source.job import framework
 from ddpdoctor.source.meetings import function_around
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.words import mentions_any
 
@@ -37,12 +37,11 @@ def polled_files(projection: Projection) -> Iterator[PolledFile]:
         return
     written = [use for use in writes(projection) if use.event.guards]
     for module in script.modules if written else ():
-        for node in module.nodes:
-            if isinstance(node, ast.While):
-                path = _waited_for(node)
-                write = next((use for use in written if _is_that_file(use, module, node, path)), None) if path else None
-                if write is not None:
-                    yield PolledFile(module, node, path, write)
+        for node in module.index.of(ast.While):
+            path = _waited_for(node)
+            write = next((use for use in written if _is_that_file(use, module, node, path)), None) if path else None
+            if write is not None:
+                yield PolledFile(module, node, path, write)
 
 
 def _waited_for(loop: ast.While) -> str:
@@ -50,9 +49,9 @@ def _waited_for(loop: ast.While) -> str:
     test = loop.test
     if not isinstance(test, ast.UnaryOp) or not isinstance(test.op, ast.Not) or not isinstance(test.operand, ast.Call):
         return ""
-    sleeps = any(_last_name(node.func) == "sleep" for node in descend(loop) if isinstance(node, ast.Call))
+    sleeps = any(last_name(node.func) == "sleep" for node in descend(loop) if isinstance(node, ast.Call))
     call = test.operand
-    if not sleeps or _last_name(call.func) not in _ASKS:
+    if not sleeps or last_name(call.func) not in _ASKS:
         return ""
     if call.args:
         return ast.unparse(call.args[0])
@@ -62,7 +61,3 @@ def _waited_for(loop: ast.While) -> str:
 def _is_that_file(use: FileUse, module: Module, loop: ast.While, path: str) -> bool:
     same_function = function_around(use.event.module, use.event.node) is function_around(module, loop)
     return use.event.module is module and same_function and use.source == path
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from ddpdoctor.source.expressions import evaluate
 from ddpdoctor.source.gaps import deep_recursion, note_gap
 from ddpdoctor.source.imports import run_module
 from ddpdoctor.source.machine import CallFrame, Machine
@@ -71,7 +72,7 @@ def whole_projection(script: Script) -> Projection:
 
 
 def _project(script: Script) -> Projection:
-    machine = Machine(script, spawns=script.spawns_ranks is not None)
+    machine = Machine(script, spawns=script.spawns_ranks is not None, evaluate=evaluate)
     walks: list[Walk] = []
     try:
         with deep_recursion():

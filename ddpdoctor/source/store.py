@@ -18,27 +18,28 @@ class Store:
     """Values by scope and name."""
 
     def __init__(self) -> None:
-        self._cells: dict[Cell, Value] = {}
+        self.owners: dict[int, dict[str, Value | None]] = {}
+        """By scope or object its names in the order of their first assignment; None for one that was taken back."""
         self._journals: list[dict[Cell, Value | None]] = []
-        self._names: dict[int, dict[str, None]] = {}
         self.oldest_written = NEVER
         """Smallest number of a scope or object that was written since somebody set this to ``NEVER``."""
 
     def get(self, owner: int, name: str) -> Value | None:
         """The value of a name, None when it has none."""
-        return self._cells.get((owner, name))
+        names = self.owners.get(owner)
+        return None if names is None else names.get(name)
 
     def set(self, owner: int, name: str, value: Value, ranks: int = ALL_LANES) -> None:
         """Give a name a value on the ranks of a mask; the others keep theirs."""
         if ranks != ALL_LANES:
-            old = self._cells.get((owner, name))
+            old = self.get(owner, name)
             if old is not None and old != value:
                 value = lanes_of([lane(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
         self._write((owner, name), value)
 
     def names(self, owner: int) -> tuple[str, ...]:
         """The names in a scope or of an object's attributes, in the order of their first assignment."""
-        return tuple(self._names.get(owner, {}))
+        return tuple(self.owners.get(owner, ()))
 
     @property
     def depth(self) -> int:
@@ -51,13 +52,14 @@ class Store:
 
     def undo(self) -> dict[Cell, Value]:
         """Take back everything written since ``begin``; return what was written."""
-        journal = self._journals.pop()
-        written = {cell: self._cells[cell] for cell in journal if cell in self._cells}
+        journal, owners = self._journals.pop(), self.owners
+        written: dict[Cell, Value] = {}
         for cell, old in journal.items():
-            if old is None:
-                self._cells.pop(cell, None)
-            else:
-                self._cells[cell] = old
+            names = owners[cell[0]]
+            value = names[cell[1]]
+            if value is not None:
+                written[cell] = value
+            names[cell[1]] = old
         return written
 
     def put(self, written: Mapping[Cell, Value]) -> None:
@@ -68,16 +70,21 @@ class Store:
     def merge(self, written: Mapping[Cell, Value], varying: bool = False) -> None:
         """Join values that a path left behind with the present ones."""
         for cell, value in written.items():
-            self._write(cell, join(self._cells.get(cell), value, varying))
+            self._write(cell, join(self.get(*cell), value, varying))
 
     def merge_arms(self, arms: Sequence[tuple[Mapping[Cell, Value], int]], varying: bool) -> None:
         """Join what alternative paths wrote; each comes with the mask of the ranks that reached its end."""
+        if len(arms) == 1:
+            self.put(arms[0][0])
+            return
         cells: dict[Cell, None] = {}
         for written, _ in arms:
             cells.update(dict.fromkeys(written))
+        if not cells:
+            return
         alike = len({ranks for _, ranks in arms}) == 1
         for cell in cells:
-            base = self._cells.get(cell)
+            base = self.get(*cell)
             if alike:
                 value = self._joined([written.get(cell, base) for written, _ in arms], varying)
             else:
@@ -100,9 +107,14 @@ class Store:
         return self._joined([value if value is None else lane(value, rank) for value in values], varying)
 
     def _write(self, cell: Cell, value: Value) -> None:
+        owner, name = cell
+        names = self.owners.get(owner)
+        if names is None:
+            names = self.owners[owner] = {}
         if self._journals:
-            self._journals[-1].setdefault(cell, self._cells.get(cell))
-        self._cells[cell] = value
-        if cell[0] < self.oldest_written:
-            self.oldest_written = cell[0]
-        self._names.setdefault(cell[0], {})[cell[1]] = None
+            journal = self._journals[-1]
+            if cell not in journal:
+                journal[cell] = names.get(name)
+        names[name] = value
+        if owner < self.oldest_written:
+            self.oldest_written = owner

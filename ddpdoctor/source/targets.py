@@ -73,9 +73,8 @@ def item_at(value: Value, key: object) -> Value:
 
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
-    from ddpdoctor.source.expressions import evaluate
-
-    owners = [option for option in options_of(evaluate(machine, target.value)) if isinstance(option, (Instance, Built))]
+    owner = machine.evaluate(machine, target.value)
+    owners = [option for option in options_of(owner) if isinstance(option, (Instance, Built))]
     for owner in owners:
         note_attribute_set(machine, target, owner, value)
         if len(owners) > 1:
@@ -84,10 +83,8 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
 
 
 def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
-    from ddpdoctor.source.expressions import evaluate
-
-    container = evaluate(machine, target.value)
-    index = evaluate(machine, target.slice)
+    container = machine.evaluate(machine, target.value)
+    index = machine.evaluate(machine, target.slice)
     note_item(machine, target, container, index, value)
     key = constant(index)
     if isinstance(container, Mapped) and key is not ...:

@@ -30,6 +30,11 @@ EventKind = Literal[
 ]
 
 
+Condition: TypeAlias = "tuple[Module, ast.AST]"
+LONGEST_CONDITION = 1_000
+"""Characters of a condition that are compared and searched."""
+
+
 class Guard(msgspec.Struct, frozen=True, eq=False):
     """One arm of a condition that the ranks decide differently."""
 
@@ -83,8 +88,8 @@ class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Mask of the ranks that come here."""
     guards: tuple[Guard, ...] = ()
     """Rank tests around it, outermost first."""
-    conditions: tuple[str, ...] = ()
-    """Source of the conditions around it that could not be decided."""
+    undecided: tuple[Condition, ...] = ()
+    """The conditions around it that could not be decided, outermost first."""
     loops: tuple[LoopAround, ...] = ()
     """Loops around it in all frames, outermost first."""
     positional: tuple[Value, ...] = ()
@@ -101,6 +106,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Context managers around it in all frames, outermost first."""
     in_parent: bool = False
     """It happens in the process that spawns the ranks, not in a rank."""
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The source of the conditions around it that could not be decided."""
+        return tuple(module.excerpt(test, LONGEST_CONDITION) for module, test in self.undecided)
 
     def argument(self, name: str, position: int = -1) -> Value | None:
         """The value of an argument by its name or its position."""

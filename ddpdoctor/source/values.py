@@ -181,9 +181,11 @@ def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
     """Apply a function of plain values on every rank."""
     for value in inputs:
         if value.__class__ is Lanes:
-            break
-    else:
-        return function(*inputs)
+            return _by_rank(function, inputs)
+    return function(*inputs)
+
+
+def _by_rank(function: Callable[..., Value], inputs: Sequence[Value]) -> Value:
     result = lanes_of([function(*(lane(value, rank) for value in inputs)) for rank in RANKS], is_guessed(*inputs))
     return _vary(result)
 
@@ -196,12 +198,12 @@ def is_guessed(*values: Value) -> bool:
 def is_varying(value: Value) -> bool:
     """Whether a value may differ between ranks."""
     kind = value.__class__
+    if kind is Unknown:
+        return value.varying  # type: ignore[union-attr]
     if kind in _PLAIN:
         return False
     if kind is Lanes:
         return True
-    if isinstance(value, Unknown):
-        return value.varying
     if isinstance(value, Choice):
         return value.varying or any(is_varying(option) for option in value.options)
     if isinstance(value, Items):
@@ -215,12 +217,13 @@ def is_varying(value: Value) -> bool:
 
 def tags_of(value: Value) -> frozenset[Tag]:
     """What a value comes from."""
-    if value.__class__ in _PLAIN:
+    kind = value.__class__
+    if kind is Unknown or kind is TensorSize:
+        return value.tags  # type: ignore[union-attr]
+    if kind in _PLAIN:
         return _NOTHING
-    if isinstance(value, (Unknown, TensorSize)):
-        return value.tags
-    if isinstance(value, Bound):
-        return tags_of(value.receiver)
+    if kind is Bound:
+        return tags_of(value.receiver)  # type: ignore[union-attr,arg-type]
     return frozenset(tag for part in parts_of(value) for tag in tags_of(part))
 
 
@@ -250,10 +253,17 @@ def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque
     varying = False
     tags = extra
     for value in inputs:
-        if value.__class__ not in _PLAIN:
+        kind = value.__class__
+        if kind is Unknown:
+            varying = varying or value.varying  # type: ignore[union-attr]
+            more: frozenset[Tag] = value.tags  # type: ignore[union-attr]
+        elif kind in _PLAIN:
+            continue
+        else:
             varying = varying or is_varying(value)
             more = tags_of(value)
-            tags = tags | more if more else tags
+        if more and more is not tags:
+            tags = tags | more if tags else more
     return Unknown(varying, opaque, tags)
 
 
@@ -334,9 +344,12 @@ def constant(value: Value) -> object:
 
 def truth(value: Value) -> bool | None:
     """Whether a value (of one rank) is true; None when that is not known."""
-    if isinstance(value, Const):
-        return bool(value.value)
-    if isinstance(value, (Function, External, ProjectClass, Instance, Partial, ProjectModule, Built)):
+    kind = value.__class__
+    if kind is Unknown:
+        return None
+    if kind is Const:
+        return bool(value.value)  # type: ignore[union-attr]
+    if kind in _PLAIN:
         return True
     if isinstance(value, Items):
         return None if value.open else bool(value.values)
