@@ -37,6 +37,8 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_PARTS = 2_000
+Registration = tuple[str, ast.Call, Location]
+"""Name of a buffer, and the call of ``register_buffer`` with its place."""
 
 
 class Buffers(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ def has_buffers(machine: Machine, module: Value) -> bool:
     """Whether a module certainly holds buffers."""
     return any(
         (isinstance(part, Built) and _holds_statistics(part.name))
-        or (isinstance(part, Instance) and next(_registrations(machine, part.cls), None) is not None)
+        or (isinstance(part, Instance) and _registrations(machine, part.cls))
         for part in parts_of_module(machine, module)
     )
 
@@ -78,7 +80,7 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
             continue
         if not _readable_bases(machine, part.cls):
             return None
-        own = list(_registrations(machine, part.cls))
+        own = _registrations(machine, part.cls)
         if any(_changes(machine, part.cls, name) for name, _, _ in own):
             return None
         for name, call, where in own:
@@ -150,7 +152,14 @@ def _readable_bases(machine: Machine, cls: ProjectClass) -> bool:
     return len(names) == len(external) and all(name in {"torch.nn.Module", "builtins.object"} for name in names)
 
 
-def _registrations(machine: Machine, cls: ProjectClass) -> Iterator[tuple[str, ast.Call, Location]]:
+def _registrations(machine: Machine, cls: ProjectClass) -> tuple[Registration, ...]:
+    known: dict[ProjectClass, tuple[Registration, ...]] = machine.script.__dict__.setdefault("_registrations", {})
+    if cls not in known:
+        known[cls] = tuple(_registrations_in(machine, cls))
+    return known[cls]
+
+
+def _registrations_in(machine: Machine, cls: ProjectClass) -> Iterator[Registration]:
     for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
         module = machine.script.module(owner.module)
         if module is None or "register_buffer" not in module.text:

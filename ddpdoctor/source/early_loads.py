@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.source.job import framework, noted
 from ddpdoctor.source.loads import may_be_one_path
+from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.saving import is_distributed
 from ddpdoctor.source.trace import Event
@@ -143,8 +144,9 @@ def _waits_somewhere_unknown(projection: Projection) -> bool:
     known = {event.node for event in projection.events if event.kind == "collective"}
     for module in projection.machine.script.modules:
         for node in module.index.of(ast.Call):
-            if node not in known and not module.resolve(node.func).startswith("torch."):
-                last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if _WAITS.search(last) and last not in projection.machine.mentions.synchronising:
-                    return True
+            last = last_name(node.func)
+            if not _WAITS.search(last) or node in known or module.resolve(node.func).startswith("torch."):
+                continue
+            if last not in projection.machine.mentions.synchronising:
+                return True
     return False

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.script import Reader, parse, parse_bytes
 
-SHARED = ("index", "lines", "words")
+SHARED = ("index", "lines", "words", "_words")
 """What is computed of a module and does not depend on its name."""
 MAXIMUM_KEPT_BYTES = 4_000_000
 """Of source text; its trees take about 40 times as much. What goes beyond it is parsed again where it has to be."""

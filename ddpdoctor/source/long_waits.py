@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.meetings import function_around, led_through, meetings
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES
@@ -21,6 +21,10 @@ _FIRST_RANK = re.compile(
     r"|is_rank_?(0|zero)|RANK.* == "
 )
 _DATA_NAMES = re.compile(r"data|ds\b|corpus|raw|split|examples|samples", re.IGNORECASE)
+
+
+_LONG = frozenset({"map", "generate"})
+"""Methods that take as long as there is data."""
 
 
 class LongWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +46,10 @@ def long_waits(projection: Projection) -> Iterator[LongWait]:
     if any("timeout" in event.named for event in set_up):
         return
     for module in projection.machine.script.modules if events else ():
+        if not any(last_name(call.func) in _LONG for call in module.index.of(ast.Call)):
+            continue
         for node in module.index.of(ast.If):
-            if _negated(node.test):
-                continue
-            if _FIRST_RANK.search(module.excerpt(node.test, 1_000)):
+            if _FIRST_RANK.search(module.excerpt(node.test, 1_000)) and not _negated(node.test):
                 work = _long_work(node.body)
                 waiting = _next_meeting(module, node, events) if work is not None else None
                 if work is not None and waiting is not None:

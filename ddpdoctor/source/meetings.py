@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ddpdoctor.source.divergence import partings
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import children_of, descend
+from ddpdoctor.source.nodes import children_of, descend, last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, events_in
 
@@ -53,12 +53,15 @@ def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
 def mentions(node: ast.AST, names: Iterable[str]) -> bool:
     """Whether an expression holds one of some variables or dotted attributes."""
     wanted = set(names)
-    inside = (inner for inner in descend(node) if isinstance(inner, (ast.Name, ast.Attribute)))
-    return any(ast.unparse(inner) in wanted for inner in inside)
+    last = {name.rpartition(".")[2] for name in wanted}
+    return any(last_name(inner) in last and ast.unparse(inner) in wanted for inner in descend(node))
 
 
 def stores(node: ast.AST, name: str) -> bool:
     """Whether a node is a variable or attribute of this name that is assigned."""
     return (
-        isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == name
+        isinstance(node, (ast.Name, ast.Attribute))
+        and isinstance(node.ctx, ast.Store)
+        and last_name(node) == name.rpartition(".")[2]
+        and ast.unparse(node) == name
     )

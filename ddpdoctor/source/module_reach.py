@@ -130,6 +130,8 @@ def _has_parameters(machine: Machine, value: Value) -> bool:
 
 def _is_used(machine: Machine, part: Instance, name: str) -> bool:
     """Whether anything but methods that nobody calls mentions an attribute by its name."""
+    if name in _forward_words(machine, part.cls):
+        return True
     known: dict[ProjectClass, set[str] | None] = machine.script.__dict__.setdefault("_reached_text", {})
     if part.cls not in known:
         known[part.cls] = _reached_text(machine.script, _family(machine, part.cls))
@@ -137,6 +139,15 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
     if reached is None:
         return True
     return name in reached
+
+
+def _forward_words(machine: Machine, cls: ProjectClass) -> frozenset[str]:
+    """The words in the forward of a class."""
+    known: dict[ProjectClass, frozenset[str]] = machine.script.__dict__.setdefault("_forward_words", {})
+    if cls not in known:
+        forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+        known[cls] = frozenset(word for method in forwards for node in descend(method) for word in _loaded_words(node))
+    return known[cls]
 
 
 def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 
 import msgspec
 
@@ -33,7 +33,7 @@ class Walk(msgspec.Struct, frozen=True, eq=False):
     """Something that only some ranks do was not followed, here or before: where the trees differ means nothing."""
 
 
-class Projection(msgspec.Struct, frozen=True, eq=False):
+class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
     """A script as four ranks run it."""
 
     machine: Machine
@@ -46,12 +46,23 @@ class Projection(msgspec.Struct, frozen=True, eq=False):
     """The functions that were not followed at every call because a bound was reached; empty when all were."""
 
     def of_kind(self, *kinds: EventKind) -> Iterator[Event]:
-        """Events of some kinds that happen in ranks."""
-        return (event for event in self.events if event.kind in kinds and not event.in_parent)
+        """Events of some kinds that happen in ranks, in the order of execution."""
+        if len(kinds) == 1:
+            return iter(self._by_kind.get(kinds[0], ()))
+        found = (event for kind in kinds for event in self._by_kind.get(kind, ()))
+        return iter(sorted(found, key=lambda event: event.ordinal))
 
     def in_course(self, *kinds: EventKind) -> Iterator[Event]:
         """Events of some kinds in ranks that the script itself comes to, or a function named like a main function."""
         return (event for event in self.of_kind(*kinds) if not event.root or _MAIN_NAMES.match(event.root))
+
+    @cached_property
+    def _by_kind(self) -> Mapping[EventKind, Sequence[Event]]:
+        found: dict[EventKind, list[Event]] = {}
+        for event in self.events:
+            if not event.in_parent:
+                found.setdefault(event.kind, []).append(event)
+        return found
 
 
 def project(script: Script) -> Projection:

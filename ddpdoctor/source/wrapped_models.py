@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from ddpdoctor.source.module import Module
+from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
@@ -65,12 +66,17 @@ def averages_by_hand(script: Script) -> bool:
     """Tell whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
     if not mentions_any(script, _AVERAGERS):
         return False
-    return any(_averages(module) for module in script.modules)
+    for module in script.modules:
+        if "_averages" not in module.__dict__:
+            module.__dict__["_averages"] = _averages(module)
+        if module.__dict__["_averages"]:
+            return True
+    return False
 
 
 def _averages(module: Module) -> bool:
     for node in module.index.of(ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = last_name(node.func)
         if name in _COLLECTIVE_NAMES:
             if _speaks_of_gradients(ast.unparse(node)) or _speaks_of_gradients(_loop_text(module, node)):
                 return True
