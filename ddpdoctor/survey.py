@@ -36,7 +36,7 @@ from ddpdoctor.selection import (
     wants_unused_suppressions,
 )
 from ddpdoctor.source.entry_scripts import acts, is_entry, may_be_entry
-from ddpdoctor.source.library import shared_reader
+from ddpdoctor.source.library import Library
 from ddpdoctor.source.project import Surroundings
 from ddpdoctor.source.script import Script, script_at
 
@@ -205,14 +205,16 @@ def _readings(
 ) -> Iterator[Reading]:
     import gc
 
-    script_of = partial(script_at, reader=shared_reader(held), surroundings=Surroundings())
+    library = Library(held)
+    script_of = partial(script_at, reader=library.read, surroundings=Surroundings())
     # Trees are large and hold few cycles: looking for cycles as often as usual took 17 % of the time for 480 scripts.
     usual = gc.get_threshold()
-    gc.set_threshold(100000000, *usual[1:])
+    gc.set_threshold(50_000, *usual[1:])
     try:
         for target in targets:
             reading = _reading(target, request, catalogue, script_of, held)
             if reading is not None:
+                library.release(target.path)
                 yield reading
     finally:
         gc.set_threshold(*usual)

@@ -66,7 +66,7 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
     """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
     if iterable.__class__ is not Lanes:
         count = len(iterable.values) if isinstance(iterable, Items) and not iterable.open else None
-        return _item_of(machine, iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
+        return item_of(machine, iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
     turns: list[int | None] = []
     empty = 0
     for rank in RANKS:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.script import Reader, parse, parse_bytes
+from ddpdoctor.source.script import parse, parse_bytes
 
 SHARED = ("index", "lines", "words", "_words")
 """What is computed of a module and does not depend on its name."""
@@ -16,44 +16,42 @@ MAXIMUM_KEPT_BYTES = 4_000_000
 """Of source text; its trees take about 40 times as much. What goes beyond it is parsed again where it has to be."""
 
 
-def shared_reader(held: Mapping[Path, bytes] | None = None) -> Reader:
-    """A reader that parses each file once; ``held`` has the content of files that are not to be read from the disk."""
-    held = held or {}
-    kept: dict[Path, dict[tuple[str, str], Module]] = {}
-    kept_bytes = 0
-    latest_entry: Path | None = None
+class Library:
+    """Reads each file once; ``held`` has the content of files that are not to be read from the disk."""
 
-    def forget(path: Path) -> None:
-        nonlocal kept_bytes
-        kept_bytes -= len(next(iter(kept.pop(path).values())).text)
+    def __init__(self, held: Mapping[Path, bytes] | None = None) -> None:
+        self._held = held or {}
+        self._kept: dict[Path, dict[tuple[str, str], Module]] = {}
+        """By file, in the order of the last use, the module under the name and package that scripts give it."""
+        self._kept_bytes = 0
 
-    def read(path: Path, name: str, package: str) -> Module:
-        nonlocal kept_bytes, latest_entry
-        known = kept.pop(path, {})
+    def read(self, path: Path, name: str, package: str) -> Module:
+        """Like ``parse``."""
+        known = self._kept.pop(path, {})
         module = known.get((name, package))
         if module is None and known:
             module = _renamed(next(iter(known.values())), name, package)
         elif module is None:
-            module = parse_bytes(held[path], path, name, package) if path in held else parse(path, name, package)
-            kept_bytes += len(module.text)
-            if latest_entry in kept and _is_entry_alone(kept[latest_entry]):
-                forget(latest_entry)
-            latest_entry = path if name == "__main__" else None
+            raw = self._held.get(path)
+            module = parse(path, name, package) if raw is None else parse_bytes(raw, path, name, package)
+            self._kept_bytes += len(module.text)
         known[name, package] = module
-        kept[path] = known  # The order of the dict is that of the last use.
-        while kept_bytes > MAXIMUM_KEPT_BYTES and len(kept) > 1:
-            forget(next(iter(kept)))
+        self._kept[path] = known
+        while self._kept_bytes > MAXIMUM_KEPT_BYTES and len(self._kept) > 1:
+            self._forget(next(iter(self._kept)))
         return module
 
-    return read
+    def release(self, path: Path) -> None:
+        """Let go of an entry script that was examined, unless something imports it: most are read once."""
+        names = self._kept.get(path, {})
+        if names and all(name == "__main__" for name, _ in names):
+            self._forget(path)
+
+    def _forget(self, path: Path) -> None:
+        self._kept_bytes -= len(next(iter(self._kept.pop(path).values())).text)
 
 
 def _renamed(module: Module, name: str, package: str) -> Module:
     other = msgspec.structs.replace(module, name=name, package=package)
     other.__dict__.update({key: module.__dict__[key] for key in SHARED if key in module.__dict__})
     return other
-
-
-def _is_entry_alone(names: Mapping[tuple[str, str], Module]) -> bool:
-    """Whether nothing imported a file so far: most entry scripts are read once."""
-    return all(name == "__main__" for name, _ in names)

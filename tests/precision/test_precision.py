@@ -20,7 +20,7 @@ import pytest
 
 from ddpdoctor.registry import read_catalogue
 from ddpdoctor.runner import run_checks
-from ddpdoctor.source.library import shared_reader
+from ddpdoctor.source.library import Library
 from ddpdoctor.source.script import script_at
 
 if sys.version_info >= (3, 11):
@@ -72,7 +72,7 @@ def test_the_list_is_long_enough() -> None:
 def test_every_finding_was_read(package: Mapping[str, Any]) -> None:
     directory = unpacked(package)
     entries = [entry for entry in read_catalogue().entries if entry.in_source]
-    reader = shared_reader()
+    reader = Library().read
     found: set[Place] = set()
     crashed: list[tuple[str, str, str]] = []
     for file in package["files"]:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.source import library
-from ddpdoctor.source.library import shared_reader
+from ddpdoctor.source.library import Library
 
 
 def test_a_file_is_parsed_once_and_has_the_name_that_each_script_gives_it(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text("x = 1\n")
-    read = shared_reader()
+    read = Library().read
     first, second = read(file, "a", ""), read(file, "pkg.a", "pkg")
     assert read(file, "a", "") is first
     assert (second.name, second.package) == ("pkg.a", "pkg")
@@ -20,14 +20,14 @@ def test_a_file_is_parsed_once_and_has_the_name_that_each_script_gives_it(tmp_pa
 
 def test_held_content_counts_instead_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
-    assert shared_reader({file: b"y = 2\n"})(file, "a", "").text == "y = 2\n"
+    assert Library({file: b"y = 2\n"}).read(file, "a", "").text == "y = 2\n"
     with pytest.raises(FileNotFoundError):
-        shared_reader()(file, "a", "")
+        Library().read(file, "a", "")
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "MAXIMUM_KEPT_BYTES", 10)
-    read = shared_reader()
+    read = Library().read
     files = [tmp_path / f"{number}.py" for number in range(4)]
     for file in files:
         file.write_text("x = 1234567\n")
