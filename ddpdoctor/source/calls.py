@@ -10,7 +10,8 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.source.attributes import bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.effort import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.external import call_external, call_method
-from ddpdoctor.source.machine import CallFrame, Machine, merged_results
+from ddpdoctor.source.frames import CallFrame
+from ddpdoctor.source.machine import Machine, merged_results
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.noted_training import bare_forward

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.machine import CallFrame, Machine
+from ddpdoctor.source.frames import CallFrame
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module, absolute
 from ddpdoctor.source.values import External, ProjectModule, Unknown, Value
 from ddpdoctor.source.vocabulary import canonical

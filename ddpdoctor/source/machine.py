@@ -13,8 +13,8 @@ from typing import Any
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.effort import Effort
+from ddpdoctor.source.frames import CallFrame, LoopFrame
 from ddpdoctor.source.mentions import Mentions, is_small, mentions_of
-from ddpdoctor.source.module import Module
 from ddpdoctor.source.own_data import mark_decided, own_test
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.signatures import Signature
@@ -29,7 +29,6 @@ from ddpdoctor.source.trace import (
     Item,
     Jump,
     Loop,
-    LoopAround,
     OwnTest,
     branch_of,
     settle,
@@ -38,7 +37,6 @@ from ddpdoctor.source.values import (
     ALL_LANES,
     RANKS,
     Built,
-    Function,
     Lanes,
     Value,
     is_guessed,
@@ -53,40 +51,6 @@ MAXIMUM_BARREN_WALKS = 4
 Sinks = list[list[Item]]
 Evaluate = Callable[["Machine", ast.expr], Value]
 """What walks expressions: calls are walked by what it needs itself."""
-
-
-class CallFrame:
-    """One call of a project function."""
-
-    def __init__(self, function: str, module: Module, scope: int, outer_scopes: tuple[int, ...]) -> None:
-        self.function = function
-        self.module = module
-        self.scope = scope
-        self.scopes = (scope, *outer_scopes)
-        """Scopes that names are looked up in, innermost first."""
-        self.globals: set[str] = set()
-        self.nonlocals: set[str] = set()
-        self.results: list[tuple[int, Value]] = []
-        """What was returned, by mask of ranks."""
-        self.left_behind: list[dict[Cell, Value]] = []
-        """What paths wrote that returned early."""
-        self.on_yield: Callable[[Value], None] | None = None
-        self.yielded: Value | None = None
-        """What a generator gives for any of its items, unless ``on_yield`` takes them."""
-        self.owner: Function | None = None
-        self.file = str(module.path)
-        self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | tuple[()] = ()
-        """The call sites when something was last recorded here, innermost first, and the scopes of all frames."""
-
-
-class LoopFrame:
-    """One loop that is being walked."""
-
-    def __init__(self, around: LoopAround) -> None:
-        self.around = around
-        self.left = 0
-        """Mask of the ranks that left the turn by ``break`` or ``continue``."""
-        self.left_behind: list[dict[Cell, Value]] = []
 
 
 class Machine:

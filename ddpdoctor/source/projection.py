@@ -10,9 +10,10 @@ from functools import cached_property, partial
 import msgspec
 
 from ddpdoctor.source.expressions import evaluate
+from ddpdoctor.source.frames import CallFrame
 from ddpdoctor.source.gaps import deep_recursion, note_gap
 from ddpdoctor.source.imports import run_module
-from ddpdoctor.source.machine import CallFrame, Machine
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.statements import execute

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Callable, Sequence
 
 from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, opened, truth_of
+from ddpdoctor.source.frames import LoopFrame
 from ddpdoctor.source.imports import run_import
-from ddpdoctor.source.machine import LoopFrame, Machine
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.own_data import forget_counter, own_iterable, own_test
 from ddpdoctor.source.targets import assign_to, forget
