@@ -165,8 +165,23 @@ def call_method(
     arguments = [*positional, *named.values()]
     if isinstance(receiver, Bound) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
-    if name not in _KNOWN_METHODS and receiver.__class__ is not Built:
-        return _plain_method(machine, node, function, arguments)
+    if name in _KNOWN_METHODS or receiver.__class__ is Built:
+        known = _known_method(machine, node, function, positional, named)
+        if known is not None:
+            return known
+    promised = _by_promise(machine, receiver, name)
+    if promised is not None:
+        from ddpdoctor.source.calls import call_function
+
+        return call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
+    return _plain_method(machine, node, function, arguments)
+
+
+def _known_method(
+    machine: Machine, node: ast.AST, function: Bound, positional: list[Value], named: Named
+) -> Value | None:
+    """What a method does whose name says it; None when it does no more than others."""
+    receiver, name = function.receiver, function.name
     if name == "backward":
         backward(machine, node, positional, receiver)
         return NONE
@@ -192,12 +207,7 @@ def call_method(
         return receiver
     if name in {"cuda", "to"}:
         _note_device(machine, node, name, positional, named)
-    promised = _by_promise(machine, receiver, name)
-    if promised is not None:
-        from ddpdoctor.source.calls import call_function
-
-        return call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
-    return _plain_method(machine, node, function, arguments)
+    return None
 
 
 def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None:
