@@ -34,7 +34,7 @@ class Unreached(msgspec.Struct, frozen=True, kw_only=True, order=True):
     function: str = ""
     """The function around them; empty at module level."""
     calls: tuple[str, ...] = ()
-    """Functions of the same file that they call."""
+    """Functions of the same file that they call; where they call none, the first other one."""
 
 
 class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):

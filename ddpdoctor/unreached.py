@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_TELLING = ("print", "info", "debug", "warning", "write", "set_description", "set_postfix", "destroy_process_group")
+"""Calls whose absence is no gap."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _SETTINGS = {"self", "args", "config", "cfg", "opt", "opts", "hparams"}
@@ -53,13 +55,14 @@ def gaps(
         for block in _unreached_blocks(_still_to_come(scope, inside), run | inside, changing):
             if block[0].lineno < known_from:
                 continue
-            calls = dict.fromkeys(name for part in block for name in _called(part) if name in functions)
+            called = [name for part in block for name in _called(part)]
+            calls = dict.fromkeys(name for name in called if name.rpartition(".")[2] in functions) or called[:1]
             yield Unreached(
                 file=file,
                 first_line=block[0].lineno,
                 last_line=block[-1].end_lineno or block[-1].lineno,
                 function=scope.name if isinstance(scope, Function) else "",
-                calls=tuple(calls),
+                calls=tuple(dict.fromkeys(name.removeprefix("self.") for name in calls)),
             )
 
 
@@ -158,7 +161,7 @@ def _inside(statement: ast.stmt, run: frozenset[int], changing: frozenset[str]) 
 
 
 def _worth_naming(block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    if block and not all(isinstance(statement, _LEAVING) or _is_print(statement) for statement in block):
+    if block and not all(isinstance(statement, _LEAVING) or _only_tells(statement) for statement in block):
         yield block
 
 
@@ -192,7 +195,9 @@ def _names(*nodes: ast.AST) -> set[str]:
 def _called(statement: ast.stmt) -> Iterator[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
-            yield str(getattr(node.func, "id", getattr(node.func, "attr", "")))
+            name = ast.unparse(node.func)
+            if name.replace(".", "").isidentifier():
+                yield name
 
 
 def _lines_that_define(scope: Function) -> set[int]:
@@ -208,8 +213,8 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _is_print(statement: ast.stmt) -> bool:
+def _only_tells(statement: ast.stmt) -> bool:
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     name = getattr(statement.value.func, "id", getattr(statement.value.func, "attr", ""))
-    return name in ("print", "info", "debug", "warning", "write", "set_description", "set_postfix")
+    return name in _TELLING

@@ -122,7 +122,7 @@ class Lines:
 
     def _on_start(self, code: CodeType, offset: int) -> Any:
         monitoring = sys.monitoring  # type: ignore[attr-defined]
-        if self._journal.user_code.holds(code.co_filename):
+        if self._is_users(code):
             monitoring.set_local_events(self._tool, code, monitoring.events.LINE)
         return monitoring.DISABLE
 
@@ -137,10 +137,16 @@ class Lines:
         code = frame.f_code
         watched = self._watched.get(code)
         if watched is None:
-            if not self._journal.user_code.holds(code.co_filename):
+            if not self._is_users(code):
                 return None
             watched = self._watched.setdefault(code, Watched(code))
         return None if watched.done else self._trace_of(watched)
+
+    def _is_users(self, code: CodeType) -> bool:
+        try:
+            return self._journal.user_code.holds(code.co_filename)
+        except Exception:  # what is raised here would be raised in the user's code
+            return False
 
     def _trace_of(self, watched: Watched) -> Tracer:
         if watched.trace is not None:
