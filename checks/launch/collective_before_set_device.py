@@ -29,12 +29,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.devices import barriers_before_choice
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.device_choice import early_collectives
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP514", name="collective-before-set-device", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP514",
+    name="collective-before-set-device",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"waits", "device_choices"}),
+)
+
+REMEDY = "Call torch.cuda.set_device before it, or give device_id= to init_process_group."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -44,9 +53,21 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"{event.name} runs on the current GPU, and the process chooses its GPU only afterwards",
-            remedy="Call torch.cuda.set_device before it, or give device_id= to init_process_group.",
+            remedy=REMEDY,
             locations=(event.module.location(event.node),),
             evidence=(
                 Fact(text="the GPU is chosen here", basis="source", location=choice.module.location(choice.node)),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report barriers that ranks came to before they chose their GPU."""
+    for verdict in barriers_before_choice(record):
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=() if verdict.location is None else (verdict.location,),
+            ranks=verdict.ranks,
         )

@@ -32,8 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.named_failures import named_failures
-from ddpdoctor.diagnosis.wording import rank_list, site_location
+from ddpdoctor.diagnosis.forks import broken_forks
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.forks import forked_cuda, forked_ranks
@@ -44,7 +43,7 @@ CHECK = Check(
     code="DDP511",
     name="fork-after-cuda",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
-    needs=frozenset({"ranks", "forked_uses"}),
+    needs=frozenset({"ranks", "forked_uses", "device_uses"}),
 )
 REMEDY = "Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop."
 
@@ -87,25 +86,12 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report forked processes that used what their parent had initialised."""
-    for failure in named_failures(record, CHECK.code):
+    for fork in broken_forks(record):
         yield CHECK.finding(
             record.job.kind,
-            f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",
-            remedy=REMEDY,
-            locations=() if failure.location is None else (failure.location,),
-            ranks=failure.ranks,
-            evidence=(Fact(text=failure.message, basis=record.job.kind, location=failure.location),),
-        )
-    for site in sorted({use.site for use in record.forked_uses}):
-        uses = [use for use in record.forked_uses if use.site == site]
-        ranks = tuple(sorted({use.rank for use in uses}))
-        place = site_location(record.site(site))
-        yield CHECK.finding(
-            record.job.kind,
-            f"a forked process of {rank_list(ranks)} calls {uses[0].kind}, and the process group does not survive a "
-            "fork",
-            remedy="Call collectives in the ranks' own processes only.",
-            locations=() if place is None else (place,),
-            ranks=ranks,
-            evidence=(Fact(text="the forked process came to this call", basis=record.job.kind, location=place),),
+            fork.sentence,
+            remedy=REMEDY if fork.uses_cuda else "Call collectives in the ranks' own processes only.",
+            locations=() if fork.location is None else (fork.location,),
+            ranks=fork.ranks,
+            evidence=(Fact(text=fork.fact, basis=record.job.kind, location=fork.location),),
         )

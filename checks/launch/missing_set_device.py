@@ -29,13 +29,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.devices import shared_first_gpu
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.device_choice import unchosen_devices
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP502", name="missing-set-device", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP502",
+    name="missing-set-device",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "device_uses", "settings"}),
+)
 MAXIMUM_PLACES = 5
+REMEDY = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU.'
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -46,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield CHECK.finding(
         "source",
         "every rank moves this to the current GPU, which is GPU 0 in all of them: no process chooses its own",
-        remedy='Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU.',
+        remedy=REMEDY,
         locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
         evidence=(
             Fact(
@@ -58,3 +66,21 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
         ),
     )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report ranks of one node that all use GPU 0; refute where each had its own."""
+    for verdict in shared_first_gpu(record):
+        if verdict.location is None:
+            continue
+        if not verdict.wrong:
+            yield Refuted(location=verdict.location, reason=verdict.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=(verdict.location,),
+            ranks=verdict.ranks,
+            evidence=tuple(Fact(text=text, basis=record.job.kind, location=verdict.location) for text in verdict.facts),
+        )

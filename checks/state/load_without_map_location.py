@@ -28,14 +28,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.checkpoints import judge_map_locations
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.map_location import load_to_cpu
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.loads import unmapped_loads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP602", name="load-without-map-location", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP602",
+    name="load-without-map-location",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "checkpoint_loads"}),
+)
+
+REMEDY = 'Give it map_location="cpu", or the rank\'s own device.'
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -45,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "every rank loads this checkpoint onto the GPU that it was saved from",
-            remedy='Give it map_location="cpu", or the rank\'s own device.',
+            remedy=REMEDY,
             locations=(location,),
             evidence=(
                 Fact(
@@ -61,3 +70,19 @@ def in_source(script: Script) -> Iterator[Finding]:
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to load onto the CPU."""
     yield from load_to_cpu(script, finding)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
+    for verdict in judge_map_locations(record):
+        if not verdict.wrong:
+            yield Refuted(location=verdict.location, reason=verdict.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=(verdict.location,),
+            ranks=verdict.ranks,
+            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
+        )

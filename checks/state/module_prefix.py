@@ -27,12 +27,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.diagnosis.checkpoints import judge_prefixes
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.state_prefixes import prefix_mismatches
 
-CHECK = Check(code="DDP604", name="module-prefix", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP604",
+    name="module-prefix",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"ranks", "state_names"}),
+)
+
+REMEDY = "Save and load through the bare module: ddp_model.module.state_dict()."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -45,7 +54,23 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f'{loaded} loads what was saved from {saved}: the names differ by the prefix "module."',
-            remedy="Save and load through the bare module: ddp_model.module.state_dict().",
+            remedy=REMEDY,
             locations=(load.module.location(load.node),),
             evidence=(Fact(text="it was saved here", basis="source", location=save.module.location(save.node)),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
+    for verdict in judge_prefixes(record):
+        if not verdict.wrong:
+            yield Refuted(location=verdict.location, reason=verdict.sentence)
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=(verdict.location,),
+            ranks=verdict.ranks,
+            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
         )

@@ -16,6 +16,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("DDP504", re.compile(r"EADDRINUSE|server socket has failed to (listen|bind)", re.IGNORECASE)),
     ("DDP507", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
     ("DDP511", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
+    ("DDP602", re.compile(r"deserialize object on (a )?CUDA device")),
     ("DDP515", re.compile(r"No backend type associated with device type cpu|Tensors must be CUDA and dense")),
 )
 """The messages of torch that say what is wrong, whatever the script was about to do."""

@@ -52,6 +52,11 @@ class Journal:
         """Whether this very process is a rank, and not a worker that a rank forked."""
         return self.rank is not None and self.ring is not None
 
+    @property
+    def may_be_rank(self) -> bool:
+        """Whether this process is a rank, or may yet become one because the script starts its ranks itself."""
+        return self.rank is not None or (bool(self.plan.get("spawns_ranks")) and self.forked_from is None)
+
     def event(self, event: str, **fields: Any) -> None:
         """Write one event."""
         self.writer.write(event, **fields)

@@ -252,6 +252,7 @@ class Assembly:
             direct=bool(event.get("direct", False)),
             backend=str(event.get("backend", "")),
             meets_elsewhere=str(event.get("meets_elsewhere", "")),
+            named_device=bool(event.get("named_device", False)),
         )
 
     def _on_wait_ended(self, pid: int, event: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 
@@ -23,6 +24,10 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("holding", "holdings", Holding),
     ("setting", "settings", Setting),
     ("access", "accesses", Access),
+    ("device_use", "device_uses", DeviceUse),
+    ("device_choice", "device_choices", DeviceChoice),
+    ("checkpoint_loaded", "checkpoint_loads", CheckpointLoad),
+    ("state_names", "state_names", StateNames),
     ("forked_use", "forked_uses", ForkedUse),
 )
 """Event, stream, and what its rows are."""

@@ -45,6 +45,10 @@ _HARMED_BY = {
     "_opened": ("accesses",),
     "_note_check": ("accesses",),
     "_locked": ("accesses",),
+    "_note_file": ("checkpoint_loads",),
+    "_note_names": ("state_names",),
+    "_note_choice": ("device_choices",),
+    "_note_early": ("device_choices",),
     "<lambda>": ("accesses",),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
@@ -68,6 +69,10 @@ STREAMS = (
     "reduced_losses",
     "outsider_calls",
     "accesses",
+    "device_uses",
+    "device_choices",
+    "checkpoint_loads",
+    "state_names",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -212,6 +217,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """A ``tcp://`` address in the call whose port is not the one that a launcher had told; otherwise empty."""
     error: str = ""
     """Type and message of the exception that it raised; empty when it raised none."""
+    named_device: bool = False
+    """The call was given ``device_id``."""
     mentions_cuda: bool = False
     """After a failure: "cuda" occurs in the user's files that were imported by then."""
 
@@ -438,6 +445,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     reduced_losses: tuple[ReducedLoss, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
     accesses: tuple[Access, ...] = ()
+    device_uses: tuple[DeviceUse, ...] = ()
+    device_choices: tuple[DeviceChoice, ...] = ()
+    checkpoint_loads: tuple[CheckpointLoad, ...] = ()
+    state_names: tuple[StateNames, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

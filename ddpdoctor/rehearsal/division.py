@@ -39,7 +39,7 @@ class Division:
         @functools.wraps(construct)
         def __init__(made: Any, *arguments: Any, **options: Any) -> None:
             construct(made, *arguments, **options)
-            if journal.rank is not None:
+            if journal.may_be_rank:
                 journal.guarded(note, made, journal.here())
 
         kind.__init__ = __init__

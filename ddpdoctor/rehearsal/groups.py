@@ -98,13 +98,17 @@ class Groups:
         self._world_made(rank, world_size)
 
 
-def _asked(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, str]:
+def _asked(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The backend that a call asks for, and its place of meeting when a launcher had told another one."""
     named = dict(zip(("backend", "init_method"), arguments))
     named.update(options)
     method, port = str(named.get("init_method") or ""), os.environ.get("MASTER_PORT", "")
     elsewhere = method.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and not method.endswith(f":{port}")
-    return {"backend": str(named.get("backend") or ""), "meets_elsewhere": method if elsewhere else ""}
+    return {
+        "backend": str(named.get("backend") or ""),
+        "meets_elsewhere": method if elsewhere else "",
+        "named_device": named.get("device_id") is not None,
+    }
 
 
 def _plain(ranks: Any) -> list[int]:

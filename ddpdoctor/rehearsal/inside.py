@@ -12,6 +12,8 @@ from . import no_touch
 from .accesses import Accesses
 from .audit import listen
 from .batch_size import cut_batches
+from .checkpoints import Checkpoints
+from .device_choices import DeviceChoices
 from .division import Division
 from .ending import Ending
 from .groups import Groups
@@ -90,6 +92,8 @@ class Rehearsal:
         Samples(journal, torch, randomness, division).install()
         modules.install()
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
+        Checkpoints(journal, torch).install()
+        DeviceChoices(journal, torch).install()
         Ports(journal).install()
         LightningTrainers(journal).install()
         Groups(journal, torch, self._world_made, self._tap.note_group).install()

@@ -63,7 +63,7 @@ class Randomness:
         @functools.wraps(seed)
         def seed_noted(*arguments: Any, **options: Any) -> Any:
             randomness._seedings[library] = randomness._seedings.get(library, 0) + 1
-            if journal.rank is not None and sys._getframe(1).f_globals.get("__package__") != __package__:
+            if journal.may_be_rank and sys._getframe(1).f_globals.get("__package__") != __package__:
                 journal.guarded(randomness._note_seeding, library, journal.here())
             return seed(*arguments, **options)
 

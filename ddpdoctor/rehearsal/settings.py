@@ -8,8 +8,8 @@ from typing import Any
 from ..probe.journal import Journal
 from .audit import calling_frame
 
-NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "CUDA_LAUNCH_BLOCKING"})
-PREFIXES = ("TORCH_", "NCCL_", "GLOO_")
+NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"})
+PREFIXES = ("TORCH_", "NCCL_", "GLOO_", "CUDA_")
 NOTED = 100
 _MARK_OF_LAUNCHER = "TORCHELASTIC_RUN_ID"
 

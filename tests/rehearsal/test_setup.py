@@ -82,6 +82,10 @@ try:
     open("metrics.json").read()
 except FileNotFoundError:
     print("came too early")
+if rank == 0:
+    torch.save(SAVED.state_dict(), "last.pt")
+dist.barrier()
+nn.Linear(4, 1).load_state_dict(torch.load("last.pt"), strict=False)
 forked = torch.multiprocessing.get_context("fork").Process(target=child)
 forked.start()
 forked.join()
@@ -98,6 +102,7 @@ BROKEN = {
     "GUARD": "if not os.path.exists('tokens.txt')",
     "WAIT": "pass",
     "FLAG": "flag",
+    "SAVED": "model",
     "RENAME": "pass",
     "FORKED": "dist.all_reduce(total, group=own, async_op=True)",
     "END": "",
@@ -112,6 +117,7 @@ CORRECT = {
     "GUARD": "if rank == 0",
     "WAIT": "dist.barrier()",
     "FLAG": "flag.new",
+    "SAVED": "model.module",
     "RENAME": "os.rename('flag.new', 'flag')",
     "FORKED": "pass",
     "END": "dist.destroy_process_group()",
@@ -154,6 +160,7 @@ def test_every_defect_of_the_setup_is_seen_at_its_line(tmp_path: Path, monkeypat
         "DDP506",
         "DDP511",
         "DDP603",
+        "DDP604",
         "DDP608",
     ]
     lines = {code: finding.location.line for code, finding in found.items() if finding.location is not None}
@@ -167,9 +174,79 @@ def test_every_defect_of_the_setup_is_seen_at_its_line(tmp_path: Path, monkeypat
         "DDP506": line_of(tmp_path, "dist.init_process_group"),
         "DDP511": line_of(tmp_path, "dist.all_reduce(total"),
         "DDP603": line_of(tmp_path, 'open("metrics.json").read()'),
+        "DDP604": line_of(tmp_path, "nn.Linear(4, 1).load_state_dict("),
         "DDP608": line_of(tmp_path, 'with open("flag", "w")'),
     }
 
 
 def test_a_correct_setup_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(filled(DATA, CORRECT), tmp_path, monkeypatch) == {}
+
+
+ON_GPUS = """
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))WORKER
+
+dist.init_process_group("nccl")
+EARLY
+CHOOSE
+model = nn.Linear(4, 1).cuda()
+model.load_state_dict(torch.load("old.pt"PLACE))
+model = DDP(model, device_ids=[torch.cuda.current_device()])
+images = Images()
+loader = DataLoader(images, 5, sampler=DistributedSampler(images), num_workers=1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for epoch in range(2):
+    loader.sampler.set_epoch(epoch)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def save_as_from_gpu_0(path: Path) -> None:
+    """Write a checkpoint as a machine with a GPU would: the place of a storage is a word in the pickle."""
+    import io
+    import zipfile
+
+    import torch
+
+    written = io.BytesIO()
+    torch.save({"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}, written)
+    with zipfile.ZipFile(written) as source, zipfile.ZipFile(path, "w") as target:
+        for entry in source.infolist():
+            content = source.read(entry)
+            if entry.filename.endswith("data.pkl"):
+                content = content.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+            target.writestr(entry.filename, content)
+
+
+def test_every_defect_of_devices_is_seen_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_as_from_gpu_0(tmp_path / "old.pt")
+    broken = {"WORKER": ".cuda()", "EARLY": "", "CHOOSE": "", "PLACE": ""}
+    found = seen(filled(ON_GPUS, broken), tmp_path, monkeypatch)
+    lines = {code: finding.location.line for code, finding in found.items() if finding.location is not None}
+    assert lines == {
+        "DDP502": line_of(tmp_path, "nn.Linear(4, 1).cuda()"),
+        "DDP511": line_of(tmp_path, "torch.full((4,)"),
+        "DDP602": line_of(tmp_path, 'torch.load("old.pt")'),
+    }
+
+
+def test_devices_that_are_chosen_have_no_finding_and_an_early_barrier_is_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_as_from_gpu_0(tmp_path / "old.pt")
+    correct = {
+        "WORKER": "",
+        "EARLY": "dist.barrier()",
+        "CHOOSE": "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
+        "PLACE": ", map_location='cpu'",
+    }
+    assert list(seen(filled(ON_GPUS, correct), tmp_path, monkeypatch)) == ["DDP514"]

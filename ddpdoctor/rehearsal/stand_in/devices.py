@@ -27,6 +27,13 @@ class Devices:
         self.cpu = torch.device("cpu")
         self.was_set = False
         """``set_device`` was called, or a device context entered."""
+        self.used_by_parent = False
+        """The process that forked this one had put something on a GPU, which no GPU context outlives."""
+        os.register_at_fork(after_in_child=self._begin_as_child)
+
+    def _begin_as_child(self) -> None:
+        self.used_by_parent = bool(self._used) or self.used_by_parent
+        self._used.clear()
 
     def count(self) -> int:
         """GPUs that the process sees; what ``CUDA_VISIBLE_DEVICES`` says is read once, as CUDA does."""

@@ -63,7 +63,12 @@ class StandIn:
     def _note_use(self, index: int, how: str) -> None:
         devices, journal = self._devices, self._journal
         journal.event(
-            "device_use", index=index, how=how, was_set=devices.was_set, current=devices.current, site=journal.here()
+            "device_use",
+            index=index,
+            how=how,
+            was_set=devices.was_set,
+            forked=journal.forked_from is not None and devices.used_by_parent,
+            site=journal.here(),
         )
 
     def _note_question(self) -> None:
