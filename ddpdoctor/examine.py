@@ -76,6 +76,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
     time_limit_s: float | None = None
     """None for two minutes, and longer when several ranks share a core."""
+    stall_after_s: float = 5.0
+    """A rank without any sign of life for so long, while others wait for it, is stuck."""
     python: str | None = None
     device: Device = "auto"
     """What the ranks run on: real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``)."""
@@ -215,6 +217,7 @@ def _rehearsed(
         full=request.full,
         batch_size=request.batch_size,
         time_limit_s=request.time_limit_s,
+        stall_after_s=request.stall_after_s,
         python=request.python,
         device=request.device,
         asks_cuda=script.asks_cuda is not None,

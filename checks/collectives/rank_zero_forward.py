@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.classify import divergence_with_code, lone_turns
 from ddpdoctor.diagnosis.divergence import find_divergence
 from ddpdoctor.diagnosis.lone_forwards import lucky_broadcasts
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -90,12 +90,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     basis = record.job.kind
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
+        lone = lone_turns(divergence, record)
         yield CHECK.finding(
             basis,
-            account.title(divergence),
+            account.lone_forward(divergence, lone),
             remedy=_REMEDY,
             locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
+            ranks=tuple(turn.rank for turn in lone),
             evidence=account.facts(divergence, basis),
         )
     elif find_divergence(record) is None:

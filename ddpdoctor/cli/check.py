@@ -72,6 +72,15 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     callback=lambda ctx, parameter, value: _finite(value),
     help="End the rehearsal after this time.  [default: 120, more when ranks share a core]",
 )
+@click.option(
+    "--stall-after",
+    type=click.FloatRange(min=1),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    callback=lambda ctx, parameter, value: _finite(value),
+    help="Call a rank stuck that others wait for and that has shown no sign of life for this time.",
+)
 @click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
 @click.option(
     "--device",
@@ -127,6 +136,7 @@ def check(
     full: bool,
     batch_size: int | None,
     time_limit: float | None,
+    stall_after: float,
     python: str | None,
     device: Device,
     allow_writes: bool,
@@ -197,6 +207,7 @@ def check(
                 full=full,
                 batch_size=batch_size,
                 time_limit_s=time_limit,
+                stall_after_s=stall_after,
                 python=python,
                 device=device,
                 allow_writes=allow_writes,
@@ -259,7 +270,7 @@ def _write(text: str, output: str | None) -> None:
 def _finite(seconds: float | None) -> float | None:
     """Refuse ``nan`` and ``inf``: a rehearsal has to end."""
     if seconds is not None and not math.isfinite(seconds):
-        raise click.BadParameter(f"{seconds} is not a number of seconds", param_hint="'--time-limit'")
+        raise click.BadParameter(f"{seconds} is not a number of seconds")
     return seconds
 
 

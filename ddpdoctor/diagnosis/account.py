@@ -59,6 +59,16 @@ def title(divergence: Divergence) -> str:
     )
 
 
+def lone_forward(divergence: Divergence, lone: tuple[Turn, ...]) -> str:
+    """Say which ranks run a forward of the DDP model alone, and what the others do meanwhile."""
+    numbers = [turn.rank for turn in lone]
+    others = [turn for turn in divergence.turns if turn.rank not in numbers]
+    return (
+        f"only {rank_list(numbers)} {verb(numbers, 'runs', 'run')} the forward of the DDP model at "
+        f"{place(lone[0].line)}, which broadcasts its buffers; {_waiting(others)}"
+    )
+
+
 def whereabouts(record: RunRecord) -> str:
     """Say for each rank what it does at the end of the record; empty when nothing is known of any."""
     matcher = Matcher()

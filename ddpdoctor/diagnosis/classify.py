@@ -30,7 +30,7 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
         return "DDP314"
     if any(turn.wait is not None and turn.wait.kind == "new_group" for turn in divergence.turns):
         return "DDP309"
-    if _runs_forward_alone(divergence, record):
+    if lone_turns(divergence, record):
         return "DDP303"
     left = divergence.form == "absentee"
     if any(uneven.overrun for uneven in uneven_passes(record, one_left=left)):
@@ -95,21 +95,22 @@ def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:
     )
 
 
-def _runs_forward_alone(divergence: Divergence, record: RunRecord) -> bool:
-    """Tell whether a rank talks to the others in a forward of the DDP model whose line they did not run.
+def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[Turn, ...]:
+    """Find the ranks that talk to the others in a forward of the DDP model whose line those did not run.
 
     Where the others call something that is new to that rank as well, either may be the one too many: the forward is
     named, as it is by far the more frequent.
     """
     ran = forward_ranks(record)
+    found = []
     for turn in divergence.turns:
         line = turn.line
         if _origin(turn) == "ddp-forward" and line is not None:
             alone = ran.get((line.file, line.line), frozenset())
             others = {other.rank for other in divergence.turns} - alone
             if turn.rank in alone and others and not others & divergence.callers_alone:
-                return True
-    return False
+                found.append(turn)
+    return tuple(found)
 
 
 def _did_before_what_they_do_apart(divergence: Divergence, record: RunRecord) -> bool:

@@ -7,8 +7,6 @@ from typing import Literal
 
 import msgspec
 
-STALL_AFTER_S = 5.0
-"""Seconds without any sign of life after which a rank counts as stuck."""
 IDLE_CPU_SHARE = 0.01
 """Share of one core below which a process tree does nothing."""
 
@@ -25,7 +23,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the main thread's stack; empty when it was not taken."""
 
 
-def judge_liveness(samples: Sequence[Sample], stall_after_s: float = STALL_AFTER_S) -> Literal["busy", "stuck"]:
+def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["busy", "stuck"]:
     """Judge the last ``stall_after_s`` seconds of samples, oldest first.
 
     Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, and one stack that

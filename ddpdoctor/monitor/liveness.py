@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from ddpdoctor.diagnosis.liveness import STALL_AFTER_S, Sample, judge_liveness
+from ddpdoctor.diagnosis.liveness import Sample, judge_liveness
 from ddpdoctor.record.reader import RingTail
 
 SAMPLE_EVERY_S = 0.5
@@ -15,7 +15,8 @@ SAMPLE_EVERY_S = 0.5
 class LivenessSampler:
     """Keeps the last seconds of samples of every rank's process."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_after_s: float) -> None:
+        self._stall_after_s = stall_after_s
         self._samples: dict[int, deque[Sample]] = {}
         self._sampled_s = 0.0
 
@@ -26,7 +27,11 @@ class LivenessSampler:
             self._sampled_s = now_s
             for pid, ring in rings.items():
                 self._take(pid, ring)
-        return frozenset(pid for pid, samples in self._samples.items() if judge_liveness(tuple(samples)) == "stuck")
+        return frozenset(
+            pid
+            for pid, samples in self._samples.items()
+            if judge_liveness(tuple(samples), self._stall_after_s) == "stuck"
+        )
 
     def _take(self, pid: int, ring: RingTail) -> None:
         import psutil
@@ -42,7 +47,7 @@ class LivenessSampler:
         except (psutil.Error, AttributeError, OSError):
             self._samples.pop(pid, None)
             return
-        samples = self._samples.setdefault(pid, deque(maxlen=int(4 * STALL_AFTER_S / SAMPLE_EVERY_S)))
+        samples = self._samples.setdefault(pid, deque(maxlen=int(4 * self._stall_after_s / SAMPLE_EVERY_S) + 4))
         stack_hash = f"{ring.heartbeat().stack_hash:x}"
         samples.append(
             Sample(time_ns=time.monotonic_ns(), cpu_ns=int(cpu_s * 1e9), io_bytes=io_bytes, stack_hash=stack_hash)

@@ -72,7 +72,7 @@ class _Rehearsal:
         self._on_progress = on_progress
         self._assembly = Assembly(directory)
         self._matching = Watch()
-        self._liveness = LivenessSampler()
+        self._liveness = LivenessSampler(request.stall_after_s)
         self._stuck: frozenset[int] = frozenset()
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(

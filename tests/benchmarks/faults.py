@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddpdoctor.diagnosis.liveness import STALL_AFTER_S
+from ddpdoctor.examine import ExamineRequest
 from tests.faults.cases import FAULTS
 from tests.faults.healthy import HEALTHY, examine_healthy
 from tests.faults.judge import run_fault
 
 MEDIAN_S = 2.0
 WORST_S = 5.0
-STUCK_S = STALL_AFTER_S + 2.0
+STUCK_S = ExamineRequest(target="").stall_after_s + 2.0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,8 +19,8 @@ def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a")
 
 
 def test_a_rank_without_any_sign_of_life_is_stuck() -> None:
-    assert judge_liveness(samples(6)) == "stuck"
-    assert judge_liveness(samples(6, cpu_ns=9_000_000)) == "stuck"
+    assert judge_liveness(samples(6), 5.0) == "stuck"
+    assert judge_liveness(samples(6, cpu_ns=9_000_000), 5.0) == "stuck"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_rank_without_any_sign_of_life_is_stuck() -> None:
     ids=["nothing seen", "too short", "computes", "reads", "moves", "no stack"],
 )
 def test_any_sign_of_life_is_busy(seen: list[Sample]) -> None:
-    assert judge_liveness(seen) == "busy"
+    assert judge_liveness(seen, 5.0) == "busy"
 
 
 def test_only_the_last_seconds_count() -> None:
@@ -45,5 +45,5 @@ def test_only_the_last_seconds_count() -> None:
         Sample(time_ns=(4 + second) * 1_000_000_000, cpu_ns=3_000_000_000, io_bytes=0, stack_hash="a")
         for second in range(6)
     ]
-    assert judge_liveness(busy + idle) == "stuck"
-    assert judge_liveness(busy + idle[:3]) == "busy"
+    assert judge_liveness(busy + idle, 5.0) == "stuck"
+    assert judge_liveness(busy + idle[:3], 5.0) == "busy"
