@@ -138,6 +138,9 @@ def gradient_bytes(wrap: Wrap) -> int:
 def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -> Tail | None:
     if not whole.backwards or whole.true_length not in (None, whole.yielded):
         return None
+    if record.job.batches and whole.yielded > record.job.batches:
+        # The script was told a shorter length than this pass had, and may have looked for its end there.
+        return None
     before = [event for event in events if event.time_ns < whole.ended_ns]
     after = next((event for event in events if event.time_ns >= whole.ended_ns), None)
     left = _since_last_step(before)

@@ -82,13 +82,14 @@ def test_a_no_sync_that_comes_too_late_is_the_only_finding() -> None:
     assert list(missing_no_sync.in_run(record)) == []
 
 
-def with_tail(end: str, then: str, left: int = 1) -> RunRecord:
+def with_tail(end: str, then: str, left: int = 1, batches: int = 8) -> RunRecord:
     """A pass of two steps of three backwards and some more, and what comes after it."""
     job = accumulated(3, 2)
+    job.job["batches"] = batches
     for _ in range(left):
         job.forward()
         job.backward()
-    job.pass_ends(end, 6 + left, 1_000 if end == "cut" else 6 + left)
+    job.pass_ends(end, 6 + left, None if end == "cut" else 6 + left)
     if then == "clears":
         job.holds_gradients = False
     if then == "steps":
@@ -117,6 +118,11 @@ def test_the_end_of_a_whole_pass_without_a_step_is_advice(then: str, fate: str) 
 )
 def test_a_tail_that_is_not_known_or_not_there_says_nothing(end: str, then: str, left: int) -> None:
     assert list(accumulation_tail.in_run(with_tail(end, then, left))) == []
+
+
+def test_a_pass_that_was_longer_than_the_script_was_told_says_nothing() -> None:
+    assert list(accumulation_tail.in_run(with_tail("exhausted", "clears", 2, batches=4))) == []
+    assert len(list(accumulation_tail.in_run(with_tail("exhausted", "clears", 2, batches=0)))) == 1
 
 
 def searching(job: Replicas, **streams: Any) -> list[Finding | Refuted]:
