@@ -2,7 +2,8 @@
 
 What it finds
     `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and comes to
-    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen.
+    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen;
+    advice where a framework set the option.
 
 Why it is bad
     After every forward DDP walks the whole autograd graph in search of parameters that it does not find, and its
@@ -42,6 +43,13 @@ CHECK = Check(
     severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"wraps", "wrap_changes", "backwards", "missing_gradients"}),
 )
+REMEDY = (
+    "Leave find_unused_parameters out if no input makes forward skip a layer: an unused parameter would raise an error."
+)
+FRAMEWORK_REMEDY = (
+    "Turn it off in the framework that wraps the model if no input makes forward skip a layer: "
+    "ddp_find_unused_parameters=False for the Trainer, DDPStrategy or DistributedDataParallelKwargs elsewhere."
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -68,8 +76,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 f"DDP searches for unused parameters in every step, and in {search.backwards} synchronised backwards "
                 f"every parameter of {search.model} got a gradient on every rank",
-                remedy="Leave find_unused_parameters out if no input makes forward skip a layer: an unused parameter "
-                "would raise an error.",
+                remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
+                severity=None if search.by_user else Severity.ADVICE,
                 locations=() if search.location is None else (search.location,),
                 evidence=(
                     Fact(

@@ -21,6 +21,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     location: Location | None
+    by_user: bool
+    """The user's own line made the wrap, and not a framework."""
     backwards: int
     """Synchronised backwards that every rank made."""
     parameters: int
@@ -72,6 +74,7 @@ def searches(record: RunRecord) -> Iterator[Search]:
             yield Search(
                 model=wraps[min(wraps)].module_class or "the model",
                 location=_place(record, wraps),
+                by_user=wraps[min(wraps)].by_user,
                 backwards=min(made.values()),
                 parameters=sum(tensor.requires_grad for tensor in wraps[min(wraps)].parameters),
                 unused=any(entry.wrap == number and entry.rank in wraps for entry in record.missing_gradients)

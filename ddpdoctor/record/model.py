@@ -240,6 +240,8 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     wrap: int
     """Ordinal of the wrap in its process."""
     site: int = -1
+    by_user: bool = True
+    """A line of the user's made it; otherwise a framework, with options of its own."""
     module_class: str = ""
     options: Mapping[str, str | int | float | bool | None] = {}
     """Effective constructor options: ``find_unused_parameters``, ``static_graph``, ``broadcast_buffers``,

@@ -82,7 +82,8 @@ class Modules:
             modules.training_begins()
             bound = dict(zip(list(parameters)[1:], arguments))
             bound.update(options)
-            modules._journal.guarded(modules._note_wrap, ddp, bound, site)
+            by_user = modules._journal.user_code.holds(sys._getframe(1).f_code.co_filename)
+            modules._journal.guarded(modules._note_wrap, ddp, bound, site, by_user)
 
         @functools.wraps(forward)
         def forward_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -163,7 +164,7 @@ class Modules:
                     parameters=None if same else missing,
                 )
 
-    def _note_wrap(self, ddp: Any, bound: dict[str, Any], site: int) -> None:
+    def _note_wrap(self, ddp: Any, bound: dict[str, Any], site: int, by_user: bool) -> None:
         module = ddp.module
         ignored = set(getattr(ddp, "parameters_to_ignore", ()))
         names = {
@@ -186,6 +187,7 @@ class Modules:
             "wrap",
             wrap=reduction.number,
             site=site,
+            by_user=by_user,
             module_class=type(module).__qualname__,
             options=options,
             parameters=[_describe(name, tensor) for name, tensor in module.named_parameters()],

@@ -125,9 +125,9 @@ def test_a_pass_that_was_longer_than_the_script_was_told_says_nothing() -> None:
     assert len(list(accumulation_tail.in_run(with_tail("exhausted", "clears", 2, batches=0)))) == 1
 
 
-def searching(job: Replicas, **streams: Any) -> list[Finding | Refuted]:
+def searching(job: Replicas, by_user: bool = True, **streams: Any) -> list[Finding | Refuted]:
     options = {"find_unused_parameters": True, "static_graph": False}
-    wraps = tuple(job.wrapped(rank, options=options) for rank in job.ranks)
+    wraps = tuple(job.wrapped(rank, options=options, by_user=by_user) for rank in job.ranks)
     return list(needless_find_unused_parameters.in_run(job.seen(wraps=wraps, **streams)))
 
 
@@ -135,6 +135,8 @@ def test_a_search_is_needless_after_enough_backwards_and_refuted_by_an_unused_pa
     finding = one(iter(searching(accumulated(1, 5))))
     assert (finding.severity, finding.locations[0].line) == (Severity.WARNING, WRAP_LINE)
     assert "in 5 synchronised backwards every parameter of Net got a gradient on every rank" in finding.title
+    framework = one(iter(searching(accumulated(1, 5), by_user=False)))
+    assert framework.severity is Severity.ADVICE and "ddp_find_unused_parameters=False" in framework.remedy
     assert searching(accumulated(1, 3)) == []
     missing = (MissingGradient(rank=1, wrap=0, backward=2, parameters=("head.weight",)),)
     (refuted,) = searching(accumulated(1, 5), missing_gradients=missing)

@@ -124,7 +124,7 @@ IDIOMS: tuple[Idiom, ...] = (
     Idiom(name="detection_reference", arguments=("--output-dir", "detector")),
     Idiom(name="distributed_checkpoint", arguments=("--folder", "saved/dcp")),
     Idiom(name="early_stopping"),
-    Idiom(name="hf_trainer", arguments=_HF, needs=("transformers", "accelerate", "numpy"), advice=("DDP203",)),
+    Idiom(name="hf_trainer", arguments=_HF, needs=("transformers", "accelerate", "numpy"), advice=("DDP202", "DDP203")),
     Idiom(name="image_classification", arguments=("images", "--epochs", "4")),
     Idiom(name="knowledge_distillation", arguments=("--teacher", "teacher.pt"), before=_teacher),
     Idiom(name="lightning_module", arguments=("--devices", "2"), needs=("lightning",)),
