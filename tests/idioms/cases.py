@@ -129,16 +129,21 @@ IDIOMS: tuple[Idiom, ...] = (
     Idiom(name="knowledge_distillation", arguments=("--teacher", "teacher.pt"), before=_teacher),
     Idiom(name="lightning_module", arguments=("--devices", "2"), needs=("lightning",)),
     Idiom(name="masked_pretraining", arguments=("--accum_iter", "2"), needs=("tensorboard",), advice=("DDP302",)),
-    Idiom(name="model_zoo_training", entry="train.py", arguments=("-c", "recipe.json")),
+    Idiom(name="model_zoo_training", entry="train.py", arguments=("-c", "recipe.json"), advice=("DDP205",)),
     Idiom(
         name="nested_project",
         entry=os.path.join("tools", "train.py"),
         arguments=("--data", "cifar", "--run", "runs/first"),
         needs=("tensorboard",),
         before=_images,
+        advice=("DDP205",),
     ),
     Idiom(
-        name="object_detection", arguments=("--data", "boxes.txt"), needs=("tqdm",), before=_earlier_experiment
+        name="object_detection",
+        arguments=("--data", "boxes.txt"),
+        needs=("tqdm",),
+        before=_earlier_experiment,
+        advice=("DDP205",),
     ),
     Idiom(name="policy_gradient", arguments=("--seed", "3"), needs=("numpy",)),
     Idiom(name="self_distillation", entry="main.py", needs=("numpy",), advice=("DDP104", "DDP302")),
