@@ -145,7 +145,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP515": ("nccl", "NCCL"),
     "DDP516": ("rank", "RANK", "is_", "main", "master", "primary", "distributed"),
     "DDP517": ("DistributedSampler",),
-    "DDP601": ("save",),
+    "DDP601": ("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump"),
     "DDP602": ("load",),
     "DDP603": ("save", "open(", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),
     "DDP604": ("load_state_dict",),

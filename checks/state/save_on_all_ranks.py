@@ -1,8 +1,9 @@
 """Several ranks write the same file.
 
 What it finds
-    A checkpoint or another file that more than one rank writes under one path from one line. Logs, lock files, caches
-    and files that the ranks write in turn are left out.
+    A checkpoint or another file that more than one rank writes under one path from one line; in the source by
+    torch.save, save_pretrained, numpy, joblib, safetensors or pandas. Logs, lock files, caches and files that the ranks
+    write in turn are left out.
 
 Why it is bad
     The ranks write at the same time over each other: the file can end up torn, and nobody notices before it is loaded.
@@ -42,13 +43,13 @@ CHECK = Check(
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report calls of torch.save that every rank reaches with one path."""
+    """Report writes that every rank reaches with one path."""
     for save in shared_saves(whole_projection(script)):
         if save.by != "all":
             continue
         yield CHECK.finding(
             "source",
-            f"every rank saves to {save.path}, and the path does not depend on the rank",
+            f"every rank writes {save.path}, and the path does not depend on the rank",
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or put the rank into the path.",
             locations=(save.event.module.location(save.event.node),),

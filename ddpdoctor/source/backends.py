@@ -38,6 +38,7 @@ _FACTORIES = frozenset(
 )
 _FROM_DATA = frozenset({"torch.tensor", "torch.as_tensor"})
 _NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "perf_counter", "tolist"})
+_DESTROYS = "destroy_process_group"
 _OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
 _PURPOSE = ("nccl", "NCCL", "win32", "Windows", "darwin", "mps")
 
@@ -114,7 +115,8 @@ def _trains_on_gpu(projection: Projection) -> bool:
 def forgotten_groups(projection: Projection) -> Iterator[Event]:
     """The first initialisation of a process group in a script that never destroys one."""
     script = projection.machine.script
-    if mentions_any(script, ("destroy_process_group",)) or framework(script):
+    destroys = any(_DESTROYS in module.words for module in script.modules if _DESTROYS in module.text)
+    if destroys or framework(script):
         return
     yield from list(initialisations(projection))[:1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 import msgspec
@@ -27,17 +26,24 @@ def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     if not training:
         return
-    seen: set[ast.AST] = set()
-    for forward in projection.in_course("ddp-forward", "training"):
-        if forward.gradients or forward.ranks != ALL_LANES or forward.guards or not _is_forward(forward):
+    forwards = [event for event in projection.in_course("ddp-forward", "training") if _is_forward(event)]
+    divided = {loop.node for event in forwards for loop in event.loops if not _is_whole(projection, loop)}
+    seen = set(divided)
+    for forward in forwards:
+        if forward.gradients or forward.ranks != ALL_LANES or forward.guards:
             continue
         for loop in forward.loops:
             loader = _only_loader(projection, loop)
             if loader is None or loop.node in seen or loader.ordinal in training or loader.guards:
                 continue
-            if division(projection.machine, loader) == "whole":
-                seen.add(loop.node)
-                yield RepeatedEvaluation(forward, loop, loader)
+            seen.add(loop.node)
+            yield RepeatedEvaluation(forward, loop, loader)
+
+
+def _is_whole(projection: Projection, loop: LoopAround) -> bool:
+    """Whether a loop goes over the whole data set, this time: what is left by a divided one is done by all ranks."""
+    loader = _only_loader(projection, loop)
+    return loader is not None and division(projection.machine, loader) == "whole"
 
 
 def _is_forward(event: Event) -> bool:

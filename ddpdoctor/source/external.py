@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 
 from ddpdoctor.source.buffers import note_buffer
 from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
+from ddpdoctor.source.containers import mutated
 from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
 from ddpdoctor.source.launches import spawn, start_process
 from ddpdoctor.source.library_calls import Handler, Named, origins_kept, plain_handler_of
@@ -254,7 +255,7 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
     if isinstance(receiver, (Items, Mapped)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
-            overwrite(machine, node.func.value, derived([receiver, *arguments]))
+            overwrite(machine, node.func.value, mutated(machine, receiver, name, arguments))
         return UNIFORM
     text = constant(receiver)
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:

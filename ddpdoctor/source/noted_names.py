@@ -32,7 +32,9 @@ FILE_CONTENTS = frozenset(
     }
 )
 """Full names of functions that read or write files."""
-CONTENT_METHODS = frozenset({"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"})
+CONTENT_METHODS = frozenset(
+    {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet", "save_pretrained"}
+)
 NOTED_CALLS = FILE_CALLS | FILE_CONTENTS | {
     "builtins.print",
     "tqdm.tqdm",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.source.early_loads import FileUse, writes
+from ddpdoctor.source.file_uses import FileUse, writes
 from ddpdoctor.source.job import framework
 from ddpdoctor.source.meetings import function_around
 from ddpdoctor.source.module import Module

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.meetings import function_around, mentions, nodes_of, stores
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import External, constant
@@ -57,16 +58,16 @@ def shown_sums(projection: Projection) -> Iterator[ShownSum]:
     for event in _reductions(projection):
         name = _argument_name(event)
         word = name.rpartition(".")[2]
-        if event.node in seen or not _is_sum(event) or not _MEANS.search(word) or _SUMS.search(word):
+        if event.node in seen or not _is_sum(event) or _SUMS.search(word):
             continue
         seen.add(event.node)
         nodes = list(nodes_of(function_around(event.module, event.node)))
         names = _followers(nodes, name)
         if any(_averages(node, names) for node in nodes):
             continue
+        calls = (node for node in nodes if isinstance(node, ast.Call) and _shows(node, names) and _after(node, event))
         shown = sorted(
-            (node for node in nodes if isinstance(node, ast.Call) and _shows(node, names) and _after(node, event)),
-            key=lambda call: call.lineno,
+            (call for call in calls if _MEANS.search(word) or _says_mean(call)), key=lambda call: call.lineno
         )
         if shown:
             yield ShownSum(name, event, shown[0])
@@ -134,6 +135,13 @@ def _shows(node: ast.Call, names: set[str]) -> bool:
     last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     inside = [*node.args, *(keyword.value for keyword in node.keywords)]
     return last in _SHOWS and any(mentions(part, names) for part in inside)
+
+
+def _says_mean(call: ast.Call) -> bool:
+    """Whether what is shown is called a loss, an accuracy or a mean, and no sum, by a text beside it."""
+    texts = [node.value for part in call.args for node in descend(part) if isinstance(node, ast.Constant)]
+    words = " ".join(text for text in texts if isinstance(text, str))
+    return _MEANS.search(words) is not None and not _SUMS.search(words)
 
 
 def _after(node: ast.Call, event: Event) -> bool:

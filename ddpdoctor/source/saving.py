@@ -1,13 +1,16 @@
-"""Checkpoints that several ranks write under one path."""
+"""Checkpoints and other files that several ranks write under one path."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
+from ddpdoctor.source.file_uses import writes
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.trace import Event, Guard
@@ -15,10 +18,11 @@ from ddpdoctor.source.values import Built, Const, Lanes, Unknown, Value, is_vary
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 
 _IN_MEMORY = ("io.", "tempfile.")
+_PASSING = re.compile(r"log|lock|cache|te?mp|rank|pid|host|node|devnull|stdout|stderr", re.IGNORECASE)
 
 
 class SharedSave(msgspec.Struct, frozen=True, eq=False):
-    """A ``torch.save`` that several ranks reach with the same path."""
+    """A write that several ranks reach with the same path."""
 
     event: Event
     by: Literal["all", "local-rank"]
@@ -30,25 +34,24 @@ class SharedSave(msgspec.Struct, frozen=True, eq=False):
 
 
 def shared_saves(projection: Projection) -> Iterator[SharedSave]:
-    """Saves of a distributed job to one path from more than one rank, with no hint of a rank test around them."""
+    """Files that more than one rank of a job writes under one path, with no hint of a rank test around the call."""
     if not is_distributed(projection):
         return
     seen: set[ast.AST] = set()
-    for event in projection.in_course("save"):
-        if event.node in seen:
+    for use in writes(projection):
+        event = use.event
+        if event.node in seen or event.in_parent or not _is_result(event, use.source):
             continue
-        path = event.argument("f", 1)
-        ranks = numbers_in(event.ranks)
-        if path is None or len(ranks) < 2 or not is_one_path(path):
+        if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
             continue
         if any(speaks_of_ranks(condition) for condition in event.conditions):
             continue
         guard = _local_guard(event)
         seen.add(event.node)
         if guard is not None:
-            yield SharedSave(event, "local-rank", _path_text(event), guard)
+            yield SharedSave(event, "local-rank", use.source, guard)
         elif not event.guards:
-            yield SharedSave(event, "all", _path_text(event), None)
+            yield SharedSave(event, "all", use.source, None)
 
 
 def is_distributed(projection: Projection) -> bool:
@@ -69,20 +72,20 @@ def is_one_path(path: Value) -> bool:
 
 
 def _local_guard(event: Event) -> Guard | None:
-    """The test that lets through the first rank of every node, and nothing else."""
+    """The test that lets through the first rank of every node, and nothing else; `rank % gpus == 0` means just that."""
     if numbers_in(event.ranks) != tuple(rank for rank, local in enumerate(LOCAL_RANK) if local == 0):
         return None
     for guard in reversed(event.guards):
-        if numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, Lanes):
+        divides = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in descend(guard.node))
+        if not divides and numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, Lanes):
             outside = [value for rank, value in enumerate(guard.value.values) if not guard.arm >> rank & 1]
             if all(isinstance(value, Const) for value in outside):
                 return guard
     return None
 
 
-def _path_text(event: Event) -> str:
-    arguments = getattr(event.node, "args", [])
-    if len(arguments) > 1:
-        return event.module.excerpt(arguments[1], 60)
-    named = next((keyword.value for keyword in getattr(event.node, "keywords", []) if keyword.arg == "f"), None)
-    return event.module.excerpt(named, 60) if named is not None else "the same path"
+def _is_result(event: Event, path: str) -> bool:
+    """Whether what is written is for later, not a log, a cache or a lock, and by each rank that calls it."""
+    if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
+        return event.name == "torch.save"
+    return not _PASSING.search(path) and "is_main_process" not in event.named and "save_function" not in event.named

@@ -19,7 +19,8 @@ from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Value, constant
 
 _PREPARATION = re.compile(
-    r"download|extract|untar|unzip|unpack|tokeni[sz]|preprocess|urlretrieve|gdown|cache|prepare_data", re.IGNORECASE
+    r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data",
+    re.IGNORECASE,
 )
 _CREATES = frozenset({"mkdir", "makedirs"})
 _PER_PROCESS = re.compile(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
