@@ -42,7 +42,8 @@ CHECK = Check(
     code="DDP214",
     name="missing-ddp-wrap",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
-    needs=frozenset({"collectives", "loaders", "passes", "optimizer_steps", "gradient_digests", "parameter_digests"}),
+    needs=frozenset({"collectives", "loaders", "passes", "backwards"})
+    | {"optimizer_steps", "gradient_digests", "parameter_digests", "written_averages"},
 )
 
 

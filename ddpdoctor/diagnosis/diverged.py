@@ -15,6 +15,7 @@ from ddpdoctor.diagnosis.replicas import (
     contributions,
     gradients_around_steps,
     judged_wraps,
+    may_be_averaged_later,
     parameters_around_steps,
 )
 from ddpdoctor.diagnosis.unaveraged import unaveraged
@@ -87,15 +88,15 @@ def diverged_replicas(record: RunRecord) -> Iterator[Diverged]:
 def independent_models(record: RunRecord) -> Iterator[Independent]:
     """Yield the optimizers whose parameters are in no wrapped module and whose gradients differ in every step.
 
-    Only where every rank draws its own part of the data, every rank makes the steps, and no collective of the user
-    moves as much as the model. Besides a DDP module only parameters that began equal on all ranks count: others are
-    meant to differ.
+    Only where every rank draws its own part of the data, every rank makes the steps, no collective of the user moves as
+    much as the model, and no call that could was left unreached. Besides a DDP module only parameters that began equal
+    on all ranks count: others are meant to differ.
     """
     ranks = record.rank_numbers()
     sharding = [
         loader for loader in record.loaders if loader.sampler_shards and _trains(record, loader.rank, loader.loader)
     ]
-    if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks):
+    if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
         return
     begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
     after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}

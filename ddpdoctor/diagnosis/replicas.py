@@ -102,6 +102,17 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     return any(2 * count >= elements for interval, count in moved.items() if interval)
 
 
+def may_be_averaged_later(record: RunRecord) -> bool:
+    """Tell whether the user's files hold a call that could average a model and that no rank came to."""
+    reached = {
+        (frame.file, frame.line)
+        for track in record.collectives
+        for site in set(track.site)
+        for frame in record.site(site).frames
+    }
+    return any(place not in reached for written in record.written_averages for place in written.places)
+
+
 def _compared(
     record: RunRecord, digests: tuple[StepDigest, ...], wrap: int, ranks: tuple[int, ...]
 ) -> Iterator[ReplicaStep]:

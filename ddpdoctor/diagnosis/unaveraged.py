@@ -14,6 +14,7 @@ from ddpdoctor.diagnosis.replicas import (
     follows_a_cut,
     gradients_around_steps,
     judged_wraps,
+    may_be_averaged_later,
 )
 from ddpdoctor.diagnosis.unused import folded
 from ddpdoctor.diagnosis.wording import rank_list, site_location
@@ -35,6 +36,7 @@ EVIDENCE = frozenset(
         "optimizer_steps",
         "gradient_digests",
         "gradients_taken",
+        "written_averages",
     }
 )
 """Streams that ``unaveraged`` reads."""
@@ -91,7 +93,8 @@ def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
     """Yield, for each wrap and reason, the first step whose gradients differ between the ranks.
 
     What a hook of the user reduces is left to the hook, what a step uses because the rehearsal cut a pass before it is
-    no evidence, and where gradients were averaged by hand they do not differ.
+    no evidence, and where gradients were averaged by hand they do not differ. Models that never synchronise may be
+    averaged at intervals: not judged while a call that could do so was not reached.
     """
     for wraps in judged_wraps(record):
         number, ranks = wraps[min(wraps)].wrap, tuple(wraps)
@@ -99,10 +102,11 @@ def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
         by_reason: dict[tuple[Why, int], list[ReplicaStep]] = {}
         for step in steps:
             for why, site, unequal in _reasons(record, step, wraps):
-                found = msgspec.structs.replace(step, unequal=unequal)
-                by_reason.setdefault((why, site), []).append(found)
+                by_reason.setdefault((why, site), []).append(msgspec.structs.replace(step, unequal=unequal))
         for (why, site), affected in by_reason.items():
-            yield _described(record, wraps, why, site, affected, len(steps))
+            found = _described(record, wraps, why, site, affected, len(steps))
+            if why != "no-sync" or found.ever_synchronised or not may_be_averaged_later(record):
+                yield found
 
 
 def _reasons(

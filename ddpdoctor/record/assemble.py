@@ -45,6 +45,7 @@ from ddpdoctor.record.training import (
     StepDigest,
     TrainingState,
     WrapChange,
+    WrittenAverages,
 )
 
 _ROWS: Mapping[str, tuple[str, type[Any]]] = {
@@ -55,6 +56,7 @@ _ROWS: Mapping[str, tuple[str, type[Any]]] = {
     "gradient_digests": ("gradient_digests", StepDigest),
     "parameter_digests": ("parameter_digests", StepDigest),
     "gradients_taken": ("gradients_taken", GradientsTaken),
+    "written_averages": ("written_averages", WrittenAverages),
 }
 """Events that become a row of a stream as they are: the stream, and what its rows are."""
 
@@ -164,6 +166,7 @@ class Assembly:
             parameter_digests=tuple(rows["parameter_digests"]),
             gradients_taken=tuple(rows["gradients_taken"]),
             training_states=self._training_states(),
+            written_averages=tuple(rows["written_averages"]),
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
             lines=self._lines.rows(),

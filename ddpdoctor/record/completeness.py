@@ -32,6 +32,7 @@ _HARMED_BY = {
     "_count": ("training_states",),
     "_note_load": ("training_states",),
     "note_first_step": ("training_states",),
+    "note_written_averages": ("written_averages",),
     "inner_owner_of": ("ranks",),
     "close_iterations": ("backwards", "missing_gradients"),
     "exit": ("missing_gradients",),

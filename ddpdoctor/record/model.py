@@ -28,6 +28,7 @@ from ddpdoctor.record.training import (
     StepDigest,
     TrainingState,
     WrapChange,
+    WrittenAverages,
 )
 
 Completeness = Literal["complete", "truncated", "absent"]
@@ -57,6 +58,7 @@ STREAMS = (
     "parameter_digests",
     "gradients_taken",
     "training_states",
+    "written_averages",
     "files",
     "stacks",
     "lines",
@@ -435,6 +437,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     parameter_digests: tuple[StepDigest, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
+    written_averages: tuple[WrittenAverages, ...] = ()
     files: tuple[FileEvent, ...] = ()
     stacks: tuple[StackDump, ...] = ()
     lines: tuple[LinesExecuted, ...] = ()

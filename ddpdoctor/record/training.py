@@ -119,6 +119,14 @@ class GradientsTaken(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
+class WrittenAverages(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls in the user's files that could average a model, whether they were reached or not."""
+
+    rank: int
+    places: tuple[tuple[str, int], ...]
+    """File and line."""
+
+
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """What an optimizer, a scheduler or a gradient scaler held at the first optimizer step."""
 

@@ -17,6 +17,7 @@ from .reduced_losses import ReducedLosses
 from .replicas import Replicas
 from .schedule import Schedule
 from .training_state import TrainingState
+from .written_averages import note_written_averages
 
 NOTED = 4_000
 
@@ -130,7 +131,9 @@ class Steps:
         self._journal.guarded(self._modules.close_iterations)
         if self._journal.is_rank:
             number, ordinal = self._place(optimizer)
-            self._journal.guarded(self._state.note_first_step)
+            if not self._ordinals:
+                self._journal.guarded(self._state.note_first_step)
+                self._journal.guarded(note_written_averages, self._journal)
             self._journal.guarded(self._replicas.before_step, optimizer, number, ordinal)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:

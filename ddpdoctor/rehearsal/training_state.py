@@ -29,7 +29,6 @@ class TrainingState:
         self._known: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
         self._made: dict[str, int] = {}
         self._loads = 0
-        self._noted = False
 
     def install(self) -> None:
         """Patch construction and loading of the base classes."""
@@ -45,10 +44,7 @@ class TrainingState:
             self._watch(kind, class_)
 
     def note_first_step(self) -> None:
-        """Digest every state once, before the first optimizer step: what was loaded or sent around is there by then."""
-        if self._noted:
-            return
-        self._noted = True
+        """Digest every state, before the first optimizer step: what was loaded or sent around is there by then."""
         for held, (kind, number) in list(self._known.items()):
             self._journal.event(
                 "training_state",

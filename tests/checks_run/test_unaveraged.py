@@ -20,8 +20,15 @@ from ddpdoctor.checks.gradients import (
 )
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.training import GradientsTaken, MissingGradient, TrainingState, WrapChange
+from ddpdoctor.record.training import (
+    GradientsTaken,
+    MissingGradient,
+    TrainingState,
+    WrapChange,
+    WrittenAverages,
+)
 from tests.checks_run.replicas import BACKWARD_LINE, NAMES, STEP_LINE, WRAP_LINE, Replicas
+from tests.diagnosis.jobs import SCRIPT
 
 CHECKS = (
     autograd_grad_bypass,
@@ -247,6 +254,17 @@ def test_a_job_without_a_wrap_trains_independent_models() -> None:
     (finding,) = said(unwrapped().seen())
     assert (finding.code, finding.severity, finding.locations[0].line) == ("DDP214", Severity.ERROR, BACKWARD_LINE)
     assert "the model is not wrapped in DistributedDataParallel" in finding.title
+
+
+def test_a_call_that_could_average_and_was_not_reached_leaves_it_open() -> None:
+    job = unwrapped()
+    job.call(job.ranks, "all_reduce", 70)
+    local = trained("no-sync", synchronised=False)
+    for line, known in ((70, True), (71, False)):
+        written = {"written_averages": (WrittenAverages(rank=0, places=((SCRIPT, line),)),)}
+        assert codes(job.seen(**written)) == (["DDP214"] if known else [])
+        assert not known or codes(local.seen()) == ["DDP217"]
+        assert known or said(local.seen(**written)) == []
 
 
 def test_without_shards_or_with_traffic_as_large_as_the_model_nothing_is_said() -> None:
