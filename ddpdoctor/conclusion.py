@@ -37,7 +37,9 @@ _PORT_HINT = (
     "`--standalone`, or port 0)."
 )
 _HINTS = {
-    "time-limit": "Give it longer with `--time-limit`, or fewer batches with `--batches`.",
+    "time-limit": (
+        "Give it longer with `--time-limit`, fewer batches with `--batches`, or smaller ones with `--batch-size`."
+    ),
     "cut": "Let a pass yield more with `--batches`, or all of them with `--full`.",
     "slow": "Give it longer with `--time-limit`, or smaller batches with `--batch-size 2`.",
     "memory": "Rehearse a smaller configuration of the model, on a larger machine, or with `--static`.",

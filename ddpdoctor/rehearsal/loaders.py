@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Optional
 
 from ..probe.journal import Journal
@@ -88,7 +88,7 @@ class Loaders:
             loaders._ending.check()
             site = journal.here()
             inner = iterate(loader)
-            trail = journal.guarded(loaders.begin, loader, site)
+            trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1))
             return inner if trail is None else ShortPass(loaders, trail, inner)
 
         __iter__._ddpdoctor_shortens = True  # type: ignore[attr-defined]
@@ -152,14 +152,14 @@ class Loaders:
             return true
         return self._schedule.length(loader._ddpdoctor_number, true)
 
-    def begin(self, loader: Any, site: int) -> Trail:
-        """A pass begins."""
+    def begin(self, loader: Any, site: int, frame: FrameType) -> Trail:
+        """A pass begins; ``frame`` asked for it."""
         self.training_begins()
         number = loader._ddpdoctor_number
         ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
         main = threading.current_thread() is threading.main_thread()
         true = self._length(loader)
-        trail = self._schedule.begin(number, (self._sites.get(number), site), main, true)
+        trail = self._schedule.begin(number, (self._sites.get(number), _stack(frame)), main, true)
         self._just_cut = False
         trail.ordinal = ordinal
         sampler = sharding_sampler(loader)
@@ -248,6 +248,15 @@ class Loaders:
             # torch warns of streams that yield more than the length that the script asked for.
             if asked is None and hasattr(loader, "_IterableDataset_len_called"):
                 loader._IterableDataset_len_called = None
+
+
+def _stack(frame: Optional[FrameType]) -> tuple[tuple[CodeType, Optional[int]], ...]:
+    """The lines that lead to a call, a framework's included: it trains and evaluates under one line of the user's."""
+    lines = []
+    while frame is not None:
+        lines.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
 
 
 def sharding_sampler(loader: Any) -> Any:

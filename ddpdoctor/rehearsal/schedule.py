@@ -49,6 +49,8 @@ class Trail:
         """It comes after what is rehearsed, and yields one batch."""
         self.patient = False
         """The pass before it was too short to see optimizer steps."""
+        self.draws_before = 0
+        """Batches of any pass before it began: passes side by side begin together."""
         self.true = math.inf
         """Batches that it would yield if it were not cut."""
         self.main = main
@@ -82,6 +84,7 @@ class Schedule:
         self._told: dict[int, int] = {}
         """Lengths that were told ahead of the pass."""
         self._open: dict[int, Trail] = {}
+        self._draws = 0
         self._drawn: list[Trail] = []
         """Passes that were drawn from since the newest backward."""
         self._fed: list[Trail] = []
@@ -101,6 +104,7 @@ class Schedule:
         trail = Trail(self._passes, loader, place, self._moments, main)
         trail.brief, trail.patient = self._is_brief(place), _is_patient(place, main)
         trail.true = math.inf if true is None else true
+        trail.draws_before = self._draws
         trail.told = self._told.pop(loader, 0)
         place.passes += 1
         place.newest = trail
@@ -115,6 +119,7 @@ class Schedule:
     def drawn(self, trail: Trail) -> None:
         """The pass has yielded a batch."""
         trail.yielded += 1
+        self._draws += 1
         self._drawn.append(trail)
         self._steps_since_draw.clear()
 
@@ -129,7 +134,10 @@ class Schedule:
         """A backward was made on the batches that were drawn last; the pass of theirs that had already ended."""
         drawn, self._drawn = self._drawn, []
         if drawn:
-            self._fed = list({trail.number: trail for trail in drawn if not trail.ended}.values()) or drawn[-1:]
+            still = [trail for trail in drawn if not trail.ended] or drawn[-1:]
+            # What was drawn for a validation in between has another beginning than the pass that is trained on.
+            together = {trail.number: trail for trail in still if trail.draws_before == still[-1].draws_before}
+            self._fed = list(together.values())
         late = None
         for trail in self._fed:
             trail.backwards += 1

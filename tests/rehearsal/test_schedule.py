@@ -110,6 +110,19 @@ def test_another_threads_pass_does_not_depend_on_how_far_training_is() -> None:
     assert not plan.begin(0, "train", main=False).patient, "three of its batches are still to be trained on"
 
 
+def test_a_validation_whose_iterator_is_kept_is_no_training_pass() -> None:
+    plan = schedule()
+    train = plan.begin(0, "train")
+    for _ in range(2):
+        plan.drawn(train)
+        plan.backward_ended()
+    validation = plan.begin(1, "validate")
+    plan.drawn(validation)
+    plan.drawn(train)
+    plan.backward_ended()
+    assert (train.backwards, validation.backwards) == (3, 0)
+
+
 def test_a_length_that_was_told_is_kept() -> None:
     plan = schedule()
     assert plan.length(0, true=100) == 4
