@@ -108,7 +108,7 @@ def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[Turn, ...]:
         if _origin(turn) == "ddp-forward" and line is not None:
             alone = ran.get((line.file, line.line), frozenset())
             others = {other.rank for other in divergence.turns} - alone
-            if turn.rank in alone and others and not others & divergence.callers_alone:
+            if turn.rank in alone and others:
                 found.append(turn)
     return tuple(found)
 

@@ -10,15 +10,19 @@ from ddpdoctor.checks.collectives import (
     barrier_in_hot_loop,
     data_dependent_divergence,
     hang,
+    long_wait,
     rank_zero_forward,
     reduce_before_backward,
     subset_new_group,
 )
+from ddpdoctor.diagnosis.model_mismatch import find_model_mismatch
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import Group
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 from tests.diagnosis.test_causes import LOOP_LINE, forwards, on_loader
+
+DIFFER = "DDP expects same model across all ranks, but Rank 1 has 6 params, while rank 0 has inconsistent {} params."
 
 
 def only(results: Iterable[Finding | Refuted]) -> Finding:
@@ -95,6 +99,43 @@ def test_a_stopped_rank_is_told_to_be_stopped() -> None:
     finding = only(hang.in_run(job.record()))
     assert finding.title == "rank 1 is stopped by a signal while rank 0 waits in barrier at train.py:70"
     assert "kill -CONT" in finding.remedy
+
+
+def test_a_wait_says_who_waited_for_whom_and_against_which_timeout() -> None:
+    job = healthy_job()
+    job.groups[0] = Group(ranks=(0, 1), timeout_ns=4_000_000_000)
+    job.call(0, "barrier", 70)
+    job.tick(2_500)
+    job.call(1, "barrier", 70)
+    finding = only(long_wait.in_run(job.record()))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
+    assert finding.title == (
+        "rank 0 waited 2.5 s in barrier at train.py:70 for rank 1, busy since train.py:60; the timeout is 4.0 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            DIFFER.format(4),
+            "the ranks build DDP from different models: rank 1 has 6 parameters where another rank has 4",
+        ),
+        (
+            "params[2] in this process with sizes [8, 8] appears not to match sizes of the same param in process 0.",
+            "the ranks build DDP from different models: parameter 2 has the shape [8, 8] on rank 1 and another one on "
+            "rank 0",
+        ),
+        (DIFFER.format(0), ""),
+        (DIFFER.format(139730345984), ""),
+    ],
+)
+def test_different_models_are_told_by_their_parameters_unless_the_count_is_none(message: str, told: str) -> None:
+    job = JobBuilder(2)
+    job.fail(0, "RuntimeError", 30, "Connection closed by peer", communication=True)
+    job.fail(1, "RuntimeError", 30, message)
+    mismatch = find_model_mismatch(job.record())
+    assert (mismatch.sentence if mismatch else "") == told
 
 
 def test_a_reduced_loss_and_a_call_of_an_outsider_are_told_by_line() -> None:

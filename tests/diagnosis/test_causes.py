@@ -151,6 +151,14 @@ def test_ddp_on_some_ranks_is_named_once_the_others_train_without(trained: bool)
     assert diagnose(job.record(backwards=backwards))[1] == ("DDP314" if trained else "DDP301")
 
 
+def test_a_second_model_on_one_rank_is_no_ddp_on_a_subset() -> None:
+    job = JobBuilder(2)
+    job.call(0, "all_gather", 30, origin="ddp-construct")
+    job.call(1, "barrier", 60)
+    record = job.record(backwards=(Backward(rank=1, ordinal=0),), wraps=(Wrap(rank=1, wrap=0),))
+    assert diagnose(record)[1] == "DDP301"
+
+
 def test_a_rank_that_dies_while_others_build_ddp_is_still_the_one_that_died() -> None:
     job = JobBuilder(2)
     job.call(0, "all_gather", 30, origin="ddp-construct")

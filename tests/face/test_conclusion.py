@@ -122,6 +122,15 @@ def test_an_error_before_the_start_keeps_its_sentence_and_hint() -> None:
     assert (section.status, section.reason, section.hint) == ("failed", "no interpreter has torch", "Install torch.")
 
 
+def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_has_its_own_hint() -> None:
+    taken = _raised("DistNetworkError", "cannot listen, name: EADDRINUSE", 15, time_ns=1)
+    section = judge(record(expected=0, ranks_reported=(), early_exceptions=(taken,)), ROOT)
+    expected = "before there was a rank, DistNetworkError was raised at train.py:15: cannot listen, name: EADDRINUSE"
+    assert section.reason == expected
+    assert "listens on the port" in section.hint
+    assert judge(record(expected=0, ranks_reported=()), ROOT).reason == "the script started no rank"
+
+
 def _raised(type_name: str, message: str, line: int, time_ns: int, communication: bool = False) -> RankException:
     frames = (Frame(file=TRAIN, line=line, function="main"),)
     return RankException(
