@@ -105,9 +105,20 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     for event in noted(projection, "builtins.print", "wandb.log", "add_scalar", "log_metric"):
         if event.node in seen or event.ranks != 1 or not event.guards or (reduces and _is_in_pass(event)):
             continue
-        if any(_is_local(value) for value in (*event.positional, *event.named.values())):
+        local = any(_is_local(value) for value in (*event.positional, *event.named.values()))
+        if local and not _communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def _communicates(projection: Projection, event: Event) -> bool:
+    """Whether ranks communicate while the arguments of a call are computed, which may then hold all ranks' part."""
+    place = event.module.location(event.node)
+    return any(
+        frame.file == place.file and place.line <= frame.line <= place.end_line
+        for collective in projection.in_course("collective")
+        for frame in collective.chain
+    )
 
 
 def _is_local(value: Value) -> bool:
