@@ -1,8 +1,8 @@
 """A sum over the ranks is shown as if it were their mean.
 
 What it finds
-    A loss, accuracy or average that is all-reduced with SUM (the default) and then printed or logged in the same
-    function, with no division anywhere.
+    A number that is all-reduced with SUM (the default), then printed or logged in the same function as a loss, an
+    accuracy or a mean (by its own name or the text beside it), with no division anywhere.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy

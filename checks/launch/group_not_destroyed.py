@@ -1,7 +1,7 @@
 """The process group is never destroyed.
 
 What it finds
-    A script that calls init_process_group and in which destroy_process_group does not occur. In a run: ranks that came
+    A script that calls init_process_group and in which nothing uses destroy_process_group. In a run: ranks that came
     to the end of the script without it.
 
 Why it is bad
