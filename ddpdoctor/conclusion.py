@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -85,8 +86,15 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         device=job.device,
         batch_size=int(job.batch_size) if job.batch_size else None,
         not_held_back=job.not_held_back,
-        notes=job.notes,
+        notes=(*job.notes, *_unknown_gaps(record)),
     )
+
+
+def _unknown_gaps(record: RunRecord) -> Iterator[str]:
+    """Say that the script was ended before its end, where what it did not reach cannot be named."""
+    lines = record.stream("lines")
+    if lines.state == "truncated" and any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
+        yield f"the rehearsal ended the script, and the lines that it did not reach are not known: {lines.reason}"
 
 
 def not_rehearsed() -> RehearsalSection:

@@ -134,10 +134,7 @@ class Schedule:
         """A backward was made on the batches that were drawn last; the pass of theirs that had already ended."""
         drawn, self._drawn = self._drawn, []
         if drawn:
-            still = [trail for trail in drawn if not trail.ended] or drawn[-1:]
-            # What was drawn for a validation in between has another beginning than the pass that is trained on.
-            together = {trail.number: trail for trail in still if trail.draws_before == still[-1].draws_before}
-            self._fed = list(together.values())
+            self._fed = _trained_on([trail for trail in drawn if not trail.ended] or drawn[-1:])
         late = None
         for trail in self._fed:
             trail.backwards += 1
@@ -217,3 +214,13 @@ def _is_patient(place: Place, main: bool) -> bool:
         return False
     # Another thread may fetch the next pass while this one is still trained on: its steps say nothing yet.
     return main or previous.backwards >= previous.yielded
+
+
+def _trained_on(drawn: list[Trail]) -> list[Trail]:
+    """The pass that was drawn from last, and those beside it: begun with it and drawn from as often.
+
+    What a validation in between drew is not trained on.
+    """
+    last = drawn[-1]
+    beside = {trail.number: trail for trail in drawn if trail.draws_before == last.draws_before}
+    return [trail for trail in beside.values() if drawn.count(trail) == drawn.count(last)]

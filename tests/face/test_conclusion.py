@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.conclusion import could_not_rehearse, judge
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import Rank, RankException
+from ddpdoctor.record.model import Rank, RankException, StreamState
 from tests.face.examples import SAMPLE, TRAIN, record
 
 ROOT = str(SAMPLE)
@@ -21,7 +22,11 @@ def test_a_rehearsal_whose_ranks_wrapped_stepped_and_ended_is_completed() -> Non
 
 def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
     ranks = [Rank(rank=number, end="ended-by-rehearsal", exit_code=0) for number in (0, 1)]
-    assert judge(record(*ranks), ROOT).status == "completed"
+    run = record(*ranks)
+    assert (judge(run, ROOT).status, judge(run, ROOT).notes) == ("completed", ())
+    lost = {**run.streams, "lines": StreamState("truncated", "another tool traces the script")}
+    (note,) = judge(msgspec.structs.replace(run, streams=lost), ROOT).notes
+    assert note.endswith("the lines that it did not reach are not known: another tool traces the script")
 
 
 def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
@@ -53,7 +58,15 @@ def test_a_rehearsal_that_shows_too_little_has_failed_and_says_why(fields: dict[
 
 @pytest.mark.parametrize(
     ("stop_reason", "hint"),
-    [("proof", ""), ("time-limit", "--time-limit"), ("no-touch", "--allow-writes"), ("interrupted", "")],
+    [
+        ("proof", ""),
+        ("time-limit", "--time-limit"),
+        ("no-touch", "--allow-writes"),
+        ("interrupted", ""),
+        ("cut", "--full"),
+        ("slow", "--batch-size 2"),
+        ("memory", "smaller configuration"),
+    ],
 )
 def test_a_rehearsal_that_was_stopped_says_what_helps(stop_reason: str, hint: str) -> None:
     section = judge(record(stop_reason=stop_reason, stop_text="stopped because"), ROOT)

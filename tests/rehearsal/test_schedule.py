@@ -123,6 +123,15 @@ def test_a_validation_whose_iterator_is_kept_is_no_training_pass() -> None:
     assert (train.backwards, validation.backwards) == (3, 0)
 
 
+def test_a_trial_validation_before_training_is_no_training_pass_either() -> None:
+    plan = schedule()
+    train, trial = plan.begin(0, "train"), plan.begin(1, "validate")
+    for trail in (trial, trial, train):
+        plan.drawn(trail)
+    plan.backward_ended()
+    assert (train.backwards, trial.backwards) == (1, 0)
+
+
 def test_a_length_that_was_told_is_kept() -> None:
     plan = schedule()
     assert plan.length(0, true=100) == 4
