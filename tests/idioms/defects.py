@@ -91,8 +91,7 @@ DEFECTS: tuple[Defect, ...] = (
         new="        for name in names:\n"
         "            if input_dict[name] > 0.5:\n"
         "                dist.all_reduce(input_dict[name])\n",
-        code="DDP301",
-        others=("DDP302",),
+        code="DDP302",
     ),
     Defect(
         name="the loss through model.module",
