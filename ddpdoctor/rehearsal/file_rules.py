@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from .created_log import Created, CreatedFiles
 from .real_paths import (
     UnresolvablePath,
+    described_path,
     is_directory,
     is_inside,
     is_regular,
@@ -110,16 +111,28 @@ class FileRules:
         return None if target is None else self.written(target, "write", creates=False, changes=True)
 
     def attributes_changed(self, path: object, dir_fd: object = None) -> Refusal | None:
-        """``os.chmod``, ``os.chown`` and extended attributes, not times; a descriptor is not judged."""
-        target = self._resolve(target_path, "write", path, dir_fd)
+        """``os.chmod``, ``os.chown`` and extended attributes."""
+        target = self._resolve(target_path, "write", described_path(path), dir_fd)
         if not isinstance(target, str):
             return target
-        status = status_of_target(target)
-        if status is None or self._allow_writes or self._is_exempt(target):
-            return None
-        if not (is_regular(status) or is_directory(status)) or self._created.maker(target) is not None:
+        if not self._is_foreign(target):
             return None
         return Refusal("write", target, f"would change the mode or owner of {shown(target)}, {_NOT_OURS}")
+
+    def keeps_times(self, path: object, dir_fd: object = None) -> bool:
+        """``os.utime``: tell whether the times are those of a file that was there before.
+
+        They are left as they are, without a word: a script that touches its marker file has no use for them.
+        """
+        target = self._resolve(target_path, "write", described_path(path), dir_fd)
+        return isinstance(target, str) and self._is_foreign(target)
+
+    def _is_foreign(self, target: str) -> bool:
+        """Tell whether a file or directory is there that the ranks did not make and may not change."""
+        status = status_of_target(target)
+        if status is None or self._allow_writes or self._is_exempt(target):
+            return False
+        return (is_regular(status) or is_directory(status)) and self._created.maker(target) is None
 
     def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """``os.remove`` and ``os.unlink``."""

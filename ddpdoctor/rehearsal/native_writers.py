@@ -1,4 +1,4 @@
-"""Writers in C++ and Rust, which Python's audit hooks do not see: asked for leave before they open their file."""
+"""Writers that Python's audit hooks do not see, or not well enough: asked for leave before they open their file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ _SAFETENSORS_MODULES = ("safetensors", "safetensors.torch", "safetensors.numpy")
 _MARK = "_ddpdoctor_guarded"
 _SCRIPT_CLASSES = ("ScriptModule", "ScriptFunction")
 _SCRIPT_WRITERS = ("save", "_save_for_mobile")
+_OTHER_WRITERS = (("_distributed_c10d", "FileStore", "__init__"), ("_autograd", "_ProfilerResult", "save"))
+"""Module and class in ``torch._C``, and the method whose first argument is the path."""
 
 Ask = Callable[[object], None]
 """Called with the path that is about to be written; raises when it must not be."""
 
 
 def wrap_torch(torch: Any, ask: Ask) -> None:
-    """Guard the writers of ``torch.save``, ``torch.package``, ``torch.export.save`` and ``torch.jit.save``."""
+    """Guard what saves, packs, exports, maps and rendezvouses through files.
+
+    ``torch.save``, ``torch.package``, ``torch.export.save``, ``torch.jit.save``, the profiler, ``from_file`` and
+    ``FileStore``.
+    """
     native = torch._C
     if hasattr(native, _MARK):
         return
@@ -32,6 +38,26 @@ def wrap_torch(torch: Any, ask: Ask) -> None:
             method = getattr(script_class, method_name, None)
             if method is not None:
                 setattr(script_class, method_name, _guarded_method(method, ask))
+
+
+    torch.from_file = _guarded_mapping(torch.from_file, ask)
+    torch.UntypedStorage.from_file = staticmethod(_guarded_mapping(torch.UntypedStorage.from_file, ask))
+    for module_name, class_name, method_name in _OTHER_WRITERS:
+        owner = getattr(getattr(native, module_name, None), class_name, None)
+        if hasattr(owner, method_name):
+            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), ask))
+
+
+def _guarded_mapping(from_file: Any, ask: Ask) -> Any:
+    """A tensor or storage that shares a file's memory writes to the file; a private one does not."""
+
+    @functools.wraps(from_file)
+    def mapped(filename: Any, shared: Any = False, *arguments: Any, **options: Any) -> Any:
+        if shared:
+            ask(filename)
+        return from_file(filename, shared, *arguments, **options)
+
+    return mapped
 
 
 def _guarded_writer(writer: Any, ask: Ask) -> Any:
@@ -89,3 +115,19 @@ def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Ca
 
     os.supports_dir_fd.add(open_at)
     os.open = open_at
+
+
+def wrap_os_utime(keeps_times: Callable[[object, object], bool]) -> None:
+    """Make ``os.utime`` do nothing to a file whose times must stay; ``keeps_times`` takes path and ``dir_fd``."""
+    original = os.utime
+
+    @functools.wraps(original)
+    def utime(path: Any, times: Any = None, *arguments: Any, dir_fd: int | None = None, **options: Any) -> None:
+        if keeps_times(path, dir_fd):
+            return
+        original(path, times, *arguments, dir_fd=dir_fd, **options)
+
+    for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if original in supported:
+            supported.add(utime)
+    os.utime = utime

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
-from .native_writers import wrap_os_open, wrap_safetensors, wrap_torch
+from .native_writers import wrap_os_open, wrap_os_utime, wrap_safetensors, wrap_torch
 
 OnRefused = Callable[[str, str, str], object]
 """Called with action, path and sentence instead of a forbidden operation; raises what ends the rank, or ends it."""
@@ -61,6 +61,7 @@ def install(run_directory: str, allow_writes: bool, on_refused: OnRefused, on_fi
         del _ACTIVE[0]
         return
     wrap_os_open(_ask_to_open, lambda call: _ACTIVE[0].quietly(call))
+    wrap_os_utime(lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd))
     sys.addaudithook(_hook_of(_ACTIVE))
 
 
@@ -119,6 +120,15 @@ class _Guard:
         if refusal is not None:
             self.quietly(lambda: self._on_refused(*refusal))
             raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
+
+    def keeps_times(self, path: object, dir_fd: object) -> bool:
+        """True when a file's times must stay as they are; what cannot be judged may have them set."""
+        if self.is_quiet():
+            return False
+        try:
+            return self.rules.keeps_times(path, dir_fd)
+        except Exception:
+            return False
 
     def _tell_file(self, action: str, path: str, existed: bool) -> None:
         self._tell(lambda: self._on_file(action, path, existed))

@@ -28,6 +28,16 @@ def name_path(path: object, dir_fd: object = None) -> str | None:
     return os.path.join(os.path.realpath(head), tail)
 
 
+def described_path(path: object) -> object:
+    """What a descriptor is open on, where the system tells; anything else as it is."""
+    if not isinstance(path, int) or isinstance(path, bool):
+        return path
+    try:
+        return os.readlink(f"/proc/self/fd/{path}")
+    except OSError:
+        return path
+
+
 def _absolute(path: object, dir_fd: object) -> str | None:
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None

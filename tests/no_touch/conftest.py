@@ -140,6 +140,8 @@ def _digest(path: Path) -> str:
         return "link to " + os.readlink(path)
     if path.is_dir():
         return "directory"
+    if not path.is_file():
+        return "a pipe, socket or device"
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
