@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 from typing import Any, Optional
 
 WHOLE_UP_TO_BYTES = 1 << 20
@@ -16,6 +17,10 @@ _MOST_LEAVES = 64
 def tensor_digest(tensor: Any, most_bytes: Optional[int] = None) -> str:
     """Digest of a tensor's type, shape and bytes, of at most so many of them; empty when they cannot be read."""
     try:
+        # What only wraps other tensors (a sharded one, say) has no bytes of its own behind its address: reading them
+        # would kill the process.
+        if type(tensor).__torch_dispatch__ is not sys.modules["torch"].Tensor.__torch_dispatch__:
+            return ""
         flat = tensor.detach().cpu().contiguous()
         size = flat.numel() * flat.element_size()
         digest = hashlib.blake2b(f"{flat.dtype}{tuple(flat.shape)}".encode(), digest_size=8)
@@ -32,7 +37,7 @@ def tensor_digest(tensor: Any, most_bytes: Optional[int] = None) -> str:
                     start = (size - length) * piece // (PIECES - 1)
                     digest.update(content[start : start + length])
         return digest.hexdigest()
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
+    except (RuntimeError, NotImplementedError, AttributeError, KeyError, TypeError, ValueError):
         return ""
 
 
