@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -75,10 +76,10 @@ def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
 
 
 def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, *, static: bool) -> CheckResult:
-    result = CheckResult(code=entry.code, name=entry.name)
     if static and not entry.in_source:
-        return msgspec.structs.replace(result, gap="needs a rehearsal")
+        return _said_nothing(entry.code, entry.name, "needs a rehearsal")
     triggered = not entry.triggers or mentions_any(script, entry.triggers)
+    result = _said_nothing(entry.code, entry.name, "")
     if static and not triggered:
         return result
     check = load(entry)
@@ -108,6 +109,12 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
         bound_hit=result.bound_hit or heard.bound_hit,
         crashed=result.crashed or heard.crashed,
     )
+
+
+@lru_cache(maxsize=1_024)
+def _said_nothing(code: str, name: str, gap: str) -> CheckResult:
+    """The same for all scripts of a directory."""
+    return CheckResult(code=code, name=name, gap=gap)
 
 
 class _Said(msgspec.Struct, frozen=True):
