@@ -69,7 +69,10 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         return found if found is not None else derived(())
     if isinstance(value, Built):
         stored = machine.store.get(value.number, name)
-        return stored if stored is not None else _of_built(machine, value, name)
+        if stored is not None:
+            return stored
+        machine.missed.add(f".{name}")
+        return _of_built(machine, value, name)
     if isinstance(value, Mapped):
         return next((entry for key, entry in value.entries if key == name), Bound(value, name))
     return Bound(value, name)
@@ -219,6 +222,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     stored = machine.store.get(value.number, name)
     if stored is not None:
         return stored
+    machine.missed.add(f".{name}")
     found = class_attribute(machine, value.cls, name)
     if found is None:
         return Bound(value, name)

@@ -132,8 +132,12 @@ def lookup(machine: Machine, name: str) -> Value:
     """The value of a name in the scopes of the present function."""
     frame = machine.frames[-1]
     owners = machine.store.owners
+    names = owners.get(frame.scope)
+    if names is not None and (value := names.get(name)) is not None and name not in frame.globals:
+        return value
+    machine.missed.add(name)
     if name not in frame.globals:
-        for scope in frame.scopes:
+        for scope in frame.scopes[1:]:
             names = owners.get(scope)
             if names is not None and (value := names.get(name)) is not None:
                 return value

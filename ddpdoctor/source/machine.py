@@ -102,6 +102,10 @@ class Machine:
         self.outer_scopes: dict[int, tuple[int, ...]] = {}
         """The scopes that a function defined in a scope can see, innermost first."""
         self.signatures: dict[ast.AST, Signature] = {}
+        self.missed: set[str] = set()
+        """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
+        self.changing: set[ast.AST] = set()
+        """Loops whose turns find what earlier turns changed."""
         self.visited: set[ast.AST] = set()
         """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}

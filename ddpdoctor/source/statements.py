@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, opened, truth_of
 from ddpdoctor.source.frames import LoopFrame
 from ddpdoctor.source.imports import run_import
+from ddpdoctor.source.loop_walks import first_walk
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.own_data import forget_counter, own_iterable, own_test
@@ -136,22 +137,14 @@ def _loop(
     turns: Sequence[int | None],
     own: OwnTest | None = None,
 ) -> None:
-    """Walk a body once to see what it changes, and once more for any of its turns."""
+    """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn."""
     start = machine.mask
-    gone, raised, frame_now = machine.gone, machine.raised, machine.frame
-    returned_before, left_before = len(frame_now.results), len(frame_now.left_behind)
-    if not machine.quiet:
-        machine.quiet += 1
-        machine.store.begin()
-        machine.collect(lambda: _turn(machine, around, turn))
-        written = machine.store.undo()
-        machine.quiet -= 1
-        machine.mask, machine.gone, machine.raised = start, gone, raised
-        del frame_now.results[returned_before:], frame_now.left_behind[left_before:]
-        machine.store.merge(written)
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    inner = machine.collect(lambda: _turn(machine, around, turn, frame))
+    inner = None if machine.quiet else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    if inner is None:
+        frame = LoopFrame(around)
+        inner = machine.collect(lambda: _turn(machine, turn, frame))
     machine.add_loop(inner, varying_turns, around.node, own)
     for written in frame.left_behind:
         machine.store.merge(written)
@@ -162,8 +155,8 @@ def _loop(
     machine.mask = start & ~machine.gone & ~(returned & ~machine.mask)
 
 
-def _turn(machine: Machine, around: LoopAround, turn: Callable[[], None], frame: LoopFrame | None = None) -> None:
-    machine.loops.append(frame or LoopFrame(around))
+def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:
+    machine.loops.append(frame)
     try:
         turn()
     finally:

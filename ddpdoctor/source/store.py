@@ -62,14 +62,17 @@ class Store:
             names[cell[1]] = old
         return written
 
-    def keep(self) -> dict[Cell, Value | None]:
-        """End a journal without taking anything back; return what the cells that were written held before."""
+    def latest(self) -> Mapping[Cell, Value | None]:
+        """What the cells held before that were written since the last ``begin``."""
+        return self._journals[-1]
+
+    def keep(self) -> None:
+        """End a journal without taking anything back."""
         journal = self._journals.pop()
         if self._journals:
             outer = self._journals[-1]
             for cell, old in journal.items():
                 outer.setdefault(cell, old)
-        return journal
 
     def put(self, written: Mapping[Cell, Value]) -> None:
         """Write values that were taken back."""
