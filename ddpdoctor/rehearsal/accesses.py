@@ -62,12 +62,13 @@ class Accesses:
     def install(self) -> None:
         """Patch the functions that ask whether a path exists; only the user's own calls are noted."""
         for name in _CHECKS:
-            self._watch(os.path, name)
+            # Where pickle looks for it, it has to be the same function.
+            self._watch(name, os.path, sys.modules[getattr(os.path, name).__module__])
         for name in _PATH_CHECKS:
-            self._watch(pathlib.Path, name)
+            self._watch(name, pathlib.Path)
 
-    def _watch(self, owner: Any, name: str) -> None:
-        ask, accesses, holds = getattr(owner, name), self, self._journal.user_code.holds
+    def _watch(self, name: str, *owners: Any) -> None:
+        ask, accesses, holds = getattr(owners[0], name), self, self._journal.user_code.holds
 
         @functools.wraps(ask)
         def ask_noted(path: Any, *arguments: Any, **options: Any) -> Any:
@@ -76,7 +77,8 @@ class Accesses:
                 accesses._journal.guarded(accesses._note_check, path, bool(answer))
             return answer
 
-        setattr(owner, name, ask_noted)
+        for owner in owners:
+            setattr(owner, name, ask_noted)
 
     def _note_check(self, path: Any, found: bool) -> None:
         name = target_path(path)

@@ -50,18 +50,22 @@ class Division:
     def _note_part(self, subset: Any, site: int) -> None:
         number, self._parts = self._parts, self._parts + 1
         object.__setattr__(subset, _PART, number)
-        if len(subset.indices) > MOST_INDICES:
-            return
-        indices, dataset = [int(index) for index in subset.indices], subset.dataset
-        while isinstance(dataset, self._torch.utils.data.Subset):
-            indices = [int(dataset.indices[index]) for index in indices]
-            dataset = dataset.dataset
+        try:
+            if len(subset.indices) > MOST_INDICES:
+                return
+            indices, dataset = [int(index) for index in subset.indices], subset.dataset
+            while isinstance(dataset, self._torch.utils.data.Subset):
+                indices = [int(dataset.indices[index]) for index in indices]
+                dataset = dataset.dataset
+            length = len(dataset)
+        except (TypeError, ValueError, NotImplementedError):
+            return  # its keys are no numbers, or it has no length: nothing to compare
         self._journal.event(
             "part",
             part=number,
             site=site,
             base_type=type(dataset).__qualname__,
-            base_length=len(dataset),
+            base_length=length,
             count=len(indices),
             index_sum=sum(indices),
             digest=hashlib.blake2b(array("q", sorted(indices)).tobytes(), digest_size=8).hexdigest(),
@@ -108,9 +112,10 @@ def _number(sampler: Any, *names: str) -> Optional[int]:
 
 def _row_digests(rows: Any, length: int, deadline_s: float, torch: Any) -> Optional[tuple[str, str]]:
     """Digests of rows in and without their order; None when it is no plain list of one row a sample, or too much."""
-    if not 1 < length <= MOST_ROWS or not hasattr(rows, "__len__") or isinstance(rows, (str, bytes, dict, set)):
+    # Containers of other kinds may look rows up by a label, or open a file.
+    if not 1 < length <= MOST_ROWS or type(rows).__name__ not in ("list", "tuple", "ndarray", "Tensor"):
         return None
-    if isinstance(rows, torch.utils.data.Dataset) or len(rows) != length:
+    if getattr(rows, "is_cuda", False) or getattr(rows, "ndim", 1) == 0 or len(rows) != length:
         return None
     ordered, total = hashlib.blake2b(digest_size=8), 0
     for number in range(length):

@@ -53,8 +53,9 @@ class Randomness:
         }
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            kind, keys, *position = numpy.random.get_state()
-            states["numpy"] = _digest(keys.tobytes() + repr((kind, position)).encode())
+            state = numpy.random.get_state()
+            parts = state if isinstance(state, tuple) else (repr(state),)
+            states["numpy"] = _digest(b"".join(getattr(part, "tobytes", repr(part).encode)() for part in parts))
         return states, dict(self._seedings)
 
     def _watch(self, library: str, name: str, *modules: Any) -> None:
@@ -67,6 +68,8 @@ class Randomness:
                 journal.guarded(randomness._note_seeding, library, journal.here())
             return seed(*arguments, **options)
 
+        # By these names pickle finds it again.
+        seed_noted.__module__, seed_noted.__qualname__ = modules[-1].__name__, name
         for module in modules:
             setattr(module, name, seed_noted)
 

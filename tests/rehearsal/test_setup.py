@@ -13,7 +13,11 @@ from .conftest import HEAD
 
 DATA = """
 import itertools
+import pickle
 import random
+
+for function in (os.path.exists, os.path.isdir, random.seed, torch.manual_seed, torch.load):
+    assert pickle.loads(pickle.dumps(function)) is function
 
 class Images(torch.utils.data.Dataset):
     def __init__(self):
