@@ -29,9 +29,10 @@ from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, Usage
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.further import is_clean, noted, variants, with_variant
 from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.layouts import Layout
-from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest
+from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest, Stress
 from ddpdoctor.merge import Refutation, merge, unrefuted
 from ddpdoctor.registry import read_catalogue
 from ddpdoctor.runner import CheckResult, bounds_of, outcome_of, run_checks
@@ -79,6 +80,10 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     stall_after_s: float = 5.0
     """A rank without any sign of life for so long, while others wait for it, is stuck."""
     python: str | None = None
+    stress: tuple[Stress, ...] = ()
+    """Causes to inject, each in one more rehearsal after a clean one."""
+    thorough: bool = False
+    """After a clean rehearsal: one as two nodes, and one for each stress."""
     device: Device = "auto"
     """What the ranks run on: real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``)."""
     allow_writes: bool = False
@@ -106,7 +111,19 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
         notes=script.notes,
     )
     record, rehearsal = _rehearsed(request, script, root, on_progress)
-    results = heard(run_checks(chosen, script, record, static=request.static), request.settings, catalogue)
+    results = run_checks(chosen, script, record, static=request.static)
+    spawns_ranks = script.spawns_ranks is not None and not request.launch.has_launcher
+    nodes = request.layout.nodes if request.layout is not None else 1
+    for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
+        if not is_clean(rehearsal, results):
+            break
+        again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
+        further, section = _rehearsed(again, script, root, on_progress, variant.stress)
+        more = run_checks(chosen, script, further, static=False)
+        known, results = results, with_variant(results, more, variant)
+        stressed = further is not None and further.job.stressed
+        rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
+    results = heard(results, request.settings, catalogue)
     source = msgspec.structs.replace(source, notes=(*source.notes, *bounds_of(results)))
     comments = comments_of(script)
     judged: dict[str, frozenset[str]] = {}
@@ -193,7 +210,7 @@ def _script(request: ExamineRequest) -> Script:
 
 
 def _rehearsed(
-    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress
+    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
 ) -> tuple[RunRecord | None, RehearsalSection]:
     if request.static:
         return None, not_rehearsed()
@@ -212,6 +229,7 @@ def _rehearsed(
         spawns_ranks=spawns_ranks,
         nproc=layout.ranks,
         nodes=layout.nodes,
+        stress=stress,
         slurm=any("SLURM_" in module.text for module in script.modules),
         batches=request.batches,
         full=request.full,

@@ -91,6 +91,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     unconfirmed: str = ""
     """What a rehearsal that did not confirm a suspicion of the source says of it, as in ``not rehearsed: no rank came
     to train.py:88``; empty when it confirmed it or cannot speak of it."""
+    stress: str = ""
+    """The injected cause under which it was seen; empty when it happens by itself."""
     fingerprint: str = ""
     """Survives line moves; filled in when findings are merged."""
 

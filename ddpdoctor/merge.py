@@ -22,6 +22,13 @@ _BY_TRACE = frozenset({"DDP301", "DDP302"})
 _WHY = {("DDP501", "DDP601")}
 """Pairs of codes: what the source knows to be the reason for what a run saw at the same place."""
 
+_ASKED = {
+    "nan": "the rank's own batch",
+    "short-batch": "the rank's own batch",
+    "slow-rank0": "the rank's own clock",
+}
+"""What a condition asks that each injected cause turns over, in the words of a suspicion."""
+
 
 class Refutation(msgspec.Struct, frozen=True):
     """A refuted suspicion and the check that refuted it."""
@@ -90,6 +97,8 @@ def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
+    if seen.stress and not any(_ASKED[seen.stress] in text for text in _said(suspicion)):
+        return False
     same = suspicion.code == seen.code or (suspicion.code, seen.code) in _WHY
     if same and _overlap(_all_places(suspicion), _all_places(seen)):
         return True
@@ -97,6 +106,10 @@ def _same_cause(suspicion: Finding, seen: Finding) -> bool:
         return False
     chain = (*_all_places(suspicion), *_stack_places(suspicion))
     return _overlap(chain, _all_places(seen)) or _overlap(suspicion.locations[:1], _stack_places(seen))
+
+
+def _said(finding: Finding) -> tuple[str, ...]:
+    return (finding.title, *(fact.text for fact in finding.evidence))
 
 
 def _all_places(finding: Finding) -> tuple[Location, ...]:
@@ -118,8 +131,11 @@ def _refutes(refutation: Refutation, suspicion: Finding) -> bool:
 
 
 def _joined(seen: Finding, suspicion: Finding) -> Finding:
+    # What an injected cause breaks may be mild; that it can happen by itself is what the source says.
+    worst = suspicion.severity if seen.stress and suspicion.severity.at_least(seen.severity) else seen.severity
     return msgspec.structs.replace(
         seen,
+        severity=worst,
         locations=_joined_locations(seen, suspicion),
         basis=seen.basis | suspicion.basis,
         evidence=(*seen.evidence, *(suspicion.evidence or _stated(suspicion))),

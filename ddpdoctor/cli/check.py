@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 from click.core import ParameterSource
@@ -18,8 +19,10 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine import ExamineRequest, examine
 from ddpdoctor.finding import Severity
+from ddpdoctor.further import STRESSES
 from ddpdoctor.launch.devices import DEVICES, Device
 from ddpdoctor.launch.layouts import Layout, parse_layout
+from ddpdoctor.launch.request import Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
 
@@ -48,6 +51,13 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     callback=lambda ctx, parameter, value: None if value is None else parse_layout(value),
     help="Pretend several nodes with so many ranks each, such as 2x1.",
 )
+@click.option(
+    "--stress",
+    type=click.Choice((*STRESSES, "all")),
+    multiple=True,
+    help="After a clean rehearsal another one, in which one rank meets this.",
+)
+@click.option("--thorough", is_flag=True, help="After a clean rehearsal: one as 2x1, and every --stress.")
 @click.option(
     "--batches",
     type=click.IntRange(min=1),
@@ -132,6 +142,8 @@ def check(
     diff: bool,
     nproc: int,
     layout: Layout | None,
+    stress: tuple[Stress | Literal["all"], ...],
+    thorough: bool,
     batches: int,
     full: bool,
     batch_size: int | None,
@@ -203,6 +215,8 @@ def check(
                 static=static,
                 nproc=nproc,
                 layout=layout,
+                stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
+                thorough=thorough,
                 batches=batches,
                 full=full,
                 batch_size=batch_size,

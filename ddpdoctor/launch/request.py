@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.launch.devices import Device
 
+Stress = Literal["", "nan", "short-batch", "slow-rank0"]
 Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate"]
 """What starts the ranks of the job; empty when a script was named and nothing said how it is started."""
 
@@ -72,6 +73,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks run on; ``auto`` is decided by ``launch.devices``."""
     asks_cuda: bool = False
     """The script demands CUDA or NCCL whatever the machine has."""
+    stress: Stress = ""
+    """A cause to inject on one rank."""
     allow_writes: bool = False
     """The ranks may change files that existed before."""
     keep: bool = False

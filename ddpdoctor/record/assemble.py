@@ -76,6 +76,8 @@ class Assembly:
         self.hosts: dict[str, None] = {}
         """Other machines that the script spoke to."""
         self.refusal: str = ""
+        self.stressed = False
+        """The injected cause took effect."""
         """Sentence of the first thing that the no-touch rule refused."""
         self._sites: dict[Site, int] = {}
         self._signatures: dict[Signature, int] = {}
@@ -116,6 +118,7 @@ class Assembly:
             "child": self._on_child,
             "refused": self._on_refused,
             "ended": self._on_ended,
+            "stressed": self._on_stressed,
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
             **self._setup.handlers,
@@ -419,6 +422,9 @@ class Assembly:
         place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
         self.refusal = self.refusal or f"{place} {event['text']}"
         self._file(pid, event, "refused", str(event["path"]), str(event["text"]))
+
+    def _on_stressed(self, pid: int, event: dict[str, Any]) -> None:
+        self.stressed = True
 
     def _on_ended(self, pid: int, event: dict[str, Any]) -> None:
         reason, text = str(event["reason"]), str(event.get("text", ""))

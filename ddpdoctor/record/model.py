@@ -126,6 +126,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: str = ""
     """Samples that batches were cut to; empty when they were kept."""
     stress: str = ""
+    """The cause that was injected: ``nan``, ``short-batch`` or ``slow-rank0``."""
+    stressed: bool = False
+    """It took effect."""
     interfaces: tuple[str, ...] = ()
     """Names of this machine's network interfaces; empty when they are not known."""
     ranks_expected: int = 0

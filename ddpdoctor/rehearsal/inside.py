@@ -33,6 +33,7 @@ from .settings import Settings
 from .sleep import watch_sleep
 from .stand_in.install import StandIn
 from .steps import Steps
+from .stress import Stress
 from .tap import Tap
 
 
@@ -46,10 +47,12 @@ class Rehearsal:
         self._tap: Optional[Tap] = None
         self._modules: Optional[Modules] = None
         self._lines = Lines(journal)
+        self._stress = Stress(journal)
 
     def before_torch(self) -> None:
         """What must be in place before the user's first line: the no-touch rule, what is not held back, the lines."""
         journal = self._journal
+        self._stress.before_torch()
         watch_sleep(journal)
         watch_network(journal)
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
@@ -85,12 +88,14 @@ class Rehearsal:
         reduced = ReducedLosses(journal)
         self._tap = Tap(journal, torch, reduced)
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(self._lines.training_begins)
+        loaders.hand_out = self._stress.hand_out
         loaders.install()
         randomness, division = Randomness(journal, torch), Division(journal, torch)
         randomness.install()
         division.install()
         Samples(journal, torch, randomness, division).install()
         modules.install()
+        self._stress.after_torch(torch)
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()

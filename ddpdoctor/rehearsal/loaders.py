@@ -48,6 +48,8 @@ class Loaders:
         """Enabled `join()` contexts that are open."""
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
+        self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
+        """See ``short_pass.Owner``."""
         self._newest: Optional[Trail] = None
         """Pass that was drawn from last."""
 

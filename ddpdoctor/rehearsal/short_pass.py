@@ -26,6 +26,9 @@ class Owner(Protocol):
     def is_looped(self, frame: FrameType) -> bool:
         """Tell whether a ``for`` statement of the user's draws the batch."""
 
+    def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
+        """The batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
+
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """The pass is over."""
 
@@ -54,7 +57,7 @@ class ShortPass:
         owner.drawn(trail)
         if trail.looped:
             trail.looped = owner.is_looped(sys._getframe(1))
-        return batch
+        return owner.hand_out(trail, batch, self._inner)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]

@@ -91,6 +91,7 @@ def _finding(finding: Finding, root: str) -> dict[str, Any]:
         "evidence": [_fact(fact, root) for fact in finding.evidence],
         "remedy": _plain(finding.remedy),
         "unconfirmed": _plain(finding.unconfirmed),
+        "stress": _plain(finding.stress),
         "fingerprint": finding.fingerprint,
     }
 

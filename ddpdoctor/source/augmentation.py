@@ -60,9 +60,14 @@ def _draws(projection: Projection, dataset: Instance) -> Iterator[tuple[Library,
             match = (
                 _DRAWS.match(module.resolve(node.func)) if module is not None and isinstance(node, ast.Call) else None
             )
-            if match is not None and module is not None and isinstance(node, ast.Call):
+            if match is not None and module is not None and isinstance(node, ast.Call) and not _has_generator(node):
                 library: Library = "random" if match["random"] else "numpy" if match["numpy"] else "torch"
                 yield library, module.location(node)
+
+
+def _has_generator(call: ast.Call) -> bool:
+    """Tell whether a draw is made from a generator of its own, which no seed of the script reaches."""
+    return any(keyword.arg == "generator" for keyword in call.keywords)
 
 
 def _common_seed(projection: Projection, library: Library) -> Event | None:

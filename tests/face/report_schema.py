@@ -53,6 +53,7 @@ FINDING = _object(
     evidence=_list(FACT),
     remedy=TEXT,
     unconfirmed=TEXT,
+    stress=TEXT,
     fingerprint={"type": "string", "pattern": "^[0-9a-f]{16}$"},
 )
 REPORT = _object(
