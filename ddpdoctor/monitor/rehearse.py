@@ -221,7 +221,9 @@ class _Rehearsal:
     def _collect_stacks(self) -> tuple[StackDump, ...]:
         """The stacks of every living rank, written by itself or by its signal handler."""
         book = self._assembly.book
-        living = {pid: ring for pid, ring in self._assembly.files.rings.items() if is_alive(pid)}
+        # A stopped process answers nothing, not even its signal handler.
+        rings = self._assembly.files.rings
+        living = {pid: ring for pid, ring in rings.items() if is_alive(pid) and not is_stopped(pid)}
         silent = ask_for_stacks(living, 1)
         self._assembly.poll()
         answered = self._record("", "").stacks
