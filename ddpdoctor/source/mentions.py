@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -53,6 +54,9 @@ _TELLING = (
         "register_buffer",
     }
 )
+_EVALUATING = frozenset({"no_grad", "inference_mode"})
+_STOPS_EARLY = re.compile(r"patience|early_?stop", re.IGNORECASE)
+"""In the text of a script: what an evaluation returns may decide how long ranks train."""
 _NEARLY_FREE = 12
 """Functions of fewer nodes are walked whatever they mention."""
 MOST_WORDS = 100_000
@@ -78,6 +82,7 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
     """Follow names from function to function; a name stands for every function that is called so."""
     synchronising: set[str] = set()
     telling: set[str] = set()
+    evaluating: set[str] = set()
     callers: dict[str, set[str]] = {}
     for module in modules:
         known: _ModuleMentions | None = module.__dict__.get("_mentions")
@@ -85,8 +90,11 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
             known = module.__dict__["_mentions"] = _in_module(module)
         synchronising |= known.synchronising
         telling |= known.telling
+        evaluating |= known.evaluating
         for name, found in known.callers.items():
             callers.setdefault(name, set()).update(found)
+    if any(_STOPS_EARLY.search(module.text) for module in modules):
+        telling |= evaluating
     return Mentions(_with_callers(synchronising, callers), _with_callers(telling, callers))
 
 
@@ -116,6 +124,8 @@ class _ModuleMentions(msgspec.Struct, frozen=True):
     synchronising: frozenset[str]
     """Definitions in which a synchronising word stands."""
     telling: frozenset[str]
+    evaluating: frozenset[str]
+    """Definitions that run a model without gradients."""
     callers: Mapping[str, frozenset[str]]
     """Definitions that call a name or derive from it."""
 
@@ -124,6 +134,7 @@ _SYNCHRONISES = 1
 _TELLS = 2
 _MAY_BE_NOTED = 4
 """The word is the last name of a function whose calls are noted: its full name decides."""
+_EVALUATES = 8
 
 
 class _Meanings(dict[str, int]):
@@ -134,6 +145,7 @@ class _Meanings(dict[str, int]):
         meaning = (
             (_SYNCHRONISES if word in _SYNCHRONISING else 0)
             | (_TELLS if word in _TELLING or first else 0)
+            | (_EVALUATES if word in _EVALUATING else 0)
             | (_MAY_BE_NOTED if word == "save" or worth_walking(word) else 0)
         )
         if len(self) < MOST_WORDS:
@@ -149,6 +161,7 @@ def _in_module(module: Module) -> _ModuleMentions:
     meanings, calls = _words_of(module), _calls_of(index)
     synchronising: set[str] = set()
     telling: set[str] = set()
+    evaluating: set[str] = set()
     callers: dict[str, set[str]] = {}
     for place in sorted(index.outer_definitions, reverse=True):
         name: str = index.nodes[place].name  # type: ignore[attr-defined]
@@ -160,10 +173,12 @@ def _in_module(module: Module) -> _ModuleMentions:
             synchronising.add(name)
         if meaning & _TELLS:
             telling.add(name)
+        elif meaning & _EVALUATES:
+            evaluating.add(name)
         for word in called - _TOO_COMMON:
             callers.setdefault(word, set()).add(name)
     frozen = {name: frozenset(found) for name, found in callers.items()}
-    return _ModuleMentions(frozenset(synchronising), frozenset(telling), frozen)
+    return _ModuleMentions(frozenset(synchronising), frozenset(telling), frozenset(evaluating), frozen)
 
 
 def _words_of(module: Module) -> dict[int, int]:

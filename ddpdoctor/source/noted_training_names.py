@@ -57,8 +57,6 @@ TELLING_TRAINING_WORDS = frozenset(
         "optim",
         "requires_grad",
         "requires_grad_",
-        "no_grad",
-        "inference_mode",
         "convert_sync_batchnorm",
         "urlretrieve",
         "extractall",
