@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -10,11 +11,16 @@ torch = pytest.importorskip("torch")
 
 from ddpdoctor.rehearsal.digests import tensor_digest  # noqa: E402
 
+ELSEWHERE = ctypes.create_string_buffer(16)
+
 
 class Wrapping(torch.Tensor):  # type: ignore[name-defined, misc]
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, (1 << 26,), dtype=inner.dtype)
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def data_ptr(self) -> int:
+        return ctypes.addressof(ELSEWHERE)
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
