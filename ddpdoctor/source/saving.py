@@ -76,7 +76,10 @@ def _local_guard(event: Event) -> Guard | None:
     if numbers_in(event.ranks) != tuple(rank for rank, local in enumerate(LOCAL_RANK) if local == 0):
         return None
     for guard in reversed(event.guards):
-        divides = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in descend(guard.node))
+        divides = any(
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and speaks_of_ranks(ast.unparse(node.left))
+            for node in descend(guard.node)
+        )
         if not divides and numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, Lanes):
             outside = [value for rank, value in enumerate(guard.value.values) if not guard.arm >> rank & 1]
             if all(isinstance(value, Const) for value in outside):
