@@ -63,7 +63,8 @@ def rehearsal_environment(
     # The user's tree must look the same afterwards, byte code included.
     result["PYTHONDONTWRITEBYTECODE"] = "1"
     result.setdefault("OMP_NUM_THREADS", "1")
-    return result | _TRACKERS_OFF
+    # MLflow has no switch; what it writes goes with the run directory.
+    return result | _TRACKERS_OFF | {"MLFLOW_TRACKING_URI": (run_directory / "mlruns").as_uri()}
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
