@@ -21,8 +21,8 @@ Reached = Mapping[str, frozenset[int]]
 
 
 def reached_lines(record: RunRecord | None) -> Reached | None:
-    """The lines that the ranks of a run ran; None when that is not known."""
-    if record is None or record.stream("lines").state != "complete":
+    """The lines that the ranks of a run ran; None when that is not known, or not from the script's beginning."""
+    if record is None or record.stream("lines").state != "complete" or any(one.late for one in record.lines):
         return None
     reached: dict[str, frozenset[int]] = {}
     for executed in record.lines:
@@ -57,13 +57,23 @@ def with_confirmation(
 
 def _sentence(finding: Finding, rehearsal: RehearsalSection, reached: Reached | None, root: str) -> str:
     place = finding.location
-    if place is not None and reached is not None and not _was_reached(place, reached):
+    if place is not None and _was_missed(place, rehearsal, reached):
         return f"not rehearsed: no rank came to {shown_path(place.file, root)}:{place.line}"
     if rehearsal.status == "completed":
         return "not confirmed: the rehearsal came to its end without it"
     if reached is None and not rehearsal.steps:
         return "not rehearsed: no training step was made"
     return "not confirmed: the rehearsal ended before it could show"
+
+
+def _was_missed(place: Location, rehearsal: RehearsalSection, reached: Reached | None) -> bool:
+    """Tell whether no rank came to a place; without all lines only code that is known to be unreached counts."""
+    if reached is not None:
+        return not _was_reached(place, reached)
+    return any(
+        same_file(one.file, place.file) and one.first_line <= place.line <= one.last_line
+        for one in rehearsal.unreached
+    )
 
 
 def _was_reached(place: Location, reached: Reached) -> bool:

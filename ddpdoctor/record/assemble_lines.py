@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddpdoctor.record.model import LinesExecuted, StreamState
+from ddpdoctor.record.lines import LinesExecuted
+from ddpdoctor.record.model import StreamState
 
 
 class LineRows:
@@ -16,10 +17,11 @@ class LineRows:
         self._lines: dict[tuple[int, str], set[int]] = {}
         self._unwatched: dict[tuple[int, str], set[int]] = {}
         self._begun: set[int] = set()
+        self._late: set[int] = set()
         self._lost = ""
         self.handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
             "lines": self._on_lines,
-            "lines_begun": lambda pid, event: self._begun.add(pid),
+            "lines_begun": self._on_begun,
             "lines_lost": self._on_lost,
         }
 
@@ -30,8 +32,9 @@ class LineRows:
             rank = self._rank_of(pid)
             if rank is not None:
                 unwatched = frozenset(self._unwatched.get((pid, file), ()))
-                row = LinesExecuted(rank=rank, file=file, lines=frozenset(lines), unwatched=unwatched)
-                found[rank, file] = row
+                found[rank, file] = LinesExecuted(
+                    rank=rank, file=file, lines=frozenset(lines), unwatched=unwatched, late=pid in self._late
+                )
         return tuple(found[key] for key in sorted(found))
 
     def state(self) -> StreamState:
@@ -39,6 +42,11 @@ class LineRows:
         if self._lost:
             return StreamState("truncated", self._lost)
         return StreamState("complete") if self._begun else StreamState("absent", "no rank came to its training")
+
+    def _on_begun(self, pid: int, event: dict[str, Any]) -> None:
+        self._begun.add(pid)
+        if event.get("late"):
+            self._late.add(pid)
 
     def _on_lines(self, pid: int, event: dict[str, Any]) -> None:
         key = (pid, str(event["file"]))

@@ -16,6 +16,7 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
+from ddpdoctor.record.lines import LinesExecuted
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -402,16 +403,6 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """All batches of that pass were drawn by a ``for`` statement of the user's outside of a generator, so that the body
     of the loop is what is done with each of them."""
     time_ns: int = 0
-
-
-class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of a user's file that a rank ran."""
-
-    rank: int
-    file: str
-    lines: frozenset[int] = frozenset()
-    unwatched: frozenset[int] = frozenset()
-    """First lines of functions that ran so much that only part of what they did is known."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

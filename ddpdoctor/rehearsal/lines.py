@@ -67,7 +67,7 @@ class Lines:
                 self._give_up("another tool traces the script")
                 return
             self._trace()
-        self._journal.event("lines_begun")
+        self._journal.event("lines_begun", late=self._tool < 0)
 
     def _trace(self) -> None:
         self._tracing, self._until_s = True, time.monotonic() + TRACED_AT_MOST_S

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from ddpdoctor.confirmation import reached_lines
-from ddpdoctor.examination import Examination, RehearsalSection
+from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.examine import ExamineRequest, conclude
 from ddpdoctor.finding import Refuted, Severity
-from ddpdoctor.record.model import Job, LinesExecuted, RunRecord, StreamState
+from ddpdoctor.record.lines import LinesExecuted
+from ddpdoctor.record.model import Job, RunRecord, StreamState
 from ddpdoctor.report import concise, full, github, gitlab, junit, markdown, sarif
 from ddpdoctor.report import json as json_report
 from ddpdoctor.runner import CheckResult
@@ -113,3 +115,16 @@ def test_lines_count_when_any_rank_ran_them_and_the_record_holds_all_of_them() -
     assert reached_lines(record) == {TRAIN: frozenset({1, 2})}
     assert reached_lines(RunRecord(job=Job(kind="rehearsal"), lines=lines)) is None
     assert reached_lines(None) is None
+
+
+def test_lines_before_training_are_not_called_unreached_where_they_are_not_known() -> None:
+    late = (LinesExecuted(rank=0, file=TRAIN, lines=frozenset({1, 2}), late=True),)
+    record = RunRecord(
+        job=Job(kind="rehearsal"), lines=late, streams={"lines": StreamState("complete")}
+    )
+    assert reached_lines(record) is None
+    (found,) = concluded(SUSPECTED, reached=None).findings
+    assert found.unconfirmed == "not confirmed: the rehearsal came to its end without it"
+    section = msgspec.structs.replace(COMPLETED, unreached=(Unreached(file=TRAIN, first_line=13, last_line=15),))
+    (found,) = concluded(SUSPECTED, rehearsal=section).findings
+    assert found.unconfirmed == "not rehearsed: no rank came to train.py:14"
