@@ -55,11 +55,11 @@ def test_a_finding_is_suppressed(body: str, target: str, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("    dist.barrier()  # ddpdoctor: ignore[DDP501]\n", [(5, "DDP301"), (5, "DDP001")]),
-        ("    dist.barrier()  # ddpdoctor: ignore[DDP301, DDP501]\n", [(5, "DDP001")]),
+        ("    dist.barrier()  # ddpdoctor: ignore[DDP516]\n", [(5, "DDP301"), (5, "DDP001")]),
+        ("    dist.barrier()  # ddpdoctor: ignore[DDP301, DDP516]\n", [(5, "DDP001")]),
         ("    dist.barrier()  # ddpdoctor: ignore\n", [(5, "DDP301"), (5, "DDP001")]),
         ("    dist.barrier()  # ddpdoctor: ignore[DDP999]\n", [(5, "DDP301"), (5, "DDP001")]),
-        ("    # ddpdoctor: ignore[DDP501]\n\n    dist.barrier()\n", [(7, "DDP301"), (5, "DDP001")]),
+        ("    # ddpdoctor: ignore[DDP516]\n\n    dist.barrier()\n", [(7, "DDP301"), (5, "DDP001")]),
         # These checks look at runs as well, or only: without a run nobody knows whether the comment is needed.
         ("    dist.barrier()  # ddpdoctor: ignore[DDP301, DDP305, DDP102, DDP001]\n", []),
         ("    # ddpdoctor: ignore[DDP301]\n\n    dist.barrier()\n", [(7, "DDP301")]),
@@ -74,18 +74,18 @@ def test_a_comment_that_suppresses_nothing_is_reported(
 
 
 def test_a_comment_for_a_check_of_the_source_alone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = HEAD + "    print()\n" + TAIL + "# ddpdoctor: file-ignore[DDP501]\n"
+    text = HEAD + "    print()\n" + TAIL + "# ddpdoctor: file-ignore[DDP516]\n"
     assert _said(text, tmp_path, monkeypatch, "train.py") == [(7, "DDP001")]
     assert _said(text, tmp_path, monkeypatch, "train.py", "--ignore", "unused-suppression") == []
-    assert _said(text, tmp_path, monkeypatch, "train.py", "--ignore", "DDP501") == []
-    assert _said(text, tmp_path, monkeypatch, "train.py", "--select", "DDP501") == []
-    assert _said(text, tmp_path, monkeypatch, "train.py", "--select", "DDP501,DDP001") == [(7, "DDP001")]
+    assert _said(text, tmp_path, monkeypatch, "train.py", "--ignore", "DDP516") == []
+    assert _said(text, tmp_path, monkeypatch, "train.py", "--select", "DDP516") == []
+    assert _said(text, tmp_path, monkeypatch, "train.py", "--select", "DDP516,DDP001") == [(7, "DDP001")]
 
 
 def test_a_comment_in_a_module_that_is_no_entry_script_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "import torch\n\ndef step():\n    pass  # ddpdoctor: ignore[DDP501]\n"
+    text = "import torch\n\ndef step():\n    pass  # ddpdoctor: ignore[DDP516]\n"
     assert _said(text, tmp_path, monkeypatch, "train.py") == []
 
 
