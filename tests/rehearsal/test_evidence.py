@@ -182,5 +182,5 @@ def test_the_time_limit_ends_a_sleeping_script_with_its_stacks(rehearse_script: 
     main = [stack for stack in record.stacks if stack.main]
     assert {stack.rank for stack in main} == {0, 1}
     assert all("oversleep" in {frame.function for frame in stack.frames} for stack in main)
-    assert any("sleep 9973" in note for note in record.job.notes)
+    assert any("sleep 9973" in done for done in record.job.not_held_back)
     assert not psutil.Process().children(recursive=True)
