@@ -49,7 +49,7 @@ def run_checks(
     look at are not imported. Raises ConfigurationError when a built-in check cannot be loaded.
     """
     with deep_recursion():
-        return tuple(_run_check(entry, script, record, static=static) for entry in entries)
+        return tuple([_run_check(entry, script, record, static=static) for entry in entries])
 
 
 def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
@@ -87,13 +87,14 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
         take_gap(script)
         said = _ask(check.in_source, script)
         gap = take_gap(script)
-        result = msgspec.structs.replace(
-            result,
-            from_source=said.yielded,
-            gap=said.gap or gap,
-            bound_hit=said.bound_hit or bool(gap),
-            crashed=said.crashed,
-        )
+        if gap or said is not _NOTHING:
+            result = msgspec.structs.replace(
+                result,
+                from_source=said.yielded,
+                gap=said.gap or gap,
+                bound_hit=said.bound_hit or bool(gap),
+                crashed=said.crashed,
+            )
     if static or check.in_run is None:
         return result
     missing = "there was no rehearsal" if record is None else _missing_evidence(check, record)
@@ -124,6 +125,9 @@ class _Said(msgspec.Struct, frozen=True):
     crashed: bool = False
 
 
+_NOTHING = _Said(())
+
+
 def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) -> _Said:
     yielded: list[Finding | Refuted] = []
     try:
@@ -137,7 +141,7 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
         return _Said(tuple(yielded), gap="the script holds code that is nested too deeply", bound_hit=True)
     except Exception as error:
         return _Said(tuple(yielded), gap=f"the check failed: {type(error).__name__}: {error}", crashed=True)
-    return _Said(tuple(yielded))
+    return _Said(tuple(yielded)) if yielded else _NOTHING
 
 
 def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:

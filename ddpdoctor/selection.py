@@ -13,6 +13,7 @@ from ddpdoctor.config.suppressions import Suppression, Used, code_of, suppressio
 from ddpdoctor.finding import Finding
 from ddpdoctor.registry import Catalogue, CatalogueEntry, choose, codes_meant, load, suggestion
 from ddpdoctor.runner import CheckResult
+from ddpdoctor.source.words import mentions_any
 
 if TYPE_CHECKING:
     from ddpdoctor.source.script import Script
@@ -85,6 +86,8 @@ def heard(results: Sequence[CheckResult], settings: Settings, catalogue: Catalog
 
 def comments_of(script: Script) -> dict[str, tuple[Suppression, ...]]:
     """The suppressing comments of a script's modules by file."""
+    if not mentions_any(script, ("ddpdoctor",)):
+        return {}
     found = {str(module.path): suppressions_in(str(module.path), module.text) for module in script.modules}
     return {file: comments for file, comments in found.items() if comments}
 

@@ -83,28 +83,19 @@ def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False
 
     ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
     """
-    if _is_computed_rank(value):
-        return rank_by_name(machine, name) or value
-    if value.__class__ is not Bound and value.__class__ is not Unknown:
-        return value
     if isinstance(value, Bound):
         receiver = value.receiver
         known = isinstance(receiver, Built) and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
         return value if known else rank_by_name(machine, name) or _distribution(name, of_object) or value
-    if isinstance(value, Unknown) and (value.opaque or (of_object and name != "rank")):
+    if not isinstance(value, Unknown):
+        return value
+    if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
+        return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
+    if value.opaque or (of_object and name != "rank"):
         return rank_by_name(machine, name) or _distribution(name, of_object) or value
-    if isinstance(value, Unknown) and not value.varying and not value.tags:
+    if not value.varying and not value.tags:
         return _distribution(name, of_object) or value
     return value
-
-
-def _is_computed_rank(value: Value) -> bool:
-    """Whether a value differs between ranks by a computation such as ``node * gpus + gpu``, of unknown result."""
-    entries = value.values if isinstance(value, Lanes) else (value,)
-    return all(
-        isinstance(entry, Unknown) and entry.varying and all(kind in _COUNTS for kind, _ in entry.tags)
-        for entry in entries
-    )
 
 
 def _distribution(name: str, of_object: bool) -> Value | None:

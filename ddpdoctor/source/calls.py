@@ -63,7 +63,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
     named: dict[str, Value] = {}
     complete = True
     for argument in node.args:
-        if not isinstance(argument, ast.Starred):
+        if argument.__class__ is not ast.Starred:
             positional.append(evaluate(machine, argument))
             continue
         value = evaluate(machine, argument.value)
@@ -91,11 +91,11 @@ def apply(
     complete: bool = True,
 ) -> Value:
     """Call a value."""
-    if isinstance(function, External):
+    if function.__class__ is External:
         return call_external(machine, node, function.name, positional, named, complete)
-    if isinstance(function, Bound):
+    if function.__class__ is Bound:
         return call_method(machine, node, function, positional, named, complete)
-    if isinstance(function, Function):
+    if function.__class__ is Function:
         result = call_function(machine, node, function, positional, named, complete)
         if function.receiver is not None and machine.wrapped:
             return bare_forward(machine, node, function.receiver, positional, named, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 import msgspec
 
@@ -18,6 +19,8 @@ from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, constant
 
 _WAITS = re.compile(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
+
+
 class EarlyLoad(msgspec.Struct, frozen=True, eq=False):
     """A read of a file that one rank has just begun to write."""
 
@@ -58,13 +61,18 @@ def _is_between(save: Event, wait: Event, load: Event) -> bool:
     return save.ordinal < wait.ordinal < load.ordinal and wait.ranks == ALL_LANES
 
 
+@lru_cache(maxsize=16_384)
+def _promises_to_wait(name: str) -> bool:
+    return _WAITS.search(name) is not None
+
+
 def _waits_somewhere_unknown(projection: Projection) -> bool:
     """Whether something is called by a name that promises to wait, and was not seen to be a collective."""
     known = {event.node for event in projection.events if event.kind == "collective"}
     for module in projection.machine.script.modules:
         for node in module.index.of(ast.Call):
             last = last_name(node.func)
-            if not _WAITS.search(last) or node in known or module.resolve(node.func).startswith("torch."):
+            if not _promises_to_wait(last) or node in known or module.resolve(node.func).startswith("torch."):
                 continue
             if last not in projection.machine.mentions.synchronising:
                 return True

@@ -28,7 +28,7 @@ LONGEST_KEPT = 50
 class Walks:
     """What the walks of one function came to."""
 
-    __slots__ = ("alike", "count", "items", "result", "shapes", "steps")
+    __slots__ = ("alike", "count", "items", "result", "steps")
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,7 +38,6 @@ class Walks:
         self.result: Value = OPAQUE
         self.items: Sequence[Sequence[Item]] = ()
         """What each rank did in the last walk that all ranks made together; empty when there was none so short."""
-        self.shapes: tuple[int, ...] = ()
 
 
 class Effort:
@@ -69,9 +68,9 @@ class Effort:
             return
         walks.steps += steps
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
-            shapes = tuple(shape_of(tuple(entries)) for entries in items) if any(items) else ()
-            walks.alike = walks.alike and (not walks.items or (walks.shapes == shapes and walks.result == result))
-            walks.items, walks.shapes, walks.result = items, shapes, result
+            if walks.alike and walks.items:
+                walks.alike = walks.result == result and _shapes(walks.items) == _shapes(items)
+            walks.items, walks.result = items, result
         else:
             walks.alike = False
 
@@ -80,3 +79,7 @@ class Effort:
         names = list(dict.fromkeys(self.cut.values()))
         more = f" and {len(names) - 3} more functions" if len(names) > 3 else ""
         return ", ".join(names[:3]) + more
+
+
+def _shapes(items: Sequence[Sequence[Item]]) -> tuple[int, ...]:
+    return tuple(shape_of(tuple(entries)) for entries in items)

@@ -38,7 +38,10 @@ def is_entry(script: Script) -> bool:
 
 def acts(module: Module) -> bool:
     """Tell whether a file does something when it is run: below a test of ``__name__``, or by calls at its top level."""
-    return any(_statement_acts(statement) for statement in module.tree.body)
+    known: bool | None = module.__dict__.get("_acts")
+    if known is None:
+        known = module.__dict__["_acts"] = any(map(_statement_acts, module.tree.body))
+    return known
 
 
 def _statement_acts(statement: ast.stmt) -> bool:

@@ -45,7 +45,7 @@ from ddpdoctor.source.values import (
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
 ENVIRONMENT = External("os.environ")
-BUILTINS = frozenset(dir(builtins)) | {"exit", "quit"}
+BUILTINS = {name: External(f"builtins.{name}") for name in (*dir(builtins), "exit", "quit")}
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
@@ -149,7 +149,7 @@ def lookup(machine: Machine, name: str) -> Value:
     if name == "__file__":
         return Const(str(frame.module.path))
     if name in BUILTINS:
-        return External(f"builtins.{name}")
+        return BUILTINS[name]
     full = frame.module.aliases.get(name)
     return External(full) if full else OPAQUE
 
@@ -168,10 +168,6 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
     value = attribute_of(machine, owner, name)
     kind = value.__class__
     return seeded(machine, name, value, of_object=True) if kind is Unknown or kind is Bound else value
-
-
-def _call(machine: Machine, node: ast.Call) -> Value:
-    return call(machine, node)
 
 
 def _binary(machine: Machine, node: ast.BinOp) -> Value:
@@ -422,7 +418,7 @@ _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Name: _name,
     ast.Constant: _constant,
     ast.Attribute: _attribute,
-    ast.Call: _call,
+    ast.Call: call,
     ast.BinOp: _binary,
     ast.UnaryOp: _unary,
     ast.Compare: _compare,

@@ -12,6 +12,8 @@ from ddpdoctor.source.module import Module, absolute
 from ddpdoctor.source.values import External, ProjectModule, Unknown, Value
 from ddpdoctor.source.vocabulary import canonical
 
+_SHALLOW = frozenset({ast.Import, ast.ImportFrom})
+"""Statements in which nothing is nested: what an imported module holds is guarded there."""
 Execute = Callable[[Machine, Sequence[ast.stmt]], None]
 
 
@@ -43,6 +45,11 @@ def run_module(machine: Machine, module: Module, execute: Execute) -> None:
     loops, machine.loops = machine.loops, []
     try:
         for statement in module.tree.body:
+            if statement.__class__ in _SHALLOW or (
+                isinstance(statement, ast.FunctionDef) and not statement.decorator_list
+            ):
+                execute(machine, (statement,))
+                continue
             run = partial(execute, machine, (statement,))
             inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
             for rank, items in enumerate(inner):
@@ -55,8 +62,7 @@ def run_module(machine: Machine, module: Module, execute: Execute) -> None:
 def _module_value(machine: Machine, name: str, execute: Execute) -> Value:
     module = machine.script.module(name)
     if module is None:
-        inside = any(known.name.startswith(f"{name}.") for known in machine.script.modules)
-        return ProjectModule(name) if inside else External(canonical(name))
+        return ProjectModule(name) if machine.script.is_package(name) else External(canonical(name))
     run_module(machine, module, execute)
     return ProjectModule(name)
 

@@ -15,12 +15,15 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.training import feedings
 from ddpdoctor.source.values import Built, Instance, Value, constant, options_of, tags_of
+from ddpdoctor.source.words import mentions_any
 
-_REDUCED_PRECISION = re.compile(
-    r"autocast|\bamp\b|use_amp|GradScaler|bf(loat)?_?16|fp?(loat)?_?16|\.half\(|tf32"
-    r"|fp32_precision|matmul_precision|mixed_precision|float64|\.double\("
+_REDUCED_PRECISION = (
+    *("autocast", "use_amp", "GradScaler", ".half(", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
+    *("float64", ".double(", "bf16", "bf_16", "float16", "float_16", "fp16", "fp_16", "f16", "f_16"),
 )
 """Any of these words shows that somebody has thought about precision."""
+_AMP = re.compile(r"amp(?<=\bamp)\b")
+"""So does this one."""
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
@@ -116,7 +119,7 @@ def full_precision_wraps(projection: Projection) -> Iterator[Event]:
     script = projection.machine.script
     if framework(script) or not trains_on_cuda(projection):
         return
-    if any(_REDUCED_PRECISION.search(module.text) for module in script.modules):
+    if mentions_any(script, _REDUCED_PRECISION) or any(_AMP.search(module.text) for module in script.modules):
         return
     if any(feedings(projection)):
         yield from list(projection.in_course("wrap"))[:1]

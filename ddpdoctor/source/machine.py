@@ -140,7 +140,10 @@ class Machine:
 
     def assign(self, owner: int, name: str, value: Value) -> None:
         """Give a name a value on the ranks that run the present statement."""
-        self.store.set(owner, name, value, ALL_LANES if self.mask == ALL_LANES & ~self.gone else self.mask)
+        if self.mask == ALL_LANES & ~self.gone:
+            self.store.write((owner, name), value)
+        else:
+            self.store.set(owner, name, value, self.mask)
 
     @property
     def mentions(self) -> Mentions:
@@ -323,9 +326,13 @@ class Machine:
             self.conditions.pop()
         self.undecided -= 1
         self.sinks = outer
+        previous: list[list[Item]] = []
         for rank in RANKS:
-            if start >> rank & 1 and any(sinks[rank] for _, _, sinks in outcomes):
-                outer[rank].append(branch_of([sinks[rank] for _, _, sinks in outcomes], own))
+            done = [sinks[rank] for _, _, sinks in outcomes]
+            if start >> rank & 1 and any(done):
+                if done != previous:  # Ranks that do the same share a branch, which is then looked at once.
+                    branch, previous = branch_of(done, own), done
+                outer[rank].append(branch)
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
             if not reached and living and not _all_raise(sinks, start):
@@ -415,17 +422,23 @@ class Machine:
 
     def add_call(self, inner: Sinks) -> None:
         """Add what a called function did, its returns worked in."""
+        previous: list[Item] = []
         for rank, items in enumerate(inner):
             if items:
                 self.steps += len(items) // 2
-                settled = settle(items)
+                if items != previous:
+                    settled, previous = settle(items), items
                 self.sinks[rank].extend(settled if settled is not None else (Jump("raise"),))
 
     def add_loop(self, inner: Sinks, turns: Sequence[int | None], node: ast.AST, own: OwnTest | None = None) -> None:
         """Add the body of a loop; ``turns`` holds its number of turns by rank, where ranks differ in it."""
+        loop: Loop | None = None
+        previous: list[Item] = []
         for rank, items in enumerate(inner):
             if items:
-                self.sinks[rank].append(Loop(tuple(items), turns[rank], node, test=own))
+                if loop is None or items != previous or turns[rank] != loop.turns:
+                    loop, previous = Loop(tuple(items), turns[rank], node, test=own), items
+                self.sinks[rank].append(loop)
 
 
 def merged_results(

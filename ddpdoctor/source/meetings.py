@@ -11,6 +11,9 @@ from ddpdoctor.source.nodes import children_of, descend, last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, events_in
 
+_CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Name, ast.Constant})
+"""Classes of nodes that are not looked into: what is in them runs at another time, or there is nothing."""
+
 
 def meetings(projection: Projection) -> tuple[Event, ...]:
     """Everything in the script that synchronises the ranks, once each, in the order of execution."""
@@ -46,13 +49,13 @@ def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            waiting.extend(children_of(node))
+        if node.__class__ not in _CLOSED:
+            waiting += children_of(node)
 
 
 def mentions(node: ast.AST, names: Iterable[str]) -> bool:
     """Whether an expression holds one of some variables or dotted attributes."""
-    wanted = set(names)
+    wanted = names if isinstance(names, (set, frozenset)) else set(names)
     last = {name.rpartition(".")[2] for name in wanted}
     return any(last_name(inner) in last and ast.unparse(inner) in wanted for inner in descend(node))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -55,8 +54,8 @@ _TELLING = (
     }
 )
 _EVALUATING = frozenset({"no_grad", "inference_mode"})
-_STOPS_EARLY = re.compile(r"patience|early_?stop", re.IGNORECASE)
-"""In the text of a script: what an evaluation returns may decide how long ranks train."""
+_STOPS_EARLY = ("patience", "early_stop", "earlystop")
+"""In the text of a script, in whatever case: what an evaluation returns may decide how long ranks train."""
 _NEARLY_FREE = 12
 """Functions of fewer nodes are walked whatever they mention."""
 MOST_WORDS = 100_000
@@ -83,7 +82,9 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
     synchronising: set[str] = set()
     telling: set[str] = set()
     evaluating: set[str] = set()
-    callers: dict[str, set[str]] = {}
+    callers: dict[str, list[frozenset[str]]] = {}
+    defined: set[str] = set()
+    stops_early = False
     for module in modules:
         known: _ModuleMentions | None = module.__dict__.get("_mentions")
         if known is None:
@@ -91,9 +92,13 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
         synchronising |= known.synchronising
         telling |= known.telling
         evaluating |= known.evaluating
-        for name, found in known.callers.items():
-            callers.setdefault(name, set()).update(found)
-    if any(_STOPS_EARLY.search(module.text) for module in modules):
+        defined |= known.defined
+        stops_early = stops_early or known.stops_early
+    for module in modules:
+        found: Mapping[str, frozenset[str]] = module.__dict__["_mentions"].callers
+        for name in found.keys() & defined:
+            callers.setdefault(name, []).append(found[name])
+    if stops_early:
         telling |= evaluating
     return Mentions(_with_callers(synchronising, callers), _with_callers(telling, callers))
 
@@ -126,6 +131,10 @@ class _ModuleMentions(msgspec.Struct, frozen=True):
     telling: frozenset[str]
     evaluating: frozenset[str]
     """Definitions that run a model without gradients."""
+    defined: frozenset[str]
+    """All definitions: only what one of these is called can lead from one to another."""
+    stops_early: bool
+    """The text may decide by an evaluation how long ranks train."""
     callers: Mapping[str, frozenset[str]]
     """Definitions that call a name or derive from it."""
 
@@ -177,8 +186,15 @@ def _in_module(module: Module) -> _ModuleMentions:
             evaluating.add(name)
         for word in called - _TOO_COMMON:
             callers.setdefault(word, set()).add(name)
-    frozen = {name: frozenset(found) for name, found in callers.items()}
-    return _ModuleMentions(frozenset(synchronising), frozenset(telling), frozenset(evaluating), frozen)
+    text = module.text.lower()
+    return _ModuleMentions(
+        synchronising=frozenset(synchronising),
+        telling=frozenset(telling),
+        evaluating=frozenset(evaluating),
+        defined=frozenset(index.nodes[place].name for place in index.outer_definitions),  # type: ignore[attr-defined]
+        stops_early=any(word in text for word in _STOPS_EARLY),
+        callers={name: frozenset(found) for name, found in callers.items()},
+    )
 
 
 def _words_of(module: Module) -> dict[int, int]:
@@ -227,11 +243,11 @@ def _calls_of(index: NodeIndex) -> dict[int, set[str]]:
     return found
 
 
-def _with_callers(found: set[str], callers: Mapping[str, set[str]]) -> frozenset[str]:
+def _with_callers(found: set[str], callers: Mapping[str, Sequence[frozenset[str]]]) -> frozenset[str]:
     waiting = list(found)
     while waiting:
-        for caller in callers.get(waiting.pop(), ()):
-            if caller not in found:
-                found.add(caller)
-                waiting.append(caller)
+        for group in callers.get(waiting.pop(), ()):
+            new = group - found
+            found |= new
+            waiting.extend(new)
     return frozenset(found)

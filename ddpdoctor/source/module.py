@@ -77,11 +77,15 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def resolve(self, node: ast.AST) -> str:
         """The canonical full name that an expression stands for, such as ``torch.distributed.all_reduce``; or empty."""
-        head, _, rest = dotted(node).partition(".")
-        full = self.aliases.get(head, "")
+        names: list[str] = []
+        while node.__class__ is ast.Attribute:
+            names.append(node.attr)
+            node = node.value
+        full = self.aliases.get(node.id) if node.__class__ is ast.Name else None
         if not full:
             return ""
-        return canonical(f"{full}.{rest}" if rest else full)
+        names.append(full)
+        return canonical(".".join(reversed(names)))
 
     def calls(self) -> Iterator[tuple[ast.Call, str]]:
         """Every call with the full name of what it calls, where an import or an alias says it."""

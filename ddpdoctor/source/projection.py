@@ -17,7 +17,7 @@ from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.statements import execute
-from ddpdoctor.source.trace import Event, EventKind, Exit, Tree, settle
+from ddpdoctor.source.trace import Event, EventKind, Exit, Item, Tree, settle
 from ddpdoctor.source.values import ALL_LANES, Function, Instance, ProjectClass
 
 _MAIN_NAMES = re.compile(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
@@ -99,9 +99,12 @@ def _project(script: Script) -> Projection:
 
 def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
     machine.mask, machine.gone, machine.raised = ALL_LANES, 0, 0
-    inner = machine.collect(run)
-    trees = tuple(settle(items) or () for items in inner)
-    return Walk(trees, machine.raised, machine.uncertain)
+    trees: list[Tree] = []
+    previous: list[Item] | None = None
+    for items in machine.collect(run):
+        trees.append(trees[-1] if items == previous else settle(items) or ())
+        previous = items
+    return Walk(tuple(trees), machine.raised, machine.uncertain)
 
 
 def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:

@@ -18,6 +18,8 @@ _IN_PLACE = frozenset({"all_reduce", "reduce"})
 _MEANS = re.compile(r"loss|acc|mean|avg|average|err|top_?[15]$", re.IGNORECASE)
 _SUMS = re.compile(r"total|sum|num|count|correct|size|^n_|_n$|seen", re.IGNORECASE)
 _SHOWS = frozenset({"print", "info", "log", "add_scalar", "write", "debug", "set_postfix", "log_metric", "log_metrics"})
+_TELLING = frozenset({ast.Assign, ast.AugAssign, ast.BinOp, ast.Call, ast.Return})
+"""Classes of nodes that show a sum, make it a mean, or give it another name."""
 _AVERAGES = frozenset({"div", "div_", "mul", "mul_", "mean", "true_divide", "divide", "divide_"})
 
 
@@ -61,7 +63,7 @@ def shown_sums(projection: Projection) -> Iterator[ShownSum]:
         if event.node in seen or not _is_sum(event) or _SUMS.search(word):
             continue
         seen.add(event.node)
-        nodes = list(nodes_of(function_around(event.module, event.node)))
+        nodes = [node for node in nodes_of(function_around(event.module, event.node)) if node.__class__ in _TELLING]
         names = _followers(nodes, name)
         if any(_averages(node, names) for node in nodes):
             continue
@@ -113,9 +115,10 @@ def _is_sum(event: Event) -> bool:
 def _followers(nodes: list[ast.AST], name: str) -> set[str]:
     """A variable and those that are assigned from it."""
     names = {name}
+    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     for _ in range(3):
-        for node in nodes:
-            if isinstance(node, ast.Assign) and mentions(node.value, names):
+        for node in assignments:
+            if mentions(node.value, names):
                 targets = [target for target in node.targets if isinstance(target, (ast.Name, ast.Attribute))]
                 names.update(ast.unparse(target) for target in targets)
     return names

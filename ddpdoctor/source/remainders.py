@@ -34,30 +34,39 @@ def agree(module: Module, one: ast.expr, other: ast.expr) -> bool:
         return False
     counter = next(iter(counters))
     turns = range(3 * period)
-    known: list[dict[str, int]] = [{counter: turn, divisor: period} for turn in turns]
-    chosen = [(_evaluate(one, turn, divisor), _evaluate(other, turn, divisor)) for turn in known]
+    known: list[dict[str, int]] = [{counter: turn} for turn in turns]
+    dividing = frozenset(
+        inner
+        for test in (one, other)
+        for inner in descend(test)
+        if isinstance(inner, ast.expr) and ast.unparse(inner) == divisor
+    )
+    chosen = [tuple(_evaluate(test, turn, period, dividing) for test in (one, other)) for turn in known]
     if any(first is None or second is None for first, second in chosen):
         return False
     steps = [first for first, second in chosen if second]
     return bool(steps) and len(steps) < len(turns) and all(steps)
 
 
-def _evaluate(node: ast.expr, known: Mapping[str, int], divisor: str) -> Number | None:
-    if ast.unparse(node) == divisor:
-        return known[divisor]
+def _evaluate(
+    node: ast.expr, known: Mapping[str, int], period: int, dividing: frozenset[ast.AST]
+) -> Number | None:
+    """The value of a test; ``dividing`` are the nodes that stand for the divisor, which is ``period``."""
+    if node in dividing:
+        return period
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.Name):
         return known.get(node.id)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        value = _evaluate(node.operand, known, divisor)
+        value = _evaluate(node.operand, known, period, dividing)
         return None if value is None else not value
     if isinstance(node, ast.BinOp):
-        return _arithmetic(node.op, _evaluate(node.left, known, divisor), _evaluate(node.right, known, divisor))
+        left, right = (_evaluate(side, known, period, dividing) for side in (node.left, node.right))
+        return _arithmetic(node.op, left, right)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _compared(
-            node.ops[0], _evaluate(node.left, known, divisor), _evaluate(node.comparators[0], known, divisor)
-        )
+        left, right = (_evaluate(side, known, period, dividing) for side in (node.left, node.comparators[0]))
+        return _compared(node.ops[0], left, right)
     return None
 
 

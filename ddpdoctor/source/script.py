@@ -54,6 +54,20 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
         """The project module with a dotted name, if it was read."""
         return self._by_name.get(name)
 
+    def is_package(self, name: str) -> bool:
+        """Tell whether a project module with a dotted name below this one was read."""
+        return name in self._packages
+
+    @cached_property
+    def _packages(self) -> frozenset[str]:
+        found: set[str] = set()
+        for module in self.modules:
+            name, dot, _ = module.name.rpartition(".")
+            while dot and name not in found:
+                found.add(name)
+                name, dot, _ = name.rpartition(".")
+        return frozenset(found)
+
     @cached_property
     def _by_name(self) -> dict[str, Module]:
         return {module.name: module for module in self.modules}

@@ -35,7 +35,7 @@ class Store:
             old = self.get(owner, name)
             if old is not None and old != value:
                 value = lanes_of([lane(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
-        self._write((owner, name), value)
+        self.write((owner, name), value)
 
     def names(self, owner: int) -> tuple[str, ...]:
         """The names in a scope or of an object's attributes, in the order of their first assignment."""
@@ -77,12 +77,12 @@ class Store:
     def put(self, written: Mapping[Cell, Value]) -> None:
         """Write values that were taken back."""
         for cell, value in written.items():
-            self._write(cell, value)
+            self.write(cell, value)
 
     def merge(self, written: Mapping[Cell, Value], varying: bool = False) -> None:
         """Join values that a path left behind with the present ones."""
         for cell, value in written.items():
-            self._write(cell, join(self.get(*cell), value, varying))
+            self.write(cell, join(self.get(*cell), value, varying))
 
     def merge_arms(self, arms: Sequence[tuple[Mapping[Cell, Value], int]], varying: bool) -> None:
         """Join what alternative paths wrote; each comes with the mask of the ranks that reached its end."""
@@ -101,7 +101,7 @@ class Store:
                 value = self._joined([written.get(cell, base) for written, _ in arms], varying)
             else:
                 value = lanes_of([self._joined_lane(cell, base, arms, rank, varying) for rank in RANKS])
-            self._write(cell, value)
+            self.write(cell, value)
 
     @staticmethod
     def _joined(values: list[Value | None], varying: bool) -> Value:
@@ -118,7 +118,8 @@ class Store:
             values = [written.get(cell, base) for written, _ in arms]
         return self._joined([value if value is None else lane(value, rank) for value in values], varying)
 
-    def _write(self, cell: Cell, value: Value) -> None:
+    def write(self, cell: Cell, value: Value) -> None:
+        """Give a name a value on all ranks."""
         owner, name = cell
         names = self.owners.get(owner)
         if names is None:

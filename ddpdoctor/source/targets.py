@@ -25,7 +25,7 @@ from ddpdoctor.source.values import (
 
 def scope_of(machine: Machine, name: str) -> int:
     """The scope that an assignment to a name writes."""
-    frame = machine.frame
+    frame = machine.frames[-1]
     if name in frame.globals:
         return machine.scope_modules[frame.module.name]
     if name in frame.nonlocals:
@@ -37,7 +37,7 @@ def scope_of(machine: Machine, name: str) -> int:
 
 def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
     """Assign a value to a name, an attribute, an item, or several of them."""
-    if isinstance(target, ast.Name):
+    if target.__class__ is ast.Name:
         machine.assign(scope_of(machine, target.id), target.id, value)
     elif isinstance(target, ast.Attribute):
         _assign_attribute(machine, target, value)

@@ -172,6 +172,7 @@ RUNNERS = frozenset({"fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torc
 
 
 @lru_cache(maxsize=65_536)
+@lru_cache(maxsize=65_536)
 def canonical(name: str) -> str:
     """The public full name of something that has several."""
     for old, new in _MOVED:

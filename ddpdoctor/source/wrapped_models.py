@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import last_name
@@ -80,9 +81,14 @@ def _averages(module: Module) -> bool:
         if name in _COLLECTIVE_NAMES:
             if _speaks_of_gradients(ast.unparse(node)) or _speaks_of_gradients(_loop_text(module, node)):
                 return True
-        elif any(word in name for word in _AVERAGERS[2:]):
+        elif _promises_average(name):
             return True
     return False
+
+
+@lru_cache(maxsize=16_384)
+def _promises_average(name: str) -> bool:
+    return any(word in name for word in _AVERAGERS[2:])
 
 
 def _loop_text(module: Module, node: ast.AST) -> str:
