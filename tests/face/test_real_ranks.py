@@ -174,6 +174,8 @@ def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, t
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What is started in the background of a shell script ignores Ctrl-C, and so does all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     pids = _wait_for_ranks(tmp_path, 2)
     interrupted_s = time.monotonic()
