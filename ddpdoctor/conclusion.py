@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.account import whereabouts
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.places import named_ranks, shown_path
-from ddpdoctor.unreached import unreached
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -71,6 +69,8 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
 
     Completed means: every rank reported, wrapped a model in DDP, made at least one optimizer step, and got to its end.
     """
+    from ddpdoctor.unreached import unreached
+
     job = record.job
     judgement = _judgement(record, root)
     return RehearsalSection(
@@ -108,6 +108,8 @@ def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
 
 
 def _judgement(record: RunRecord, root: str) -> _Judgement:
+    from ddpdoctor.diagnosis.account import whereabouts
+
     job = record.job
     if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in"):
         reason = job.stop_text or _SENTENCES[job.stop_reason]

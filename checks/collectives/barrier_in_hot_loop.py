@@ -28,15 +28,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.hot_barriers import hot_barriers
-from ddpdoctor.diagnosis.wording import count, place, site_location
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.hot_loops import every_step
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP313",
@@ -73,6 +74,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report barriers that followed every training step, with their number."""
+    from ddpdoctor.diagnosis.hot_barriers import hot_barriers
+    from ddpdoctor.diagnosis.wording import count, place, site_location
+
     for hot in hot_barriers(record):
         location = site_location(hot.site)
         yield CHECK.finding(

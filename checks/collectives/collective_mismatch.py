@@ -26,13 +26,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.diagnosis.model_mismatch import find_model_mismatch
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP304",
@@ -49,6 +49,10 @@ _HOW = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+    from ddpdoctor.diagnosis.model_mismatch import find_model_mismatch
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         how = _HOW.get(divergence.difference, "")

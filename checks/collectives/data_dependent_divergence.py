@@ -32,17 +32,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code, skip_behind
-from ddpdoctor.diagnosis.divergence import find_divergence
-from ddpdoctor.diagnosis.skipped_batches import skipped_batches
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.own_divergence import WORDS, OwnParting, own_partings
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP302",
@@ -80,6 +79,11 @@ def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks that part where they went on alike before, and batches that some ranks passed over."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code, skip_behind
+    from ddpdoctor.diagnosis.divergence import find_divergence
+    from ddpdoctor.diagnosis.skipped_batches import skipped_batches
+
     basis = record.job.kind
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
@@ -91,13 +95,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         facts = account.facts(divergence, basis)
         yield CHECK.finding(basis, title, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
     elif find_divergence(record) is None and (skip := next(skipped_batches(record), None)) is not None:
+        luck = f"{skip.sentence}, and nothing hung only because as many were passed over elsewhere"
         yield CHECK.finding(
-            basis,
-            f"{skip.sentence}, and nothing hung only because as many were passed over elsewhere",
-            remedy=_TOGETHER,
-            locations=skip.locations,
-            ranks=skip.named,
-            severity=Severity.WARNING,
+            basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
         )
 
 

@@ -25,16 +25,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, partings_by, places_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP314",
@@ -61,6 +62,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when some ranks wait in DDP's constructor and the others went on without."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield CHECK.finding(

@@ -24,13 +24,14 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence import Divergence
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP306",
@@ -42,6 +43,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a rank left without an exception."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield CHECK.finding(

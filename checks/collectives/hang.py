@@ -27,13 +27,14 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence import Divergence
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP305",
@@ -45,6 +46,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield CHECK.finding(

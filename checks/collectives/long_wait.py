@@ -29,15 +29,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.long_waits import LongWait, longest_wait
-from ddpdoctor.diagnosis.wording import collective, duration_text, location_of, place, rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.long_waits import long_waits
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.long_waits import LongWait
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP307",
@@ -74,6 +76,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the wait that came nearest to its timeout, or went beyond it."""
+    from ddpdoctor.diagnosis.long_waits import longest_wait
+    from ddpdoctor.diagnosis.wording import duration_text, location_of
+
     wait = longest_wait(record)
     if wait is None:
         return
@@ -98,6 +103,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _told(wait: LongWait) -> str:
+    from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
+
     assert wait.turn.signature is not None
     waited = f"{rank_list(wait.waiting)} waited {duration_text(wait.waited_ns)} in {collective(wait.turn.signature)}"
     late = f" at {place(wait.turn.line)} for {rank_list(wait.late)}"

@@ -28,16 +28,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of, remedy_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence import Divergence
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP301",
@@ -62,6 +63,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when the ranks part at different lines."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield CHECK.finding(
@@ -75,6 +79,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _remedy(divergence: Divergence) -> str:
+    from ddpdoctor.diagnosis import account
+
     if divergence.form == "standstill" and len({turn.group for turn in divergence.turns}) > 1:
         return "Use the groups in the same order on every rank."
     if divergence.form == "standstill" and all(turn.row is not None for turn in divergence.turns):

@@ -29,19 +29,18 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code, lone_turns
-from ddpdoctor.diagnosis.divergence import find_divergence
-from ddpdoctor.diagnosis.lone_forwards import lucky_broadcasts
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
 from ddpdoctor.source.lone_forwards import lone_forwards
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP303",
@@ -87,6 +86,11 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a lone forward caused it, or the broadcasts that met others by luck."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code, lone_turns
+    from ddpdoctor.diagnosis.divergence import find_divergence
+    from ddpdoctor.diagnosis.lone_forwards import lucky_broadcasts
+
     basis = record.job.kind
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:

@@ -26,14 +26,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.reduced_losses import reduced_losses
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP316",
@@ -60,6 +62,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report tensors that a collective changed in place and that a backward then came through."""
+    from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
+
     by_place: dict[tuple[int, int], set[int]] = {}
     for reduced in record.reduced_losses:
         by_place.setdefault((reduced.site, reduced.backward_site), set()).add(reduced.rank)

@@ -28,16 +28,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP309",
@@ -63,6 +63,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+    from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield CHECK.finding(

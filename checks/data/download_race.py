@@ -26,14 +26,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.path_verdicts import judge_paths
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.downloads import shared_downloads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP109",
@@ -67,6 +69,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report data that several ranks prepare at once; refute where one goes first."""
+    from ddpdoctor.diagnosis.path_verdicts import judge_paths
+
     for verdict in judge_paths(record, "DDP109"):
         if not verdict.races:
             yield Refuted(location=verdict.locations[0], reason=verdict.sentence)

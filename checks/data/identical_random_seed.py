@@ -28,14 +28,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.shared_randomness import judge_randomness
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.augmentation import shared_augmentations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP104",
@@ -61,6 +63,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report generators that are alike on all ranks when training begins; refute where they differ."""
+    from ddpdoctor.diagnosis.shared_randomness import judge_randomness
+
     for verdict in judge_randomness(record):
         if not verdict.shared:
             for location in verdict.locations:

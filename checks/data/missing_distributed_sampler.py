@@ -27,16 +27,18 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import BoundHit, Check
-from ddpdoctor.diagnosis.sharding import judge_sharding
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.sampler import divide
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.training import division, feedings
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP101",
@@ -79,6 +81,8 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report loaders whose ranks draw the same samples; refute where they draw different ones."""
+    from ddpdoctor.diagnosis.sharding import judge_sharding
+
     for sharding in judge_sharding(record):
         if sharding.duplicated:
             yield CHECK.finding(

@@ -26,16 +26,18 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.epochs import judge_epochs
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.set_epoch import tell_epoch
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.epochs import forgotten_epochs
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP102",
@@ -74,6 +76,8 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
+    from ddpdoctor.diagnosis.epochs import judge_epochs
+
     for epochs in judge_epochs(record):
         if epochs.location is None:
             continue

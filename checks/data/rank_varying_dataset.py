@@ -26,14 +26,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.rank_data import judge_rank_data
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.rank_datasets import rank_datasets
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP108",
@@ -69,6 +71,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
+    from ddpdoctor.diagnosis.rank_data import judge_rank_data
+
     for data in judge_rank_data(record):
         if not data.varies:
             for location in data.locations:

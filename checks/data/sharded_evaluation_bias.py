@@ -27,14 +27,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.evaluations import judge_evaluations
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.evaluation import repeated_evaluations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP105",
@@ -69,6 +71,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
+    from ddpdoctor.diagnosis.evaluations import judge_evaluations
+
     for evaluation in judge_evaluations(record):
         if evaluation.location is None:
             continue

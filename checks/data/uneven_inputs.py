@@ -26,14 +26,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
-from ddpdoctor.diagnosis.lengths import uneven_passes
-from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP103",
@@ -45,6 +44,11 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first uneven pass of each loader, with the hang that it caused if there was one."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+    from ddpdoctor.diagnosis.lengths import uneven_passes
+    from ddpdoctor.diagnosis.wording import count
+
     divergence = divergence_with_code(record, CHECK.code)
     for uneven in uneven_passes(record, one_left=divergence is not None):
         basis = record.job.kind

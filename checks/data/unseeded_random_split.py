@@ -27,14 +27,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.splits import judge_splits
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.random_numbers import unshared_splits
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP107",
@@ -73,6 +75,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
+    from ddpdoctor.diagnosis.splits import judge_splits
+
     for split in judge_splits(record):
         if not split.differs:
             for location in split.locations:

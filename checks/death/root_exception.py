@@ -24,12 +24,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import divergence_with_code
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP706",
@@ -41,6 +42,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception of the rank that left first."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.classify import divergence_with_code
+
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield CHECK.finding(

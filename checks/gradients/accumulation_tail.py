@@ -30,14 +30,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.accumulation import tails
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.accumulation import forgotten_tails
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP216",
@@ -70,6 +72,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the end of the first whole pass that left gradients without a step."""
+    from ddpdoctor.diagnosis.accumulation import tails
+
     for tail in tails(record):
         fate = "added to the first step of the next pass" if tail.leaks else "thrown away"
         last = f"last {tail.left} of {tail.batches} batches" if tail.left > 1 else f"last of {tail.batches} batches"

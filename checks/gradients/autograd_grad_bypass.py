@@ -29,20 +29,23 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.unaveraged import EVIDENCE, unaveraged
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.evidence import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unreduced_gradients import unreduced_gradients
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP220",
     name="autograd-grad-bypass",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
-    needs=EVIDENCE,
+    needs=AVERAGING,
 )
 
 
@@ -73,6 +76,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report gradients that came past DDP's reduction and differ between the ranks when they are used."""
+    from ddpdoctor.diagnosis.unaveraged import unaveraged
+
     for found in unaveraged(record):
         if found.why not in ("autograd-grad", "again"):
             continue

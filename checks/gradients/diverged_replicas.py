@@ -29,19 +29,21 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.diverged import Diverged, diverged_replicas
-from ddpdoctor.diagnosis.unaveraged import EVIDENCE
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.evidence import AVERAGING
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.diverged import Diverged
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP208",
     name="diverged-replicas",
     severity={"rehearsal": Severity.ERROR, "run": Severity.ERROR},
-    needs=EVIDENCE | {"collectives", "parameter_digests", "training_states"},
+    needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
 )
 REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
@@ -53,6 +55,9 @@ REMEDIES = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
+    from ddpdoctor.diagnosis.diverged import diverged_replicas
+    from ddpdoctor.diagnosis.wording import rank_list
+
     for found in diverged_replicas(record):
         when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"
         differ = Fact(

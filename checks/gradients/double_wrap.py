@@ -24,15 +24,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.wording import bytes_text
-from ddpdoctor.diagnosis.wrap_options import double_wraps as wraps_of_wraps
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import double_wraps
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP218",
@@ -61,6 +62,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report wraps around a module with a wrap inside."""
+    from ddpdoctor.diagnosis.wording import bytes_text
+    from ddpdoctor.diagnosis.wrap_options import double_wraps as wraps_of_wraps
+
     for found in wraps_of_wraps(record):
         yield CHECK.finding(
             record.job.kind,

@@ -28,21 +28,25 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.accumulation import LateNoSync, late_no_syncs
-from ddpdoctor.diagnosis.unaveraged import EVIDENCE, Unaveraged, unaveraged
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.evidence import AVERAGING
 from ddpdoctor.source.no_sync_use import MisplacedNoSync, misplaced_no_syncs
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.accumulation import LateNoSync
+    from ddpdoctor.diagnosis.unaveraged import Unaveraged
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP217",
     name="misplaced-no-sync",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
-    needs=EVIDENCE | {"collectives", "passes"},
+    needs=AVERAGING | {"collectives", "passes"},
 )
 REMEDY = "Put forward and backward under no_sync() for all micro-steps but the last of each step."
 TITLES = {
@@ -77,6 +81,9 @@ def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
+    from ddpdoctor.diagnosis.accumulation import late_no_syncs
+    from ddpdoctor.diagnosis.unaveraged import unaveraged
+
     yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
     yield from (_late(record, late) for late in late_no_syncs(record))
 

@@ -28,15 +28,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.diverged import independent_models
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unwrapped_training import missing_wraps
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP214",
@@ -71,6 +72,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report optimizers that make a different model on every rank."""
+    from ddpdoctor.diagnosis.diverged import independent_models
+    from ddpdoctor.diagnosis.wording import rank_list
+
     basis = record.job.kind
     for found in independent_models(record):
         what = "the model is" if found.alone else f"{found.unequal:,} of the optimizer's parameters are"

@@ -29,17 +29,18 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.accumulation import late_no_syncs, reductions
-from ddpdoctor.diagnosis.wording import bytes_text, site_location
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.no_sync import synchronise_once
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.accumulation import wasteful_accumulations
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP204",
@@ -81,6 +82,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
     """
+    from ddpdoctor.diagnosis.accumulation import late_no_syncs, reductions
+    from ddpdoctor.diagnosis.wording import bytes_text, site_location
+
     misplaced = {late.wrap for late in late_no_syncs(record)}
     for found in reductions(record):
         places = tuple(place for site in found.sites if (place := site_location(record.site(site))) is not None)

@@ -29,21 +29,23 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.changes import frozen_after_wrap
-from ddpdoctor.diagnosis.unaveraged import EVIDENCE, unaveraged
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.evidence import AVERAGING
 from ddpdoctor.source.after_wrap import changes_after_wrap
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP213",
     name="module-changed-after-wrap",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
-    needs=EVIDENCE,
+    needs=AVERAGING,
 )
 REMEDY = "Change the model before the wrap, or wrap it again after the change."
 
@@ -68,6 +70,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what came into a wrapped model and is not averaged, and what DDP waits for in vain."""
+    from ddpdoctor.diagnosis.changes import frozen_after_wrap
+    from ddpdoctor.diagnosis.unaveraged import unaveraged
+
     basis = record.job.kind
     for found in unaveraged(record):
         if found.why == "unlisted":

@@ -26,16 +26,18 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.wrap_options import searches
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.unused_parameters import stop_searching
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.module_reach import needless_searches
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP202",
@@ -67,6 +69,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
+    from ddpdoctor.diagnosis.wrap_options import searches
+
     for search in searches(record):
         if search.unused and search.location is not None:
             reason = f"some parameters of {search.model} got no gradient in a step"

@@ -24,14 +24,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.wrap_options import gradient_copies
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.model_size import known_parameters
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP211",
@@ -73,6 +75,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the wraps whose buckets hold a second copy of large gradients."""
+    from ddpdoctor.diagnosis.wrap_options import gradient_copies
+
     for copies in gradient_copies(record):
         if copies.size_bytes >= WORTH_SAYING_BYTES:
             yield CHECK.finding(

@@ -29,12 +29,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.ddp_failures import ready_twice
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP210",
@@ -46,6 +47,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits."""
+    from ddpdoctor.diagnosis.ddp_failures import ready_twice
+    from ddpdoctor.diagnosis.wording import rank_list
+
     found = ready_twice(record)
     if found is None:
         return

@@ -25,15 +25,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.loads import loads
-from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.unreduced_gradients import lonely_loads
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP221",
@@ -66,6 +67,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report state that differs because some ranks loaded it; refute it where all loaded it or hold the same."""
+    from ddpdoctor.diagnosis.loads import loads
+    from ddpdoctor.diagnosis.wording import rank_list, verb
+
     basis = record.job.kind
     for load in loads(record):
         if load.others and load.differs:

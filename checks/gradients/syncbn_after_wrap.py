@@ -25,14 +25,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.changes import late_batch_norms
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import late_conversions
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP219",
@@ -58,6 +60,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report SyncBatchNorm layers that were not there when the model was wrapped."""
+    from ddpdoctor.diagnosis.changes import late_batch_norms
+
     for late in late_batch_norms(record):
         yield CHECK.finding(
             record.job.kind,

@@ -27,14 +27,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.wrap_options import fed_batch_norms
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.batch_norm import small_batch_norms
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP205",
@@ -68,6 +70,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
+    from ddpdoctor.diagnosis.wrap_options import fed_batch_norms
+
     for fed in fed_batch_norms(record):
         if fed.layers and fed.batch_size < SMALL_BATCH:
             yield CHECK.finding(

@@ -29,14 +29,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.unused import unused_parameters
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.module_reach import unused_parts
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP201",
@@ -69,6 +71,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the parameters without gradient of each wrap."""
+    from ddpdoctor.diagnosis.unused import unused_parameters
+
     for unused in unused_parameters(record):
         facts = tuple(
             Fact(

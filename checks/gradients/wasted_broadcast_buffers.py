@@ -24,14 +24,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.buffers import wasted_broadcasts
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.wraps import idle_broadcasts
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP203",
@@ -64,6 +66,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report each wrap whose broadcasts in forward change nothing."""
+    from ddpdoctor.diagnosis.buffers import wasted_broadcasts
+
     for waste in wasted_broadcasts(record):
         if waste.needed_buffers and waste.wasted_bytes < WARNING_BYTES:
             continue

@@ -24,15 +24,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.ddp_failures import wrapper_attribute
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.after_wrap import wrapper_attributes
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP215",
@@ -59,6 +60,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception that ended a rank because it asked the wrapper."""
+    from ddpdoctor.diagnosis.ddp_failures import wrapper_attribute
+    from ddpdoctor.diagnosis.wording import rank_list
+
     found = wrapper_attribute(record)
     if found is not None:
         yield CHECK.finding(

@@ -29,14 +29,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.named_failures import failed_initialisations
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.backends import backend_mismatches
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP505",
@@ -70,6 +72,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report initialisations of NCCL that failed because there is no GPU."""
+    from ddpdoctor.diagnosis.named_failures import failed_initialisations
+
     if record.job.device == "stand-in" or record.job.environment.get("CUDA_VISIBLE_DEVICES") == "":
         return
     for wait, location in failed_initialisations(record):

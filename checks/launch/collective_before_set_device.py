@@ -27,14 +27,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.devices import barriers_before_choice
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.device_choice import early_collectives
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP514",
@@ -63,6 +65,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report barriers that ranks came to before they chose their GPU."""
+    from ddpdoctor.diagnosis.devices import barriers_before_choice
+
     for verdict in barriers_before_choice(record):
         yield CHECK.finding(
             record.job.kind,

@@ -28,15 +28,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.named_failures import named_failures
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.backends import cpu_tensors
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP515",
@@ -68,6 +69,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report calls that NCCL refused because of a CPU tensor."""
+    from ddpdoctor.diagnosis.named_failures import named_failures
+    from ddpdoctor.diagnosis.wording import rank_list
+
     if record.job.backend and "nccl" not in record.job.backend:
         return
     for failure in named_failures(record, CHECK.code):

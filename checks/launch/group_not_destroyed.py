@@ -26,15 +26,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.left_groups import judge_ends
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.backends import forgotten_groups
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP506",
@@ -58,6 +59,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks that ended without destroying the group that they made; refute where all did."""
+    from ddpdoctor.diagnosis.left_groups import judge_ends
+    from ddpdoctor.diagnosis.wording import rank_list
+
     for end in judge_ends(record):
         if not end.ranks:
             yield Refuted(location=end.location, reason="every rank destroyed its process group")

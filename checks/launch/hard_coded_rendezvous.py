@@ -28,14 +28,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.rendezvous import misled_ranks
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.rendezvous import fixed_rendezvous
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP504",
@@ -59,6 +61,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what led the ranks away from their launcher, and ports that were taken."""
+    from ddpdoctor.diagnosis.rendezvous import misled_ranks
+
     for misled in misled_ranks(record):
         yield CHECK.finding(
             record.job.kind,

@@ -28,15 +28,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.named_failures import failed_initialisations
-from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.rendezvous import missing_environments
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP510",
@@ -69,6 +70,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report initialisations that failed for want of a variable; refute suspicions about those that succeeded."""
+    from ddpdoctor.diagnosis.named_failures import failed_initialisations
+    from ddpdoctor.diagnosis.wording import site_location
+
     failed = list(failed_initialisations(record))
     for wait, location in failed:
         missing = _MISSING.search(wait.error)

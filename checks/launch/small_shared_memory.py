@@ -24,12 +24,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.named_failures import named_failures
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP507",
@@ -41,6 +42,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks whose workers ran out of shared memory."""
+    from ddpdoctor.diagnosis.named_failures import named_failures
+    from ddpdoctor.diagnosis.wording import rank_list
+
     for failure in named_failures(record, CHECK.code):
         yield CHECK.finding(
             record.job.kind,

@@ -26,11 +26,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.environment import unsafe_variables
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP509",
@@ -42,6 +44,8 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the variables of the job's environment that harm it."""
+    from ddpdoctor.diagnosis.environment import unsafe_variables
+
     for variable in unsafe_variables(record):
         place = variable.location
         yield CHECK.finding(

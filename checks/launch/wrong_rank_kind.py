@@ -28,15 +28,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.gpu_indices import wrong_index
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.devices import RankMixUp, rank_mix_ups
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.saving import shared_saves
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP501",
@@ -95,6 +97,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report a rank that asked its node for the GPU of its global rank."""
+    from ddpdoctor.diagnosis.gpu_indices import wrong_index
+
     wrong = wrong_index(record)
     if wrong is None:
         return

@@ -27,14 +27,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.sampler_ranks import wrong_sampler_ranks as wrong_ranks_in_run
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.sampler_ranks import wrong_sampler_ranks
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP517",
@@ -66,6 +68,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers that leave the shards of some ranks to nobody."""
+    from ddpdoctor.diagnosis.sampler_ranks import wrong_sampler_ranks as wrong_ranks_in_run
+
     for wrong in wrong_ranks_in_run(record):
         yield CHECK.finding(
             record.job.kind,

@@ -26,16 +26,18 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.checkpoints import judge_map_locations
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.map_location import load_to_cpu
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.loads import unmapped_loads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP602",
@@ -74,6 +76,8 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
+    from ddpdoctor.diagnosis.checkpoints import judge_map_locations
+
     for verdict in judge_map_locations(record):
         if not verdict.wrong:
             yield Refuted(location=verdict.location, reason=verdict.sentence)

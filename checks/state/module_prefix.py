@@ -25,14 +25,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.checkpoints import judge_prefixes
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.state_prefixes import prefix_mismatches
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP604",
@@ -62,6 +64,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
+    from ddpdoctor.diagnosis.checkpoints import judge_prefixes
+
     for verdict in judge_prefixes(record):
         if not verdict.wrong:
             yield Refuted(location=verdict.location, reason=verdict.sentence)

@@ -25,14 +25,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.writers import judge_writers
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.saving import shared_saves
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP601",
@@ -66,6 +68,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report lines at which several ranks wrote one path; refute those at which only one did."""
+    from ddpdoctor.diagnosis.writers import judge_writers
+
     for writing in judge_writers(record):
         if not writing.shared:
             yield Refuted(location=writing.location, reason=writing.sentence)

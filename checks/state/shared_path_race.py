@@ -30,15 +30,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.path_verdicts import judge_paths
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.polled_files import polled_files
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.shared_paths import shared_paths
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP608",
@@ -88,6 +90,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report paths at which ranks come into each other's way; refute lines at which each path has one rank."""
+    from ddpdoctor.diagnosis.path_verdicts import judge_paths
+
     for verdict in judge_paths(record, "DDP608"):
         if not verdict.races:
             yield Refuted(location=verdict.locations[0], reason=verdict.sentence)

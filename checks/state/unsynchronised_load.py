@@ -28,15 +28,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.diagnosis.path_verdicts import judge_paths
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.early_loads import early_loads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP603",
@@ -69,6 +71,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report reads of what another rank writes; refute those that collectives order."""
+    from ddpdoctor.diagnosis.path_verdicts import judge_paths
+
     for verdict in judge_paths(record, "DDP603"):
         if not verdict.races:
             yield Refuted(location=verdict.locations[0], reason=verdict.sentence)

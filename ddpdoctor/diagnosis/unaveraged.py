@@ -26,20 +26,6 @@ Why = Literal["no-sync", "bypass", "again", "autograd-grad", "unlisted", "unknow
 """The forward ran under ``no_sync``; no forward through DDP led to the backward; the backward was a further one after
 the reduction; the gradients are values of ``torch.autograd.grad``; DDP did not list these parameters; or none of these.
 """
-EVIDENCE = frozenset(
-    {
-        "wraps",
-        "wrap_changes",
-        "forwards",
-        "backwards",
-        "missing_gradients",
-        "optimizer_steps",
-        "gradient_digests",
-        "gradients_taken",
-        "written_averages",
-    }
-)
-"""Streams that ``unaveraged`` reads."""
 
 
 class Unaveraged(msgspec.Struct, frozen=True, kw_only=True):

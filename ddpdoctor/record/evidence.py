@@ -1,0 +1,18 @@
+"""Streams of a record that several checks need together."""
+
+from __future__ import annotations
+
+AVERAGING = frozenset(
+    {
+        "wraps",
+        "wrap_changes",
+        "forwards",
+        "backwards",
+        "missing_gradients",
+        "optimizer_steps",
+        "gradient_digests",
+        "gradients_taken",
+        "written_averages",
+    }
+)
+"""What tells whether gradients were averaged over the ranks."""
