@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.places import named_ranks, shown_path
+from ddpdoctor.record.headline import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -27,6 +28,14 @@ ARGUMENTS_HINT = (
     "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
     " that launches it; `--static` reads the source only."
 )
+_MODULE_HINT = (
+    "Install it for the Python of the ranks, name another one with `--python`, or run this where the job is launched"
+    " from; `--static` reads the source only."
+)
+_INPUT_HINT = (
+    "Ranks have no terminal to read from: let the script take this from its arguments, which stand after `--`."
+)
+_NO_WRAP_HINT = "The checks of a run are about models that DDP wraps; `--static` reads the source only."
 _NO_RANK_HINT = (
     "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
     " `--static` reads the source only."
@@ -145,12 +154,19 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = "the process group has 1 rank, with which there is nothing to compare"
         return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
     if not record.wraps:
-        reason = "the script ended without wrapping a model in DistributedDataParallel"
-        return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+        return _no_wrap(record)
     if record.steps() == 0:
         reason = "the script ended before every rank had made an optimizer step"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
     return _Judgement("completed")
+
+
+def _no_wrap(record: RunRecord) -> _Judgement:
+    if any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
+        reason = "until the rehearsal ended it, the script went on without wrapping a model in DistributedDataParallel"
+        return _Judgement("failed", reason, _NO_WRAP_HINT)
+    reason = "the script ended without wrapping a model in DistributedDataParallel"
+    return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
 
 
 def _no_rank(record: RunRecord, root: str) -> _Judgement:
@@ -158,7 +174,7 @@ def _no_rank(record: RunRecord, root: str) -> _Judgement:
     if raised is None:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
     hint = _PORT_HINT if "EADDRINUSE" in raised.message else ARGUMENTS_HINT
-    message = textwrap.shorten(raised.message.strip().partition("\n")[0], LONG_MESSAGE, placeholder=" ...")
+    message = textwrap.shorten(headline(raised), LONG_MESSAGE, placeholder=" ...")
     reason = f"before there was a rank, {raised.type} was raised{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
 
@@ -173,7 +189,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
     if raised is not None:
         same = sorted(rank.rank for rank in failed if _like(_root_exception(rank), raised))
         reason = f"{named_ranks(same)} raised {raised.type}{_at(raised, root)}"
-        message = textwrap.shorten(raised.message.strip().partition("\n")[0], MESSAGE_CHARACTERS, placeholder=" ...")
+        message = textwrap.shorten(headline(raised), MESSAGE_CHARACTERS, placeholder=" ...")
         reason += f": {message}" if message else ""
     elif first.signal:
         reason = f"rank {first.rank} was ended by {_signal_name(first.signal)}"
@@ -181,7 +197,16 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
         reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
     output = first.output_tail or (raised.traceback if raised else "")
-    return _Judgement("failed", reason, ARGUMENTS_HINT, _last_lines(output))
+    return _Judgement("failed", reason, _hint_for(raised), _last_lines(output))
+
+
+def _hint_for(raised: RankException | None) -> str:
+    """What helps against an exception of all ranks: mostly they lack arguments."""
+    if raised is not None and raised.type == "ModuleNotFoundError":
+        return _MODULE_HINT
+    if raised is not None and raised.type == "EOFError" and "reading a line" in raised.message:
+        return _INPUT_HINT
+    return ARGUMENTS_HINT
 
 
 def _failed(rank: Rank) -> bool:

@@ -42,6 +42,8 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
 )
+POLLING_NS = 2_000_000_000
+"""A rank that stood long and has less than this left to sleep is taken to sleep in a loop."""
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -79,6 +81,11 @@ def _remedy(divergence: Divergence) -> str:
     if turn is not None and turn.stopped:
         return f"Let rank {turn.rank} go on (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
     if turn is not None and turn.sleeps_ns:
+        if turn.sleeps_ns < POLLING_NS:
+            return (
+                "See what the loop around this sleep waits for: where it comes from a rank that waits in a collective "
+                "before providing it, no rank can go on. Let all ranks wait in that collective instead."
+            )
         return "Sleep less: the others wait all that time, and give up when the timeout of their group is over."
     stuck = "the ranks" if divergence.culprit is None else f"rank {divergence.culprit}"
     return f"See in the stack below what {stuck} stands in; give that lock, queue or read a time limit."

@@ -20,6 +20,7 @@ from ddpdoctor.diagnosis.wording import (
     verb,
 )
 from ddpdoctor.finding import Basis, Fact, Location
+from ddpdoctor.record.headline import headline
 from ddpdoctor.record.model import RunRecord
 
 FACTS_SHOWN = 8
@@ -181,7 +182,7 @@ def _doing(turns: list[Turn]) -> str:
             return f"{verb(numbers, 'calls', 'call')} {_call(turn)}"
         case "raised":
             raised = turn.exception
-            what = "an exception" if raised is None else f"{raised.type}: {_first_line(raised.message)}"
+            what = "an exception" if raised is None else f"{raised.type}: {_shortened(headline(raised))}"
             return f"raised {what} at {place(turn.line)}"
         case "signalled":
             return f"{verb(numbers, 'was', 'were')} killed{_by_signal(turn.signal)}"
@@ -260,9 +261,8 @@ def _not_called(divergence: Divergence, groups: list[list[Turn]]) -> str | None:
     return None
 
 
-def _first_line(message: str) -> str:
-    first = message.strip().splitlines()[0] if message.strip() else ""
-    return first if len(first) <= 200 else f"{first[:199]}…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _by_signal(number: int | None) -> str:

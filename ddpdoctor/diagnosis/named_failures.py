@@ -9,6 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.wording import location_of, site_location
 from ddpdoctor.finding import Location
+from ddpdoctor.record.headline import headline
 from ddpdoctor.record.model import RankException, RunRecord, Wait
 
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -50,7 +51,7 @@ def named_failures(record: RunRecord, code: str) -> Iterator[NamedFailure]:
     for (kind, place), entries in found.items():
         yield NamedFailure(
             type=kind,
-            message=_first_line(entries[0][1].message),
+            message=_shortened(headline(entries[0][1])),
             location=place,
             ranks=tuple(sorted({rank for rank, _ in entries})),
         )
@@ -73,6 +74,5 @@ def _succeeded(wait: Wait) -> bool:
     return wait.kind == "init_process_group" and wait.ended_ns > 0 and not wait.error
 
 
-def _first_line(message: str) -> str:
-    line = message.strip().partition("\n")[0]
+def _shortened(line: str) -> str:
     return line if len(line) <= 200 else f"{line[:200]}..."

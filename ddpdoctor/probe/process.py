@@ -78,7 +78,7 @@ class ProcessEnd:
         self._journal.event(
             "raised",
             type=type(error).__name__,
-            message=str(error)[:4000],
+            message=_both_ends(str(error)),
             frames=self._user_frames(error.__traceback__),
             traceback=text[-16000:],
             communication=bool(_PEER_LEFT.search(str(error))),
@@ -164,3 +164,8 @@ class ProcessEnd:
                 frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
             trace = trace.tb_next
         return frames[::-1]
+
+
+def _both_ends(message: str) -> str:
+    """Shorten a message in its middle: what a loader's worker raised stands behind the worker's traceback."""
+    return message if len(message) <= 4000 else f"{message[:2000]}\n...\n{message[-2000:]}"

@@ -90,6 +90,17 @@ def test_a_sleep_is_as_bad_as_it_is_long(sleep_s: int, severity: Severity) -> No
     assert finding.title.startswith("rank 1 sleeps at an unknown line for another")
 
 
+@pytest.mark.parametrize(("sleep_ms", "remedy"), [(400, "See what the loop around"), (60_000, "Sleep less")])
+def test_a_short_sleep_of_a_rank_that_stood_long_is_taken_for_a_loop_that_waits(sleep_ms: int, remedy: str) -> None:
+    job = healthy_job()
+    job.groups[0] = Group(ranks=(0, 1), timeout_ns=1_800_000_000_000)
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    job.tick(6_000)
+    job.of_rank[1] |= {"stuck": True, "sleeps_until_ns": job.now_ns + sleep_ms * 1_000_000}
+    assert only(hang.in_run(job.record())).remedy.startswith(remedy)
+
+
 def test_a_stopped_rank_is_told_to_be_stopped() -> None:
     job = healthy_job()
     job.call(0, "barrier", 70)

@@ -144,6 +144,26 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
     assert judge(record(expected=0, ranks_reported=()), ROOT).reason == "the script started no rank"
 
 
+@pytest.mark.parametrize(
+    ("type_name", "message", "hint"),
+    [
+        ("ModuleNotFoundError", "No module named 'timm'", "Install it for the Python of the ranks"),
+        ("EOFError", "EOF when reading a line", "Ranks have no terminal"),
+        ("EOFError", "Ran out of input", "Pass the script's own arguments"),
+    ],
+)
+def test_the_hint_fits_the_exception(type_name: str, message: str, hint: str) -> None:
+    ranks = (Rank(rank=0, end="raised", exceptions=(_raised(type_name, message, 3, time_ns=1),)), Rank(rank=1))
+    assert judge(record(*ranks), ROOT).hint.startswith(hint)
+
+
+def test_a_script_that_the_rehearsal_ended_is_not_said_to_have_ended() -> None:
+    ranks = [Rank(rank=number, end="ended-by-rehearsal", exit_code=0) for number in (0, 1)]
+    section = judge(record(*ranks, wraps=False), ROOT)
+    assert (section.status, section.reason[:31]) == ("failed", "until the rehearsal ended it, t")
+    assert "arguments" not in section.hint
+
+
 def _raised(type_name: str, message: str, line: int, time_ns: int, communication: bool = False) -> RankException:
     frames = (Frame(file=TRAIN, line=line, function="main"),)
     return RankException(
