@@ -7,6 +7,7 @@ and what is found in such a module is said once.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -282,14 +283,24 @@ def _without_modules(readings: Sequence[Reading]) -> list[Reading]:
 
 def _together(readings: Sequence[Reading], root: str) -> tuple[CheckResult, ...]:
     """One result a check: what several scripts find at one place is kept once, the worst of it."""
+    silent: dict[str, CheckResult] = {}
     by_code: dict[str, list[tuple[Reading, CheckResult]]] = {}
+    counts: Counter[str] = Counter()
     for reading in readings:
+        counts.update([result.code for result in reading.results])
         for result in reading.results:
-            by_code.setdefault(result.code, []).append((reading, result))
-    return tuple(_one_result(said, root) for _, said in sorted(by_code.items()))
+            if result.from_source or result.gap or result.crashed or result.bound_hit:
+                by_code.setdefault(result.code, []).append((reading, result))
+            else:
+                silent[result.code] = result
+    return tuple(
+        _one_result(by_code[code], root, count) if code in by_code else silent[code]
+        for code, count in sorted(counts.items())
+    )
 
 
-def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str) -> CheckResult:
+def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str, scripts: int) -> CheckResult:
+    """What a check said of some of ``scripts`` scripts."""
     findings: dict[object, Finding] = {}
     for number, (_, result) in enumerate(said):
         for finding in result.from_source:
@@ -304,7 +315,7 @@ def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str) -> Check
             findings[(place, number, finding.title)] = finding
     short = [(reading, result) for reading, result in said if result.gap]
     told = [f"{shown_path(str(reading.path), root)}: {result.gap}" for reading, result in short]
-    needs_run = len(short) == len(said) and len({result.gap for _, result in short}) == 1
+    needs_run = len(short) == scripts and len({result.gap for _, result in short}) == 1
     gap = short[0][1].gap if needs_run else "; ".join(told)
     return msgspec.structs.replace(
         said[0][1],

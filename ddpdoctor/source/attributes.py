@@ -49,7 +49,7 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     """The value of ``value.name``."""
     kind = value.__class__
     if kind is External:
-        return External(canonical(f"{value.name}.{name}"))  # type: ignore[union-attr]
+        return _member(value.name, name)  # type: ignore[union-attr]
     if kind is Unknown or kind is Bound or kind is Const:
         return Bound(value, name)
     if isinstance(value, Lanes):
@@ -78,6 +78,11 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     return Bound(value, name)
 
 
+@lru_cache(maxsize=16_384)
+def _member(owner: str, name: str) -> External:
+    return External(canonical(f"{owner}.{name}"))
+
+
 def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False) -> Value:
     """Read a rank from a name whose origin is not known.
 
@@ -86,16 +91,21 @@ def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False
     if isinstance(value, Bound):
         receiver = value.receiver
         known = isinstance(receiver, Built) and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
-        return value if known else rank_by_name(machine, name) or _distribution(name, of_object) or value
+        return value if known else _promised(name, machine.spawns, of_object) or value
     if not isinstance(value, Unknown):
         return value
     if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
         return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
     if value.opaque or (of_object and name != "rank"):
-        return rank_by_name(machine, name) or _distribution(name, of_object) or value
+        return _promised(name, machine.spawns, of_object) or value
     if not value.varying and not value.tags:
         return _distribution(name, of_object) or value
     return value
+
+
+@lru_cache(maxsize=16_384)
+def _promised(name: str, spawns: bool, of_object: bool) -> Value | None:
+    return _rank_by_name(name, spawns) or _distribution(name, of_object)
 
 
 def _distribution(name: str, of_object: bool) -> Value | None:

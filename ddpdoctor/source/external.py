@@ -43,6 +43,7 @@ from ddpdoctor.source.values import (
     Mapped,
     Partial,
     ProjectClass,
+    TensorSize,
     Unknown,
     Value,
     by_rank,
@@ -237,10 +238,10 @@ def _is_module(value: Built) -> bool:
 
 def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value:
     receiver, name = function.receiver, function.name
-    sized = tensor_method(receiver, name, arguments)
+    sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
     if sized is not None:
         return sized
-    if isinstance(receiver, External) and receiver.name == "os.environ":
+    if receiver.__class__ is External and receiver.name == "os.environ":
         return UNIFORM
     if asks_for_file(name, receiver, arguments):
         return Unknown(True, False, frozenset({("files", 0)}))

@@ -73,6 +73,8 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
 
 def reads_launcher_rank(module: Module) -> bool:
     """Tell whether a module reads RANK or LOCAL_RANK from the environment."""
+    if not any(word in module.text for word in ("RANK", "PROCID", "LOCALID")):
+        return False
     names = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES
     for node in module.index.of(ast.Constant):
         if node.value.__class__ is str and node.value in names:

@@ -56,6 +56,6 @@ def _finds_the_same(machine: Machine, before: Mapping[Cell, Value | None], misse
         elif owner in scopes:
             if name in missed:
                 return False
-        elif owner < number or f".{name}" in missed:
-            return False
+        elif f".{name}" in missed or (owner < number and owner not in machine.events):
+            return False  # Attributes of library objects are only read by their names, which would have been missed.
     return True

@@ -48,14 +48,39 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def of_kind(self, *kinds: EventKind) -> Iterator[Event]:
         """Events of some kinds that happen in ranks, in the order of execution."""
-        if len(kinds) == 1:
-            return iter(self._by_kind.get(kinds[0], ()))
-        found = (event for kind in kinds for event in self._by_kind.get(kind, ()))
-        return iter(sorted(found, key=lambda event: event.ordinal))
+        return iter(self._of(kinds))
 
     def in_course(self, *kinds: EventKind) -> Iterator[Event]:
         """Events of some kinds in ranks that the script itself comes to, or a function named like a main function."""
-        return (event for event in self.of_kind(*kinds) if not event.root or _MAIN_NAMES.match(event.root))
+        known = self._courses.get(kinds)
+        if known is None:
+            known = self._of(kinds)
+            if self._rooted:
+                known = [event for event in known if not event.root or _MAIN_NAMES.match(event.root)]
+            self._courses[kinds] = known
+        return iter(known)
+
+    def _of(self, kinds: tuple[EventKind, ...]) -> Sequence[Event]:
+        if len(kinds) == 1:
+            return self._by_kind.get(kinds[0], ())
+        known = self._mixed.get(kinds)
+        if known is None:
+            found = (event for kind in kinds for event in self._by_kind.get(kind, ()))
+            known = self._mixed[kinds] = sorted(found, key=lambda event: event.ordinal)
+        return known
+
+    @cached_property
+    def _courses(self) -> dict[tuple[EventKind, ...], Sequence[Event]]:
+        return {}
+
+    @cached_property
+    def _mixed(self) -> dict[tuple[EventKind, ...], Sequence[Event]]:
+        return {}
+
+    @cached_property
+    def _rooted(self) -> bool:
+        """Some event is in no course that the script itself comes to."""
+        return any(event.root for event in self.events)
 
     @cached_property
     def _by_kind(self) -> Mapping[EventKind, Sequence[Event]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.meetings import function_around, mentions, nodes_of, stores
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import External, constant
@@ -64,10 +64,11 @@ def shown_sums(projection: Projection) -> Iterator[ShownSum]:
             continue
         seen.add(event.node)
         nodes = [node for node in nodes_of(function_around(event.module, event.node)) if node.__class__ in _TELLING]
-        names = _followers(nodes, name)
-        if any(_averages(node, names) for node in nodes):
+        calls = [node for node in nodes if isinstance(node, ast.Call) and _after(node, event) and _may_show(node)]
+        names = _followers(nodes, name) if calls else set()
+        if not calls or any(_averages(node, names) for node in nodes):
             continue
-        calls = (node for node in nodes if isinstance(node, ast.Call) and _shows(node, names) and _after(node, event))
+        calls = [node for node in calls if _shows(node, names)]
         shown = sorted(
             (call for call in calls if _MEANS.search(word) or _says_mean(call)), key=lambda call: call.lineno
         )
@@ -84,7 +85,7 @@ def _reductions(projection: Projection) -> Iterator[Event]:
 def _argument_name(event: Event) -> str:
     arguments = getattr(event.node, "args", [])
     if arguments and isinstance(arguments[0], (ast.Name, ast.Attribute)):
-        return ast.unparse(arguments[0])
+        return arguments[0].id if isinstance(arguments[0], ast.Name) else ast.unparse(arguments[0])
     return ""
 
 
@@ -135,9 +136,12 @@ def _averages(node: ast.AST, names: set[str]) -> bool:
 
 
 def _shows(node: ast.Call, names: set[str]) -> bool:
-    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     inside = [*node.args, *(keyword.value for keyword in node.keywords)]
-    return last in _SHOWS and any(mentions(part, names) for part in inside)
+    return any(mentions(part, names) for part in inside)
+
+
+def _may_show(node: ast.Call) -> bool:
+    return last_name(node.func) in _SHOWS
 
 
 def _says_mean(call: ast.Call) -> bool:

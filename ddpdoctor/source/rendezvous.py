@@ -60,7 +60,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
                 yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
     reads = any(reads_launcher_rank(module) for module in script.modules)
     for module in script.modules:
-        for node in module.index.of(ast.Call):
+        for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):
                 if not reads and script.spawns_ranks is None and not _is_assigned(script):
                     yield LegacyLaunch(module.location(node), "argument")

@@ -55,6 +55,13 @@ class Feeding(msgspec.Struct, frozen=True, eq=False):
 
 def feedings(projection: Projection) -> Iterator[Feeding]:
     """Every loader whose batches reach a backward of a DDP model, once."""
+    known: tuple[Feeding, ...] | None = projection.__dict__.get("_feedings")
+    if known is None:
+        known = projection.__dict__["_feedings"] = tuple(_feedings(projection))
+    return iter(known)
+
+
+def _feedings(projection: Projection) -> Iterator[Feeding]:
     seen: set[int] = set()
     for backward in projection.in_course("backward"):
         if not _through_ddp(projection, backward):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,23 +12,28 @@ if TYPE_CHECKING:
 
 def mentions_any(script: Script, words: Iterable[str]) -> bool:
     """Tell whether one of the words occurs anywhere in the text of a script's modules; answers are kept with it."""
-    known: dict[str, bool] = script.__dict__.setdefault("_words", {})
-    for word in words:
-        found = known.get(word)
-        if found is None:
-            found = known[word] = _occurs(script.modules, word)
-        if found:
-            return True
-    return False
+    known: _Known | None = script.__dict__.get("_words")
+    if known is None:
+        known = script.__dict__["_words"] = _Known(script.modules)
+    return any(map(known.__getitem__, words))
 
 
-def _occurs(modules: Iterable[Module], word: str) -> bool:
-    """Look in each module once, whatever the number of scripts that import it."""
-    for module in modules:
-        known: dict[str, bool] = module.__dict__.setdefault("_words", {})
-        found = known.get(word)
-        if found is None:
-            found = known[word] = word in module.text
-        if found:
-            return True
-    return False
+class _Known(dict[str, bool]):
+    """Which words occur in a script; each module is asked once, whatever the number of scripts that import it."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        super().__init__()
+        self._modules = modules
+
+    def __missing__(self, word: str) -> bool:
+        found = False
+        for module in self._modules:
+            known: dict[str, bool] = module.__dict__.setdefault("_words", {})
+            here = known.get(word)
+            if here is None:
+                here = known[word] = word in module.text
+            if here:
+                found = True
+                break
+        self[word] = found
+        return found

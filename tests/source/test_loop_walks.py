@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.script import read_script
+from ddpdoctor.source.trace import Branch, Event, Loop
+from ddpdoctor.source.values import Const, Unknown, Value
+
+HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+def walked(directory: Path, body: str) -> Projection:
+    path = directory / "train.py"
+    path.write_text(HEAD + textwrap.dedent(body))
+    return project(read_script(path))
+
+
+def changing_lines(projection: Projection) -> list[str]:
+    """The first lines of the loops of which a turn finds what an earlier turn changed."""
+    loops = sorted(projection.machine.changing, key=lambda node: getattr(node, "lineno", 0))
+    return [ast.unparse(loop).splitlines()[0] for loop in loops]
+
+
+def variable(projection: Projection, name: str) -> Value | None:
+    machine = projection.machine
+    return machine.store.get(machine.scope_modules["__main__"], name)
+
+
+LOOP = "for turn in range(9):"
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "written before it is read": "x = turn + 1\n    print(x)",
+        "the same value again": "done = False",
+        "a variable of a called function": "work()",
+        "an attribute of a library object that nothing reads": "model.require_backward_grad_sync = turn == 8",
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_loop_whose_turns_all_find_the_same_is_walked_once(tmp_path: Path, body: tuple[str, str]) -> None:
+    start = "done = False\nmodel = DDP(torch.nn.Linear(2, 2))\ndef work():\n    inner = 1\n    return inner\n"
+    projection = walked(tmp_path, f"{start}{LOOP}\n    {body[1]}\n")
+    assert changing_lines(projection) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "a counter": "count += 1",
+        "read before it is written": "print(later)\n    later = turn",
+        "an attribute of a library object that is read": "print(model.epoch)\n    model.epoch = turn",
+        "a new attribute of an object of the project": "state.epoch = turn",
+        "a list that grows": "losses.append(turn)",
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_loop_with_a_turn_that_finds_a_change_is_walked_with_it(tmp_path: Path, body: tuple[str, str]) -> None:
+    start = "count = 0\nlosses = []\nmodel = DDP(torch.nn.Linear(2, 2))\nclass State:\n    pass\nstate = State()\n"
+    projection = walked(tmp_path, f"{start}{LOOP}\n    {body[1]}\n")
+    assert changing_lines(projection) == [LOOP]
+
+
+def test_variable_holds_what_a_first_or_a_later_turn_finds(tmp_path: Path) -> None:
+    projection = walked(tmp_path, f"count, limit = 0, 5\n{LOOP}\n    count += 1\n    limit = 5\n")
+    assert variable(projection, "count") == Unknown()
+    assert variable(projection, "limit") == Const(5)
+
+
+def test_what_only_the_first_turn_runs_is_no_part_of_every_turn(tmp_path: Path) -> None:
+    projection = walked(
+        tmp_path, f"first = True\n{LOOP}\n    if first:\n        dist.barrier()\n    first = False\n"
+    )
+    for tree in projection.walks[0].trees:
+        (loop,) = tree
+        assert isinstance(loop, Loop)
+        assert [type(item) for item in loop.body] == [Branch]
+
+
+def test_walk_that_is_taken_back_leaves_nothing_behind(tmp_path: Path) -> None:
+    projection = walked(
+        tmp_path,
+        f"""
+        count = 0
+        {LOOP}
+            dist.barrier()
+            count += 1
+            if dist.get_rank() == 0 and count < 7:
+                break
+        """,
+    )
+    assert [event.name for event in projection.of_kind("collective")] == ["barrier"]
+    assert len(projection.exits) == 1
+    for tree in projection.walks[0].trees:
+        (loop,) = tree
+        assert isinstance(loop, Loop)
+        assert [item.name for item in loop.body if isinstance(item, Event)] == ["barrier"]
