@@ -6,42 +6,19 @@ Exit code 1 when one of them is not as it has to be.
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
-from tests.idioms.cases import IDIOMS, Idiom
-from tests.idioms.defects import DEFECTS, Defect
-from tests.idioms.rehearsal import complaints, missing, rehearse
+from tests.idioms.cases import IDIOMS
+from tests.idioms.defects import DEFECTS
+from tests.script_table.model import Edit, Script
+from tests.script_table.table import print_table
 
 
 def main(names: list[str]) -> int:
     """Print one line a script."""
     idioms = {idiom.name: idiom for idiom in IDIOMS}
-    rows: list[tuple[Idiom, Defect | None]] = [(idiom, None) for idiom in IDIOMS]
+    rows: list[tuple[Script, Edit | None]] = [(idiom, None) for idiom in IDIOMS]
     rows += [(idioms[defect.idiom], defect) for defect in DEFECTS]
-    chosen = [(idiom, defect) for idiom, defect in rows if not names or (defect or idiom).name in names]
-    print(f"{'script':<52}{'s':>6}{'steps':>7}{'ranks':>7}{'exit':>6}  findings", flush=True)
-    wrong = 0
-    for idiom, defect in chosen:
-        name = f"{idiom.name}: {defect.name}" if defect else idiom.name
-        if absent := missing(idiom):
-            print(f"{name:<52}  not installed: {', '.join(absent)}", flush=True)
-            continue
-        with tempfile.TemporaryDirectory() as project, tempfile.TemporaryDirectory() as state:
-            outcome = rehearse(idiom, Path(project), Path(state), defect)
-        said = complaints(idiom, outcome, defect)
-        wrong += bool(said)
-        rehearsal = outcome.report["rehearsal"]
-        found = ", ".join(f"{code} {severity}" for code, severity in outcome.codes.items()) or "none"
-        print(
-            f"{name:<52}{outcome.seconds:>6.1f}{rehearsal['steps']:>7}{rehearsal['ranks']:>7}{outcome.exit_code:>6}"
-            f"  {found}",
-            *said,
-            sep="\n    WRONG: ",
-            flush=True,
-        )
-    print(f"{len(chosen) - wrong} of {len(chosen)} as they have to be", flush=True)
-    return 1 if wrong else 0
+    return print_table(rows, names)
 
 
 if __name__ == "__main__":

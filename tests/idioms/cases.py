@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
+from tests.script_table.model import Script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-class Idiom(msgspec.Struct, frozen=True, kw_only=True):
-    """One healthy script in the structure that well-known public ones have."""
+class Idiom(Script, frozen=True, kw_only=True):
+    """One of them, in the structure that well-known public ones have."""
 
-    name: str
-    """Of the file, or of the directory, under ``scripts``."""
-    entry: str = ""
-    """The script in that directory; empty for a single file."""
-    arguments: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    """Packages beyond torch that it imports."""
-    before: Callable[[Path], object] | None = None
-    """Puts the files there that a user would have."""
-    advice: tuple[str, ...] = ()
-    """Codes of advice that is true of it."""
-
-    @property
-    def script(self) -> str:
-        """Path of the entry script in the project."""
-        return self.entry or f"{self.name}.py"
-
-    def lay_out(self, project: Path) -> None:
-        """Copy the idiom's files to a project of its own and add what exists before."""
-        source = SCRIPTS / self.name
-        if source.is_dir():
-            shutil.copytree(source, project, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source.with_suffix(".py"), project)
-        if self.before is not None:
-            self.before(project)
+    folder: Path = SCRIPTS
 
 
 def _tokens(project: Path) -> None:

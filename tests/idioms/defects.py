@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
+from tests.script_table.model import Edit
 
 
-class Defect(msgspec.Struct, frozen=True, kw_only=True):
+class Defect(Edit, frozen=True, kw_only=True):
     """An idiom with one edit that breaks it."""
 
-    name: str
     idiom: str
-    file: str
-    """The file that is edited, relative to the project."""
-    old: str
-    new: str
-    code: str
-    """What must be found."""
-    severity: str = "error"
-    others: tuple[str, ...] = ()
-    """Further codes that are true of it."""
-
-    def apply(self, project: Path) -> None:
-        """Edit the file; the text that is replaced must occur exactly once."""
-        path = project / self.file
-        text = path.read_text(encoding="utf-8")
-        assert text.count(self.old) == 1, f"{self.name}: {text.count(self.old)} places to edit"
-        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
 DEFECTS: tuple[Defect, ...] = (

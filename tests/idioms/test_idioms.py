@@ -8,7 +8,7 @@ import pytest
 
 from tests.idioms.cases import IDIOMS, SCRIPTS
 from tests.idioms.defects import DEFECTS, Defect
-from tests.idioms.rehearsal import complaints, missing, rehearse
+from tests.script_table.rehearsal import complaints, missing, rehearse
 
 BY_NAME = {idiom.name: idiom for idiom in IDIOMS}
 HEALTHY = ("config_by_exec", "nested_project", "object_detection", "time_limited", "token_stream")

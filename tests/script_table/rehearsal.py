@@ -1,4 +1,4 @@
-"""Rehearses one idiom, or a variant of it, as a user would: the command line, in a project of its own."""
+"""Rehearses one script, or a broken variant of it, as a user would: the command line, in a project of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tests.idioms.cases import Idiom
-from tests.idioms.defects import Defect
+from tests.script_table.model import Edit, Script
 
 ROOT = Path(__file__).parents[2]
 AT_MOST_S = 600.0
@@ -36,20 +35,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return {finding["code"]: finding["severity"] for finding in self.report["findings"]}
 
 
-def missing(idiom: Idiom) -> tuple[str, ...]:
-    """The packages that the idiom needs and that are not installed."""
-    return tuple(name for name in idiom.needs if importlib.util.find_spec(name) is None)
+def missing(script: Script) -> tuple[str, ...]:
+    """The packages that the script needs and that are not installed."""
+    return tuple(name for name in script.needs if importlib.util.find_spec(name) is None)
 
 
-def rehearse(idiom: Idiom, project: Path, state: Path, defect: Defect | None = None) -> Outcome:
-    """Lay the idiom out in ``project``, break it where a defect is given, and check it."""
-    idiom.lay_out(project)
-    if defect is not None:
-        defect.apply(project)
+def rehearse(script: Script, project: Path, state: Path, edit: Edit | None = None) -> Outcome:
+    """Lay the script out in ``project``, break it where an edit is given, and check it."""
+    script.lay_out(project)
+    if edit is not None:
+        edit.apply(project)
     before = tree(project)
+    options = ("--output-format", "json", *(edit.options if edit is not None else ()))
     started_s = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", idiom.script, "--", *idiom.arguments],
+        [sys.executable, "-m", "ddpdoctor", "check", *options, script.script, "--", *script.arguments],
         cwd=project,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state)},
         capture_output=True,
@@ -81,19 +81,19 @@ def _state(path: Path) -> tuple[str, int, int]:
     return hashlib.sha256(path.read_bytes()).hexdigest(), status.st_mode, status.st_mtime_ns
 
 
-def complaints(idiom: Idiom, outcome: Outcome, defect: Defect | None = None) -> list[str]:
+def complaints(script: Script, outcome: Outcome, edit: Edit | None = None) -> list[str]:
     """What is not as it has to be, in sentences; empty when all is well."""
     said = []
     if outcome.left_behind:
         said.append(f"the tree is not what it was: {', '.join(outcome.left_behind)}")
     codes = outcome.codes
-    if defect is not None:
-        if codes.get(defect.code) != defect.severity:
-            said.append(f"{defect.code} is not found as {defect.severity}")
-        surplus = set(codes) - {defect.code} - set(defect.others) - set(idiom.advice)
-        wanted_exit = 1
+    if edit is not None:
+        if codes.get(edit.code) != edit.severity:
+            said.append(f"{edit.code} is not found as {edit.severity}")
+        surplus = set(codes) - {edit.code} - set(edit.others) - set(script.advice)
+        wanted_exit = 0 if edit.severity == "advice" else 1
     else:
-        surplus = {code for code, severity in codes.items() if severity != "advice" or code not in idiom.advice}
+        surplus = {code for code, severity in codes.items() if severity != "advice" or code not in script.advice}
         wanted_exit = 0
         rehearsal = outcome.report["rehearsal"]
         if rehearsal["status"] != "completed":
