@@ -24,7 +24,9 @@ class Indices:
         self._journal = journal
         self._torch = torch
         self._endless: set[int] = set()
-        """Loaders whose sampler had no end."""
+        """Loaders whose sampler is not read to its end."""
+        self._wide: set[int] = set()
+        """Those of them whose sampler has none, as far as it was read."""
 
     def install(self) -> None:
         """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
@@ -52,6 +54,8 @@ class Indices:
             return {}
         if not self._drain(iterator):
             self._endless.add(loader)
+            if len(iterator.__dict__["_ddpdoctor_drawn"]) >= self._most(iterator):
+                self._wide.add(loader)
             return {}
         drawn: array[int] = iterator.__dict__.get("_ddpdoctor_drawn", array("q"))
         base = _base_indices(iterator._dataset, drawn, self._torch)
@@ -60,6 +64,10 @@ class Indices:
         digest = hashlib.blake2b(base.tobytes(), digest_size=8).hexdigest()
         name = self._journal.writer.write_indices(number, array("q", sorted(base)))
         return {"index_count": len(base), "index_digest": digest, "indices": name}
+
+    def have_no_end(self, loader: int) -> bool:
+        """Tell whether a loader's sampler drew so much more than its data set that its passes have no end."""
+        return loader in self._wide
 
     def _keep(self, iterator: Any, index: Any) -> None:
         drawn = iterator.__dict__.setdefault("_ddpdoctor_drawn", array("q"))

@@ -16,7 +16,7 @@ from .division import described
 from .ending import Ending
 from .indices import Indices
 from .lengths import Lengths
-from .schedule import Schedule, Trail
+from .schedule import STEPS_PER_PASS, Schedule, Trail
 from .short_pass import ShortPass, is_cut
 
 _OF_LESS_DATA = (ZeroDivisionError, IndexError, KeyError, AssertionError, ValueError, UnboundLocalError)
@@ -204,6 +204,13 @@ class Loaders:
             and self._journal.user_code.holds(code.co_filename)
             and threading.current_thread() is threading.main_thread()
         )
+
+    def was_cut(self, trail: Trail, frame: FrameType) -> None:
+        """End the rehearsal where steps are counted instead of batches: no handler awaits what has no end."""
+        code = frame.f_code
+        bare = code.co_code[frame.f_lasti] != _FOR_ITER and self._journal.user_code.holds(code.co_filename)
+        if bare and trail.main and trail.steps >= STEPS_PER_PASS and self._indices.have_no_end(trail.loader):
+            self._ending.end("steps")
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """A pass is over: read its sampler to the end, without its data, and note both."""

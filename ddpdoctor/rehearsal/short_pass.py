@@ -23,6 +23,9 @@ class Owner(Protocol):
     def drawn(self, trail: Trail) -> None:
         """The pass has yielded a batch."""
 
+    def was_cut(self, trail: Trail, frame: FrameType) -> None:
+        """Leave the user's code where ``frame`` cannot go on without more batches."""
+
     def is_looped(self, frame: FrameType) -> bool:
         """Tell whether a ``for`` statement of the user's draws the batch."""
 
@@ -48,6 +51,7 @@ class ShortPass:
         owner, trail = self._owner, self._trail
         if owner.is_over(trail):
             owner.finish(trail, self._inner, "cut")
+            owner.was_cut(trail, sys._getframe(1))
             raise CutShort
         try:
             batch = next(self._inner)
