@@ -8,8 +8,10 @@ DataLoader, and prints a JSON object: context, then case, then ``"ok"`` or what 
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
+import pickle
 import sys
 import threading
 import warnings
@@ -55,6 +57,22 @@ def tensor_cuda() -> None:
 
 
 @case
+def replaced_methods() -> None:
+    for name, arguments in (
+        ("cuda", (1,)),
+        ("to", ("cuda:1",)),
+        ("pin_memory", ()),
+        ("type", ("torch.cuda.FloatTensor",)),
+    ):
+        original = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, lambda tensor, *given, original=original: original(tensor, *given))
+        try:
+            assert getattr(torch.ones(2), name)(*arguments).tolist() == [1, 1]
+        finally:
+            setattr(torch.Tensor, name, original)
+
+
+@case
 def a_gpu_that_the_node_lacks() -> None:
     for use in (
         lambda: torch.ones(2).cuda(2),
@@ -85,6 +103,9 @@ def module_to() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     weight = module[0].weight
     assert module.cuda() is module and module.to("cuda:1") is module and module.cuda(0)[0].weight is weight
+    assert module.to(1) is module and module.to(0, torch.float32)[0].weight.device == CPU
+    with raises(RuntimeError, "invalid device ordinal"):
+        module.to(2)
     assert module.to(device="cuda", dtype=torch.float64)[0].weight.dtype == torch.float64
     assert nn.Linear(2, 2, device="cuda").weight.device == CPU
 
@@ -128,7 +149,8 @@ def default_device() -> None:
 @case
 def device_objects() -> None:
     device = torch.device("cuda", 1)
-    assert device.type == "cuda" and device.index == 1 and torch.device("cuda:1") == device
+    assert device.type == "cuda" and device.index == 1 and torch.device("cuda:1") == device == torch.device(1)
+    assert torch.device(type="cuda", index=1) == device and torch.device(device) == device
 
 
 @case
@@ -153,6 +175,9 @@ def memory() -> None:
     cuda.reset_peak_memory_stats()
     assert cuda.memory_stats()["allocated_bytes.all.peak"] == 0
     assert isinstance(cuda.memory_summary(), str)
+    cuda.memory._record_memory_history()
+    cuda.memory._dump_snapshot("unwritten.pickle")
+    assert cuda.get_allocator_backend() == "native" and cuda.get_device_properties(0).L2_cache_size > 0
 
 
 @case
@@ -189,6 +214,7 @@ def seeds() -> None:
 def generators() -> None:
     generator = torch.Generator(device="cuda").manual_seed(3)
     assert isinstance(generator, torch.Generator) and generator.device == CPU
+    assert pickle.loads(pickle.dumps(generator)).initial_seed() == copy.deepcopy(generator).initial_seed() == 3
     one = torch.randn(2, generator=generator, device="cuda")
     assert torch.equal(one, torch.randn(2, generator=torch.Generator("cuda:1").manual_seed(3), device="cuda"))
 

@@ -43,6 +43,8 @@ _NOTHING = (
     "set_per_process_memory_fraction",
     "set_sync_debug_mode",
     "_sleep",
+    "_record_memory_history",
+    "_dump_snapshot",
 )
 _NOT_SERVED = (
     "CUDAGraph",
@@ -103,6 +105,10 @@ def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
             multi_processor_count=1,
             warp_size=32,
             max_threads_per_multi_processor=2048,
+            max_threads_per_block=1024,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=48 * 2**10,
+            L2_cache_size=40 * 2**20,
             is_integrated=False,
             is_multi_gpu_board=False,
             gcnArchName="",
@@ -131,6 +137,8 @@ def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
         "can_device_access_peer": _always(True),
         "mem_get_info": for_device((MEMORY_BYTES, MEMORY_BYTES)),
         "memory_stats": lambda device=None: _Zeros(),
+        "host_memory_stats": lambda: _Zeros(),
+        "get_allocator_backend": _always("native"),
         "memory_stats_as_nested_dict": lambda device=None: {},
         "memory_summary": lambda device=None, abbreviated=False: f"no GPU memory: {NAME}",
         "list_gpu_processes": lambda device=None: "no processes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from .devices import Devices
@@ -16,7 +17,8 @@ def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
     A class inside a function, because its base exists only once torch is imported.
     """
     handlers = _handlers(torch, devices, note_truth)
-    on_cpu = devices.on_cpu
+    on_cpu, tensor = devices.on_cpu, torch.Tensor
+    methods = {name: getattr(tensor, name) for name in ("cuda", "to", "pin_memory", "type")}
 
     class CudaOnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         """Calls the function with the CPU where it was to be called with a CUDA device."""
@@ -25,6 +27,11 @@ def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
             handler = handlers.get(function)
             if handler is not None:
                 return handler(function, arguments, options or {})
+            if type(function) is FunctionType:
+                # torch names the method by its attribute, which the user's code may have replaced.
+                for name, method in methods.items():
+                    if getattr(tensor, name) is function:
+                        return handlers[method](method, arguments, options or {})
             if options:
                 device = options.get("device")
                 if device is not None:
@@ -39,7 +46,7 @@ def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
 
 def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) -> dict[Any, Handler]:
     """What is done for functions whose device is no keyword, or that are for CUDA alone."""
-    tensor = torch.Tensor
+    tensor, named = torch.Tensor, torch.device
     handlers: dict[Any, Handler] = {}
 
     def cuda(function: Any, arguments: Any, options: Any) -> Any:
@@ -54,6 +61,12 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
             options = {**options, "device": devices.on_cpu(options["device"])}
         elif len(arguments) > 1:
             arguments = (arguments[0], devices.on_cpu(arguments[1]), *arguments[2:])
+        return function(*arguments, **options)
+
+    def by_index(function: Any, arguments: Any, options: Any) -> Any:
+        """A bare index means the accelerator, which the CPU's torch does not have."""
+        if arguments and isinstance(arguments[0], int) and not isinstance(arguments[0], bool):
+            arguments = (named("cuda", arguments[0]), *arguments[1:])
         return function(*arguments, **options)
 
     def itself(function: Any, arguments: Any, options: Any) -> Any:
@@ -73,6 +86,8 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
 
     handlers[tensor.cuda] = cuda
     handlers[tensor.to] = to
+    handlers[torch.device] = by_index
+    handlers[torch._C._nn._parse_to] = by_index
     handlers[tensor.pin_memory] = itself
     handlers[tensor.type] = typed
     handlers[tensor.is_cuda.__get__] = truth

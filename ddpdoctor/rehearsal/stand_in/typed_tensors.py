@@ -56,6 +56,8 @@ def _generators(torch: Any, devices: Devices) -> None:
         def __new__(cls, device: Any = "cpu") -> Any:
             return real(devices.on_cpu(device))
 
+    # A generator is pickled with the class that has this name.
+    Generator.__module__, Generator.__qualname__ = torch.__name__, "Generator"
     torch.Generator = Generator
 
 
