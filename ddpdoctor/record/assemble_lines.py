@@ -31,9 +31,14 @@ class LineRows:
         for (pid, file), lines in self._lines.items():
             rank = self._rank_of(pid)
             if rank is not None:
-                unwatched = frozenset(self._unwatched.get((pid, file), ()))
+                # A script that spawns its ranks twice has two processes for each.
+                other = found.get((rank, file), LinesExecuted(rank=rank, file=file))
                 found[rank, file] = LinesExecuted(
-                    rank=rank, file=file, lines=frozenset(lines), unwatched=unwatched, late=pid in self._late
+                    rank=rank,
+                    file=file,
+                    lines=other.lines | lines,
+                    unwatched=other.unwatched | self._unwatched.get((pid, file), set()),
+                    late=other.late or pid in self._late,
                 )
         return tuple(found[key] for key in sorted(found))
 
