@@ -88,4 +88,4 @@ def _remedy(divergence: Divergence) -> str:
             )
         return "Sleep less: the others wait all that time, and give up when the timeout of their group is over."
     stuck = "the ranks" if divergence.culprit is None else f"rank {divergence.culprit}"
-    return f"See in the stack below what {stuck} stands in; give that lock, queue or read a time limit."
+    return f"See in its stack what {stuck} stands in; give that lock, queue or read a time limit."

@@ -91,7 +91,7 @@ def raised() -> JobBuilder:
     [
         (different_lines, "DDP301", Severity.ERROR, "Make every rank call all_reduce at train.py:57, or none"),
         (different_sizes, "DDP304", Severity.ERROR, "Make the number of elements the same on every rank"),
-        (stuck, "DDP305", Severity.ERROR, "See in the stack below what rank 1 stands in"),
+        (stuck, "DDP305", Severity.ERROR, "See in its stack what rank 1 stands in"),
         (left, "DDP306", Severity.ERROR, "Let all ranks leave together"),
         (other_steps, "DDP312", Severity.ERROR, "Let all ranks skip a step together"),
         (crossed, "DDP312", Severity.WARNING, "Call the two collectives in the same order"),
