@@ -50,6 +50,13 @@ class Accumulation(msgspec.Struct, frozen=True, eq=False):
 
 def accumulations(projection: Projection) -> Iterator[Accumulation]:
     """Backward passes that several times precede one step, each once."""
+    known: tuple[Accumulation, ...] | None = projection.__dict__.get("_accumulations")
+    if known is None:
+        known = projection.__dict__["_accumulations"] = tuple(_accumulations(projection))
+    return iter(known)
+
+
+def _accumulations(projection: Projection) -> Iterator[Accumulation]:
     moves = [step for step in steps(projection) if loop_nodes(step)]
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):
@@ -118,8 +125,8 @@ def _counts(backward: Event, condition: str) -> bool:
     if condition.isidentifier():
         values = [
             ast.unparse(node.value)
-            for node in descend(backward.module.tree)
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == condition for t in node.targets)
+            for node in backward.module.index.of(ast.Assign)
+            if any(isinstance(t, ast.Name) and t.id == condition for t in node.targets)
         ]
         named = not values and _COUNTING_NAME.search(condition) is not None
         return named or (len(values) == 1 and _counts(backward, values[0]) and not values[0].isidentifier())

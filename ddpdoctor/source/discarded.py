@@ -35,6 +35,7 @@ RETURNING = frozenset(
     }
 )
 """Full names of collectives that leave their argument as it was."""
+_RETURNING_NAMES = frozenset((*_HOROVOD, *_FUNCTIONAL))
 _OF_ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_processes"})
 
 
@@ -54,7 +55,10 @@ class Discarded(msgspec.Struct, frozen=True, kw_only=True):
 def discarded_results(projection: Projection) -> Iterator[Discarded]:
     """Such calls, where the variable that they were given is read again further down."""
     for module in projection.machine.script.modules:
-        for call, name in module.calls():
+        for call in module.index.of(ast.Call):
+            if isinstance(call.func, ast.Attribute) and call.func.attr not in _RETURNING_NAMES:
+                continue
+            name = module.resolve(call.func)
             if name in RETURNING:
                 yield from _judged(module, call, name.rpartition(".")[2])
     seen: set[ast.AST] = set()

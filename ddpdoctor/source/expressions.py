@@ -123,9 +123,13 @@ def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[
 
 
 def _name(machine: Machine, node: ast.Name) -> Value:
-    value = lookup(machine, node.id)
+    name = node.id
+    frame = machine.frames[-1]
+    names = machine.store.owners.get(frame.scope)
+    known = names.get(name) if names is not None and name not in frame.globals else None
+    value = known if known is not None else lookup(machine, name)
     kind = value.__class__
-    return seeded(machine, node.id, value) if kind is Unknown or kind is Bound else value
+    return seeded(machine, name, value) if kind is Unknown or kind is Bound else value
 
 
 def lookup(machine: Machine, name: str) -> Value:

@@ -79,7 +79,11 @@ def _averages(module: Module) -> bool:
     for node in module.index.of(ast.Call):
         name = last_name(node.func)
         if name in _COLLECTIVE_NAMES:
-            if _speaks_of_gradients(ast.unparse(node)) or _speaks_of_gradients(_loop_text(module, node)):
+            written = " ".join(module.lines[node.lineno - 1 : node.end_lineno])
+            # Most say nothing of the kind, which is told without unparsing.
+            if ("grad" in written or "parameters" in written) and _speaks_of_gradients(ast.unparse(node)):
+                return True
+            if _speaks_of_gradients(_loop_text(module, node)):
                 return True
         elif _promises_average(name):
             return True
