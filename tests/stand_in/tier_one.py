@@ -162,6 +162,9 @@ def queries() -> None:
     properties = cuda.get_device_properties(torch.device("cuda", 0))
     assert properties.total_memory > 2**30 and properties.name and properties.major >= 7
     assert cuda.is_bf16_supported() and cuda.nccl.version() > (2, 0)
+    assert cuda.synchronize(torch.ones(1).cuda().device) is None and cuda.memory_allocated(torch.ones(1).device) == 0
+    with raises(ValueError, "Expected a cuda device"):
+        cuda.synchronize("cpu")
     assert cuda.synchronize() is None and cuda.empty_cache() is None and cuda.ipc_collect() is None
 
 

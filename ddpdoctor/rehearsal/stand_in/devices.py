@@ -86,6 +86,8 @@ class Devices:
         if parsed.type != CUDA:
             if optional and parsed.type == "cpu":
                 return -1
+            if device == self.cpu and not isinstance(device, str):
+                return self.current  # where a tensor says it is, which would be a GPU
             raise ValueError(f"Expected a cuda device, but got: {device}")
         return self.current if parsed.index is None else int(parsed.index)
 
