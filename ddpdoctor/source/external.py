@@ -224,8 +224,7 @@ def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None
     running = {frame.owner.node for frame in machine.frames if frame.owner is not None}
     found: list[Function] = []
     for scope in machine.scope_modules.values():
-        for entry in machine.store.names(scope):
-            cls = machine.store.get(scope, entry)
+        for cls in machine.store.owners.get(scope, {}).values():
             method = machine.store.get(cls.scope, name) if isinstance(cls, ProjectClass) else None
             if isinstance(method, Function) and method.node not in running and method not in found:
                 found.append(method)
