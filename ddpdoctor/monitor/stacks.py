@@ -19,20 +19,29 @@ from ddpdoctor.record.stacks import StackDump
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 _ANSWER_WITHIN_S = 0.6
 _SIGNAL_WITHIN_S = 0.4
+_STILL_NS = 2_000_000_000
+"""A heart that has not beaten for so long will not answer either: it beats ten times a second."""
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
 def ask_for_stacks(rings: Mapping[int, RingTail], number: int) -> tuple[int, ...]:
-    """Ask every living rank for its stacks and wait until they are written; the processes that did not answer."""
+    """Ask every living rank for its stacks and wait until they are written; the processes that did not answer.
+
+    A rank whose heart has stopped is asked too, and not waited for.
+    """
     for ring in rings.values():
         ring.ask_for_stacks(number)
     deadline = time.monotonic() + _ANSWER_WITHIN_S
     silent = list(rings)
-    while silent and time.monotonic() < deadline:
+    while any(_beats(rings[pid]) for pid in silent) and time.monotonic() < deadline:
         time.sleep(0.02)
         silent = [pid for pid in silent if rings[pid].heartbeat().answered < number]
     return tuple(silent)
+
+
+def _beats(ring: RingTail) -> bool:
+    return time.time_ns() - ring.heartbeat().beat_ns < _STILL_NS
 
 
 def signal_for_stacks(directory: Path, ranks: Mapping[int, int]) -> list[StackDump]:
