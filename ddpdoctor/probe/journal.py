@@ -81,13 +81,13 @@ class Journal:
         """Number of the user's call chain that led to the caller's caller."""
         return self.site(sys._getframe(depth + 1))
 
-    def signature(self, key: tuple[object, ...], fields: dict[str, Any]) -> int:
-        """Number of a collective's signature, which is written before it is first used."""
+    def signature(self, key: tuple[object, ...], fields: Callable[[], dict[str, Any]]) -> int:
+        """Number of a collective's signature, whose ``fields`` are written before it is first used."""
         number = self._signatures.get(key)
         if number is None:
             with self._lock:
                 number = self._signatures.setdefault(key, len(self._signatures))
-                self.event("signature", number=number, **fields)
+                self.event("signature", number=number, **fields())
         return number
 
     def guarded(self, note: Callable[..., Result], *arguments: Any) -> Optional[Result]:

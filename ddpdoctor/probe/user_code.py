@@ -42,10 +42,16 @@ class UserCode:
     def frames(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
         """The user's lines from ``frame`` outwards, innermost first."""
         found: list[FrameTuple] = []
-        while frame is not None and len(found) < _MOST_FRAMES:
-            path = self._path_of(frame.f_code.co_filename)
+        known = self._known
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            path = known.get(filename)
+            if path is None:
+                path = self._path_of(filename)
             if path:
                 found.append((path, frame.f_lineno or 0, name_of(frame)))
+                if len(found) == _MOST_FRAMES:
+                    break
             frame = frame.f_back
         return tuple(found)
 

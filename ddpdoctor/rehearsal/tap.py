@@ -54,6 +54,9 @@ class Tap:
         self._torch = torch
         self._reduced = reduced
         self._groups: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._group_at: dict[str, int] = {}
+        """Position of the process group among each operator's arguments."""
+        self._unbox_group: Callable[[Any], Any] = torch.distributed.ProcessGroup.unbox
         self._sequences: dict[int, int] = {}
         self._library: Any = None
         self._faults = 0
@@ -102,20 +105,20 @@ class Tap:
         try:
             journal.settle()
             kind, tensors_at, op_at, root_at = OPERATORS[operator]
-            group, ranks = self._group(arguments)
+            group, ranks = self._group(operator, arguments)
             frame = sys._getframe(2)
             tensors = _flat(arguments[tensors_at]) if tensors_at is not None else ()
             shapes = tuple(tuple(tensor.shape) for tensor in tensors)
             dtype = str(tensors[0].dtype) if tensors else ""
             reduce_op = _reduce_op(arguments[op_at]) if op_at is not None else ""
-            root = (
-                ranks[int(arguments[root_at])] if root_at is not None and int(arguments[root_at]) < len(ranks) else None
-            )
+            root = None
+            if root_at is not None and int(arguments[root_at]) < len(ranks):
+                root = ranks[int(arguments[root_at])]
             origin = origin_of(frame)
             key = (kind, shapes, dtype, reduce_op, root, origin)
             signature = journal.signature(
                 key,
-                {
+                lambda: {
                     "kind": kind,
                     "shapes": shapes,
                     "numels": [tensor.numel() for tensor in tensors],
@@ -143,10 +146,13 @@ class Tap:
             self._forked_use_noted = True
             self._journal.event("forked_use", kind=kind, site=self._journal.site(frame))
 
-    def _group(self, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
-        """Number and global ranks of the process group among the arguments."""
-        boxed = next(argument for argument in arguments if _is_process_group(argument))
-        return self.note_group(self._torch.distributed.ProcessGroup.unbox(boxed))
+    def _group(self, operator: str, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
+        """Number and global ranks of the process group among an operator's arguments."""
+        at = self._group_at.get(operator)
+        if at is None:
+            at = next(at for at, argument in enumerate(arguments) if _is_process_group(argument))
+            self._group_at[operator] = at
+        return self.note_group(self._unbox_group(arguments[at]))
 
     def note_group(self, group: Any) -> tuple[int, tuple[int, ...]]:
         """Number a group when it is made: its ordinal must not depend on which rank uses which group first."""
