@@ -37,8 +37,10 @@ class ReducedLosses:
         tensors = roots if isinstance(roots, (list, tuple)) else (roots,)
         nodes = [tensor.grad_fn for tensor in tensors if getattr(tensor, "grad_fn", None) is not None]
         for node in nodes:
-            if len(nodes) < NODES_SEARCHED:
-                nodes.extend(below for below, _ in node.next_functions if below is not None)
+            below = [one for one, _ in node.next_functions if one is not None]
+            # A scaled loss is still the loss; one term of a sum may have been reduced after it was added up.
+            if len(below) == 1 and len(nodes) < NODES_SEARCHED:
+                nodes += below
         for node, place in reduced:
             if any(node is found for found in nodes):
                 self._journal.event("reduced_loss", site=place, backward_site=site)
