@@ -49,21 +49,14 @@ _HOW = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
     from ddpdoctor.diagnosis.model_mismatch import find_model_mismatch
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         how = _HOW.get(divergence.difference, "")
-        yield CHECK.finding(
-            record.job.kind,
-            account.title(divergence),
-            remedy=f"Make the {divergence.difference} the same on every rank{how}.",
-            locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
-            evidence=account.facts(divergence, record.job.kind),
-        )
+        yield accuse(CHECK, record, divergence, f"Make the {divergence.difference} the same on every rank{how}.")
     models = find_model_mismatch(record)
     if models is not None:
         yield CHECK.finding(

@@ -62,16 +62,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when some ranks wait in DDP's constructor and the others went on without."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            account.title(divergence),
-            remedy=_REMEDY,
-            locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
-            evidence=account.facts(divergence, record.job.kind),
-        )
+        yield accuse(CHECK, record, divergence, _REMEDY)

@@ -43,19 +43,12 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a rank left without an exception."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            account.title(divergence),
-            remedy=_remedy(divergence),
-            locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
-            evidence=account.facts(divergence, record.job.kind),
-        )
+        yield accuse(CHECK, record, divergence, _remedy(divergence))
 
 
 def _remedy(divergence: Divergence) -> str:

@@ -48,19 +48,13 @@ POLLING_NS = 2_000_000_000
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            account.title(divergence),
-            remedy=_remedy(divergence),
-            locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
-            evidence=account.facts(divergence, record.job.kind),
-            severity=Severity.WARNING if _will_wake(divergence) else None,
+        yield accuse(
+            CHECK, record, divergence, _remedy(divergence), Severity.WARNING if _will_wake(divergence) else None
         )
 
 

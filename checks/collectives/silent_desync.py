@@ -45,22 +45,20 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when ranks pair different steps, or lines crosswise."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is None:
         return
     crossed = divergence.form == "crossed"
-    yield CHECK.finding(
-        record.job.kind,
-        account.title(divergence),
-        remedy="Call the two collectives in the same order on every rank."
+    yield accuse(
+        CHECK,
+        record,
+        divergence,
+        "Call the two collectives in the same order on every rank."
         if crossed
         else "Let all ranks skip a step together (all-reduce the condition first), or run backward on every rank and "
         "multiply the loss by 0 where it should not count.",
-        locations=account.locations(divergence),
-        ranks=account.ranks(divergence),
-        evidence=account.facts(divergence, record.job.kind),
-        severity=Severity.WARNING if crossed else None,
+        Severity.WARNING if crossed else None,
     )

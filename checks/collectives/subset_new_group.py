@@ -63,20 +63,13 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
     from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            account.title(divergence),
-            remedy=_REMEDY,
-            locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
-            evidence=account.facts(divergence, record.job.kind),
-        )
+        yield accuse(CHECK, record, divergence, _REMEDY)
     by_call: dict[tuple[str, int], set[int]] = {}
     for call in record.outsider_calls:
         by_call.setdefault((call.operation, call.site), set()).add(call.rank)

@@ -69,20 +69,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report data that several ranks prepare at once; refute where one goes first."""
-    from ddpdoctor.diagnosis.path_verdicts import judge_paths
+    from ddpdoctor.diagnosis.accusations import accuse_paths
 
-    for verdict in judge_paths(record, "DDP109"):
-        if not verdict.races:
-            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=REMEDY,
-            locations=verdict.locations,
-            ranks=verdict.ranks,
-            evidence=tuple(
-                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
-            ),
-            severity=verdict.severity,
-        )
+    yield from accuse_paths(CHECK, record, REMEDY)

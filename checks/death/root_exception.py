@@ -42,16 +42,14 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception of the rank that left first."""
-    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            account.title(divergence),
-            remedy=f"Fix the exception on rank {divergence.culprit}; what the other ranks report follows from it.",
-            locations=account.locations(divergence),
-            ranks=account.ranks(divergence),
-            evidence=account.facts(divergence, record.job.kind),
+        yield accuse(
+            CHECK,
+            record,
+            divergence,
+            f"Fix the exception on rank {divergence.culprit}; what the other ranks report follows from it.",
         )

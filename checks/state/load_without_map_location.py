@@ -76,17 +76,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
+    from ddpdoctor.diagnosis.accusations import accuse_loads
     from ddpdoctor.diagnosis.checkpoints import judge_map_locations
 
-    for verdict in judge_map_locations(record):
-        if not verdict.wrong:
-            yield Refuted(location=verdict.location, reason=verdict.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=REMEDY,
-            locations=(verdict.location,),
-            ranks=verdict.ranks,
-            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
-        )
+    yield from accuse_loads(CHECK, record, judge_map_locations(record), REMEDY)

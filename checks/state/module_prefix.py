@@ -64,17 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
+    from ddpdoctor.diagnosis.accusations import accuse_loads
     from ddpdoctor.diagnosis.checkpoints import judge_prefixes
 
-    for verdict in judge_prefixes(record):
-        if not verdict.wrong:
-            yield Refuted(location=verdict.location, reason=verdict.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=REMEDY,
-            locations=(verdict.location,),
-            ranks=verdict.ranks,
-            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
-        )
+    yield from accuse_loads(CHECK, record, judge_prefixes(record), REMEDY)

@@ -90,21 +90,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report paths at which ranks come into each other's way; refute lines at which each path has one rank."""
-    from ddpdoctor.diagnosis.path_verdicts import judge_paths
+    from ddpdoctor.diagnosis.accusations import accuse_paths
 
-    for verdict in judge_paths(record, "DDP608"):
-        if not verdict.races:
-            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy="Do it on rank 0 only, with dist.barrier() before the other ranks go on; os.makedirs takes "
-            "exist_ok=True.",
-            locations=verdict.locations,
-            ranks=verdict.ranks,
-            evidence=tuple(
-                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
-            ),
-            severity=verdict.severity,
-        )
+    yield from accuse_paths(
+        CHECK,
+        record,
+        "Do it on rank 0 only, with dist.barrier() before the other ranks go on; os.makedirs takes exist_ok=True.",
+    )

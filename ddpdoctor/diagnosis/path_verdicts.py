@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from ddpdoctor.diagnosis.path_races import OWN, Code, Race, races
+from ddpdoctor.diagnosis.path_races import OWN, Race, races
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
 from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.files import Access
@@ -32,7 +32,7 @@ class PathVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """None: as bad as the check says."""
 
 
-def judge_paths(record: RunRecord, code: Code) -> Iterator[PathVerdict]:
+def judge_paths(record: RunRecord, code: str) -> Iterator[PathVerdict]:
     """Yield the races for which a check speaks, once for each pair of lines, then the lines without one."""
     groups: dict[tuple[int, int], list[Race]] = {}
     for race in races(record):
@@ -48,7 +48,7 @@ def judge_paths(record: RunRecord, code: Code) -> Iterator[PathVerdict]:
             yield PathVerdict(races=False, sentence=reason, locations=(location,))
 
 
-def _told(record: RunRecord, code: Code, found: Sequence[Race]) -> PathVerdict:
+def _told(record: RunRecord, code: str, found: Sequence[Race]) -> PathVerdict:
     race = found[0]
     first, second = race.first, race.second
     name = PurePath(race.path).name + (f" and {len(found) - 1:,} more paths" if len(found) > 1 else "")
@@ -66,7 +66,7 @@ def _told(record: RunRecord, code: Code, found: Sequence[Race]) -> PathVerdict:
     )
 
 
-def _sentence(code: Code, first: Access, second: Access, ranks: tuple[int, ...], name: str) -> str:
+def _sentence(code: str, first: Access, second: Access, ranks: tuple[int, ...], name: str) -> str:
     if code == "DDP109":
         how = f"prepare {name}" if first.through in OWN else f"fetch {name} (through {first.through})"
         return f"{rank_list(ranks)} {how} at the same time, with no barrier that lets one go first"
@@ -90,7 +90,7 @@ def _by_time(*accesses: Access) -> list[Access]:
     return sorted(accesses, key=lambda access: access.time_ns)
 
 
-def _innocent(record: RunRecord, code: Code) -> Iterator[tuple[Location, str]]:
+def _innocent(record: RunRecord, code: str) -> Iterator[tuple[Location, str]]:
     """Lines at which two ranks certainly do not race, in a run in which every rank came to its end."""
     if record.job.stop_reason or not all(rank.end in ("finished", "ended-by-rehearsal") for rank in record.ranks):
         return

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-import misc as utils
+import ranks_and_reductions as utils
 from somewhere import build_dataset, build_model, get_coco_api_from_dataset
 
 
