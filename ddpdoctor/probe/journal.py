@@ -6,13 +6,16 @@ import os
 import sys
 import threading
 from collections import deque
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
 
 from ..record.writer import CollectiveRing, EventWriter
 from .user_code import UserCode
 
 Result = TypeVar("Result")
+
+_MOST_CHAINS = 10_000
+"""Code that is made anew all the time makes a new chain each time."""
 
 
 class Journal:
@@ -44,6 +47,8 @@ class Journal:
         self.sleeps_until_ns = 0
         """When the sleep ends that the main thread is in; 0 when it is in none."""
         self._sites: dict[object, int] = {}
+        self._chains: dict[tuple[int, ...], tuple[int, tuple[CodeType, ...]]] = {}
+        """Number of the site of each chain of instructions; holds their code, for its ``id`` must not be used again."""
         self._signatures: dict[object, int] = {}
         self._lock = threading.Lock()
 
@@ -65,8 +70,15 @@ class Journal:
 
     def site(self, frame: Optional[FrameType]) -> int:
         """Number of the user's call chain that ends at ``frame``; -1 when there is none."""
+        chain = self.user_code.instructions(frame)
+        known = self._chains.get(chain)
+        if known is not None:
+            return known[0]
         frames = self.user_code.frames_here(frame)
-        return self.site_of(frames) if frames else -1
+        number = self.site_of(frames) if frames else -1
+        if chain and len(self._chains) < _MOST_CHAINS:
+            self._chains[chain] = number, self.user_code.code(frame)
+        return number
 
     def site_of(self, frames: tuple[tuple[str, int, str], ...]) -> int:
         """Number of a call chain, which is written before it is first used."""
@@ -120,7 +132,7 @@ class Journal:
         self.started.clear()
         self._outstanding = []
         self._settling = threading.Lock()
-        self._sites, self._signatures = {}, {}
+        self._sites, self._chains, self._signatures = {}, {}, {}
         self._lock = threading.Lock()
         self.writer.open()
         self.event("process", pid=os.getpid(), parent=parent, of_rank=rank, kind="fork")

@@ -16,8 +16,10 @@ from .reduced_losses import ReducedLosses
 
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
-# operator: (name as users spell it, position of its tensors, of its reduce op, of its root or peer)
-OPERATORS: dict[str, tuple[str, Optional[int], Optional[int], Optional[int]]] = {
+Arguments = tuple[str, Optional[int], Optional[int], Optional[int]]
+"""Name as users spell it, and where an operator has its tensors, its reduce op, and its root or peer."""
+
+OPERATORS: dict[str, Arguments] = {
     "allreduce_": ("all_reduce", 0, 2, None),
     "allreduce_coalesced_": ("all_reduce", 0, 2, None),
     "broadcast_": ("broadcast", 0, None, 2),
@@ -44,6 +46,7 @@ _DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
 _JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
 _AUTOGRAD = os.path.join("torch", "autograd", "")
 _TORCH = os.path.join("", "torch", "")
+_parts: dict[str, str] = {}
 
 
 class Tap:
@@ -76,65 +79,52 @@ class Tap:
                 self._library.impl(operator, kernel, "BackendSelect", with_keyset=True)
 
     def _kernel(self, operator: str, overload: Any, after: Any) -> Callable[..., Any]:
-        journal = self._journal
+        journal, started = self._journal, self._journal.started
+        redispatch = overload._handle.redispatch_boxed
+        log, unbox = self._log, self._torch._C._distributed_c10d.Work.unbox
+        places = OPERATORS[operator]
 
         def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
-            row = self._log(operator, arguments)
-            result = overload.redispatch(keyset & after, *arguments, **options)
+            row = log(operator, places, arguments)
+            result = redispatch(keyset & after, *arguments, **options)
             if row >= 0:
                 work = result[-1] if isinstance(result, tuple) else result
-                if work is None:
-                    if journal.ring is not None:
-                        journal.ring.complete(row)
-                else:
-                    journal.started.append((row, self._unbox(work)))
+                if work is not None:
+                    started.append((row, unbox(work)))
+                elif journal.ring is not None:
+                    journal.ring.complete(row)
             return result
 
         return kernel
 
-    def _unbox(self, work: Any) -> Any:
-        return self._torch._C._distributed_c10d.Work.unbox(work)
-
-    def _log(self, operator: str, arguments: tuple[Any, ...]) -> int:
+    def _log(self, operator: str, places: Arguments, arguments: tuple[Any, ...]) -> int:
         """Write the row; -1 when it could not be written, which must not stop the collective."""
         journal = self._journal
-        if journal.ring is None or self._faults > 8:
+        ring = journal.ring
+        if ring is None or self._faults > 8:
             if journal.forked_from is not None:
-                journal.guarded(self._note_forked_use, OPERATORS[operator][0], sys._getframe(2))
+                journal.guarded(self._note_forked_use, places[0], sys._getframe(2))
             return -1
         try:
             journal.settle()
-            kind, tensors_at, op_at, root_at = OPERATORS[operator]
+            kind, tensors_at, op_at, root_at = places
             group, ranks = self._group(operator, arguments)
             frame = sys._getframe(2)
             tensors = _flat(arguments[tensors_at]) if tensors_at is not None else ()
-            shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-            dtype = str(tensors[0].dtype) if tensors else ""
-            reduce_op = _reduce_op(arguments[op_at]) if op_at is not None else ""
+            reduce_op = arguments[op_at].op() if op_at is not None else None
             root = None
             if root_at is not None and int(arguments[root_at]) < len(ranks):
                 root = ranks[int(arguments[root_at])]
             origin = origin_of(frame)
-            key = (kind, shapes, dtype, reduce_op, root, origin)
-            signature = journal.signature(
-                key,
-                lambda: {
-                    "kind": kind,
-                    "shapes": shapes,
-                    "numels": [tensor.numel() for tensor in tensors],
-                    "dtype": dtype.replace("torch.", ""),
-                    "reduce_op": reduce_op,
-                    "root": root,
-                    "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-                    "origin": origin,
-                },
-            )
+            dtype = tensors[0].dtype if tensors else None
+            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin)
+            signature = journal.signature(key, lambda: _described(tensors, kind, reduce_op, root, origin))
             sequence = self._sequences.get(group, 0)
             self._sequences[group] = sequence + 1
             site = journal.site(frame)
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
-            return journal.ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
+            return ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
         except Exception as error:
             self._faults += 1
             journal.event("probe_fault", where="tap", text=repr(error))
@@ -181,13 +171,15 @@ class Tap:
 
 def origin_of(frame: Optional[FrameType]) -> str:
     """Who issues the collective that starts under ``frame``: the user, ``join()``, or one of DDP's own moments."""
-    if frame is None or _AUTOGRAD in frame.f_code.co_filename:
+    if frame is None or _part_of(frame) == "autograd":
         return "ddp-backward"
-    while frame is not None and _TORCH in frame.f_code.co_filename:
-        name = frame.f_code.co_filename
-        if name.endswith(_JOIN_FILE):
+    while frame is not None:
+        part = _part_of(frame)
+        if part == "":
+            return "user"
+        if part == "join":
             return "join"
-        if name.endswith(_DDP_FILE):
+        if part == "ddp":
             return _moment_of(frame)
         frame = frame.f_back
     return "user"
@@ -197,11 +189,22 @@ def _moment_of(frame: Optional[FrameType]) -> str:
     """DDP's moment, given its innermost frame; a collective of the module that it wraps is the user's."""
     if frame is not None and frame.f_code.co_name in ("_run_ddp_forward", "forward"):
         return "user"
-    while frame is not None and frame.f_code.co_filename.endswith(_DDP_FILE):
+    while frame is not None and _part_of(frame) == "ddp":
         if frame.f_code.co_name == "__init__":
             return "ddp-construct"
         frame = frame.f_back
     return "ddp-forward"
+
+
+def _part_of(frame: FrameType) -> str:
+    """The part of torch that a frame's file belongs to, an empty string for other files; looked up once a file."""
+    name = frame.f_code.co_filename
+    part = _parts.get(name)
+    if part is None:
+        part = "ddp" if name.endswith(_DDP_FILE) else "join" if name.endswith(_JOIN_FILE) else "torch"
+        part = "autograd" if _AUTOGRAD in name else part if _TORCH in name else ""
+        _parts[name] = part
+    return part
 
 
 def _timeout_ns(group: Any, torch: Any) -> int:
@@ -219,15 +222,28 @@ def _is_process_group(argument: Any) -> bool:
     return kind is not None and "ProcessGroup" in str(kind())
 
 
-def _reduce_op(boxed: Any) -> str:
-    number = int(boxed.op())
-    return REDUCE_OPS[number] if number < len(REDUCE_OPS) else str(number)
+def _described(
+    tensors: tuple[Any, ...], kind: str, reduce_op: Optional[int], root: Optional[int], origin: str
+) -> dict[str, Any]:
+    """A signature as it is written."""
+    return {
+        "kind": kind,
+        "shapes": [tuple(tensor.shape) for tensor in tensors],
+        "numels": [tensor.numel() for tensor in tensors],
+        "dtype": str(tensors[0].dtype).replace("torch.", "") if tensors else "",
+        "reduce_op": "" if reduce_op is None else dict(enumerate(REDUCE_OPS)).get(int(reduce_op), str(reduce_op)),
+        "root": root,
+        "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        "origin": origin,
+    }
 
 
 def _flat(tensors: Any) -> tuple[Any, ...]:
     """The tensors of an argument that is a tensor, a list of them, or a list of lists."""
     if not isinstance(tensors, (list, tuple)):
         return (tensors,)
+    if tensors and not isinstance(tensors[0], (list, tuple)):
+        return tuple(tensors)
     found: list[Any] = []
     for item in tensors:
         found.extend(_flat(item))
