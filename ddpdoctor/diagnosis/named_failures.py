@@ -10,7 +10,8 @@ import msgspec
 from ddpdoctor.diagnosis.wording import location_of, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.headline import headline
-from ddpdoctor.record.model import RankException, RunRecord, Wait
+from ddpdoctor.record.model import RankException, RunRecord
+from ddpdoctor.record.waits import Wait
 
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("DDP210", re.compile(r"Expected to mark a variable ready only once")),

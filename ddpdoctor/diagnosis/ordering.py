@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ddpdoctor.record.model import CollectiveTrack, RunRecord, Wait
+from ddpdoctor.record.model import CollectiveTrack, RunRecord
+from ddpdoctor.record.waits import Wait
 
 _FROM_ROOT = frozenset({"broadcast", "scatter"})
 _TO_ROOT = frozenset({"reduce", "gather"})

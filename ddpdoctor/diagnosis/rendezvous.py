@@ -10,8 +10,9 @@ import msgspec
 from ddpdoctor.diagnosis.named_failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import RunRecord, Wait
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.setup import Setting
+from ddpdoctor.record.waits import Wait
 
 _TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)

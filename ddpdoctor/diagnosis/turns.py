@@ -10,7 +10,8 @@ import msgspec
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import Blocked
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature, Wait
+from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature
+from ddpdoctor.record.waits import Wait
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
 

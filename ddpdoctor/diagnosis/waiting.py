@@ -11,7 +11,8 @@ import msgspec
 from ddpdoctor.diagnosis.agreement import POINT_TO_POINT
 from ddpdoctor.diagnosis.matching import Lane, Matcher
 from ddpdoctor.diagnosis.point_to_point import missing_peer
-from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord, Wait
+from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord
+from ddpdoctor.record.waits import Wait
 
 LEFT = frozenset({"finished", "left-by-exit", "raised", "signalled"})
 """Ends of a rank that the doctor did not bring about."""

@@ -30,7 +30,6 @@ from ddpdoctor.record.model import (
     Signature,
     Site,
     StopReason,
-    Wait,
     Wrap,
 )
 from ddpdoctor.record.ranks import RankBook
@@ -47,6 +46,7 @@ from ddpdoctor.record.training import (
     WrapChange,
     WrittenAverages,
 )
+from ddpdoctor.record.waits import Wait
 
 _ROWS: Mapping[str, tuple[str, type[Any]]] = {
     "wrap_change": ("wrap_changes", WrapChange),

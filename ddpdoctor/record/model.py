@@ -17,6 +17,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.lines import LinesExecuted
+from ddpdoctor.record.measured import CallTrack, Gpu, Pulse, StepTrack
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -31,6 +32,7 @@ from ddpdoctor.record.training import (
     WrapChange,
     WrittenAverages,
 )
+from ddpdoctor.record.waits import Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
@@ -76,6 +78,9 @@ STREAMS = (
     "device_choices",
     "checkpoint_loads",
     "state_names",
+    "step_tracks",
+    "call_tracks",
+    "gpus",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -203,30 +208,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     timeout_ns: int = 0
     """How long a collective of it may wait; 0 when not known."""
-
-
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """A wait in the store that is not a collective: making a group, initialising the job."""
-
-    rank: int
-    kind: Literal["init_process_group", "new_group", "destroy_process_group"]
-    ranks: tuple[int, ...] = ()
-    site: int = -1
-    started_ns: int = 0
-    ended_ns: int = 0
-    """0 while it still waits."""
-    direct: bool = False
-    """The user's own line called it, not a library."""
-    backend: str = ""
-    """As the call asked for it; empty when it did not."""
-    meets_elsewhere: str = ""
-    """A ``tcp://`` address in the call whose port is not the one that a launcher had told; otherwise empty."""
-    error: str = ""
-    """Type and message of the exception that it raised; empty when it raised none."""
-    named_device: bool = False
-    """The call was given ``device_id``."""
-    mentions_cuda: bool = False
-    """After a failure: "cuda" occurs in the user's files that were imported by then."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -448,6 +429,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_choices: tuple[DeviceChoice, ...] = ()
     checkpoint_loads: tuple[CheckpointLoad, ...] = ()
     state_names: tuple[StateNames, ...] = ()
+    step_tracks: tuple[StepTrack, ...] = ()
+    """One track a rank, of a live run."""
+    call_tracks: tuple[CallTrack, ...] = ()
+    pulses: tuple[Pulse, ...] = ()
+    """The newest of each rank, of a live run."""
+    gpus: tuple[Gpu, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

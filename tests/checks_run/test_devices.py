@@ -16,7 +16,7 @@ from ddpdoctor.checks.state import load_without_map_location, module_prefix
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import FileEvent
-from ddpdoctor.record.model import Wait
+from ddpdoctor.record.waits import Wait
 from tests.diagnosis.jobs import JobBuilder
 
 

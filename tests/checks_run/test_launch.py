@@ -19,8 +19,8 @@ from ddpdoctor.checks.launch import (
     unsafe_environment,
 )
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import Wait
 from ddpdoctor.record.setup import ForkedUse, Setting
+from ddpdoctor.record.waits import Wait
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 INIT_LINE = 10

@@ -19,8 +19,8 @@ from ddpdoctor.record.model import (
     Signature,
     Site,
     StreamState,
-    Wait,
 )
+from ddpdoctor.record.waits import Wait
 
 SCRIPT = "/job/train.py"
 MILLISECOND_NS = 1_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.diagnosis.ordering import Handover, Order
-from ddpdoctor.record.model import Wait
+from ddpdoctor.record.waits import Wait
 from tests.diagnosis.jobs import JobBuilder
 
 

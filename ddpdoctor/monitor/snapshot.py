@@ -1,0 +1,249 @@
+"""What the faces of a watched run show: one immutable snapshot, the same from a live run, a replay and the demo.
+
+None means that it is not known and is shown as —, never as 0. ``*_at_ns`` are times since the epoch, ``*_ns``
+durations.
+A face computes ages from ``Snapshot.now_ns``, never from a clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from ddpdoctor.finding import Finding, Frame
+from ddpdoctor.record.measured import Gpu, Phase
+
+VerdictState = Literal["healthy", "slow", "broken", "unknown"]
+RunState = Literal["waiting", "running", "stalled", "ended"]
+"""``waiting``: no rank has trained a step yet."""
+
+
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line that anybody reads: what is wrong, why, and what to do next."""
+
+    state: VerdictState
+    code: str = ""
+    """Code of the finding that decides; empty when none does."""
+    text: str
+    """One sentence without a full stop."""
+    why: tuple[str, ...] = ()
+    """Sentences with the numbers behind it."""
+    next: str = ""
+    """What to do; empty when there is nothing to do."""
+    since_ns: int | None = None
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True):
+    """Means per step; they add up to the step. None: not measured, and then part of the phase that it lies in."""
+
+    step_ns: float
+    data_wait_ns: float = 0.0
+    forward_ns: float = 0.0
+    backward_compute_ns: float = 0.0
+    """The whole backward where the exposed communication is not measured."""
+    exposed_waiting_ns: float | None = None
+    """Exposed communication until the last rank was there."""
+    exposed_transfer_ns: float | None = None
+    explicit_ns: float = 0.0
+    optimizer_ns: float = 0.0
+    other_ns: float = 0.0
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times of a window of recent steps."""
+
+    p50_ns: float
+    p95_ns: float
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank."""
+
+    rank: int
+    local_rank: int | None = None
+    node: int | None = None
+    host: str = ""
+    pid: int | None = None
+    gpu_index: int | None = None
+    state: str
+    """What it does now in words: ``computing (backward)``, ``waiting in all_reduce #412``, ``exited with code 1``."""
+    phase: Phase = "other"
+    state_since_ns: int | None = None
+    where: Frame | None = None
+    """The user's line that its main thread is at, where that is known."""
+    alive: bool = True
+    culprit: bool = False
+    """It is the one that makes the others late, or that a verdict names."""
+    step: int | None = None
+    step_times: StepTimes | None = None
+    phases: Phases | None = None
+    waiting_ns: float | None = None
+    """Mean per step that it spends waiting for other ranks."""
+    lateness_ns: tuple[float | None, ...] = ()
+    """How late it came after the first rank, per slice of ``History.slices_at_ns``; None where nothing was measured."""
+    samples_per_s: float | None = None
+    measured_at_ns: int | None = None
+    """Time of the newest step behind these figures."""
+    pulse_at_ns: int | None = None
+    calls: tuple[CallView, ...] = ()
+    """Its newest explicit collectives, newest last."""
+    stack: tuple[Frame, ...] = ()
+    """Taken on demand or at a verdict, innermost first."""
+    stack_taken_at_ns: int | None = None
+
+
+class CallView(msgspec.Struct, frozen=True, kw_only=True):
+    """One explicit collective of a rank."""
+
+    kind: str
+    group: str
+    sequence: int
+    entered_at_ns: int
+    left_at_ns: int
+    """0 while inside."""
+    size_bytes: int = 0
+
+
+class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication of one kind in one process group, over the recent window."""
+
+    group: str
+    """``all 8 ranks``, ``ranks 0, 4``."""
+    backend: str = ""
+    kind: str
+    """``gradients``, ``buffers``, or a collective as users spell it."""
+    calls_per_step: float
+    bytes_per_step: float
+    ns_per_step: float | None = None
+    """Blocked time; for gradients the communication window."""
+    bus_bandwidth_bytes_per_s: float | None = None
+    limit_bytes_per_s: float | None = None
+    """What the link should give, where that is known."""
+    overlap_ratio: float | None = None
+    """Hidden share of the communication window."""
+
+
+class BucketView(msgspec.Struct, frozen=True, kw_only=True):
+    """One gradient bucket of a DDP module, in the order in which the buckets became ready."""
+
+    module: str
+    order: int
+    size_bytes: int
+    parameters: int
+    first_parameter: str = ""
+
+
+class FindingView(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of the run and when it held."""
+
+    finding: Finding
+    since_ns: int
+    until_ns: int | None = None
+    """None while it holds."""
+
+
+class StallSide(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks of a standstill that stand at the same place."""
+
+    ranks: tuple[int, ...]
+    text: str
+    """What they do: ``wait in all_reduce #412``, ``have left``, ``sleep at train.py:88``."""
+    stack: tuple[Frame, ...] = ()
+    """Innermost first."""
+    culprit: bool = False
+
+
+class StallView(msgspec.Struct, frozen=True, kw_only=True):
+    """A standstill or another proof that the job will not go on."""
+
+    title: str
+    since_ns: int
+    sides: tuple[StallSide, ...]
+    remedy: str = ""
+    timeout_at_ns: int | None = None
+    """When the process group gives up, where its timeout is known."""
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Series for sparklines and heat strips, oldest first, thinned to a few hundred slices; None: nothing seen."""
+
+    slices_at_ns: tuple[int, ...] = ()
+    step_p50_ns: tuple[float | None, ...] = ()
+    step_p95_ns: tuple[float | None, ...] = ()
+    samples_per_s: tuple[float | None, ...] = ()
+    exposed_share: tuple[float | None, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is shown of a run at one moment."""
+
+    now_ns: int
+    source: Literal["live", "replay", "demo"] = "live"
+    name: str
+    """Name of the run: the script's, or that of the run directory."""
+    command: tuple[str, ...] = ()
+    run_directory: str = ""
+    launched: bool = False
+    """This program started the job, and would end it."""
+    state: RunState
+    started_at_ns: int
+    ended_at_ns: int | None = None
+    exit_code: int | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    backend: str = ""
+    device: str = ""
+    torch_version: str = ""
+    verdict: RunVerdict
+    steps: int | None = None
+    """Steps that every rank has made."""
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    step_times: StepTimes | None = None
+    phases: Phases | None = None
+    """Means over the ranks."""
+    overlap_ratio: float | None = None
+    exposed_share: float | None = None
+    """Exposed communication's share of the step, worst rank apart: the mean over the ranks."""
+    efficiency: float | None = None
+    """Estimated: 1 - (exposed + explicit) / step."""
+    gpu_utilisation_percent: float | None = None
+    gpu_utilisation_corrected_percent: float | None = None
+    """Without the share of time in which the GPU only spins in communication kernels."""
+    measured_at_ns: int | None = None
+    """Time of the newest step behind these figures."""
+    ranks: tuple[RankView, ...] = ()
+    traffic: tuple[TrafficView, ...] = ()
+    buckets: tuple[BucketView, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    gpus_note: str = ""
+    """Why there are no GPU figures, where there are none."""
+    findings: tuple[FindingView, ...] = ()
+    stall: StallView | None = None
+    history: History = History()
+    notes: tuple[str, ...] = ()
+    """What could not be measured or read, in sentences."""
+    counters: Mapping[str, float] = {}
+    """Further figures for machines."""
+
+
+class SnapshotSource(Protocol):
+    """Where a face gets its snapshots: a live run, a recorded one, or the demo."""
+
+    def snapshot(self) -> Snapshot:
+        """The newest one; cheap enough to be asked four times a second."""
+        ...
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Have the stack of one rank taken; it shows up in a later snapshot. Does nothing where that cannot be."""
+        ...
+
+    def end_job(self) -> None:
+        """End a job that was launched by this program; does nothing to any other."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files; the job goes on."""
+        ...

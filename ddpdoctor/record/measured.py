@@ -1,0 +1,157 @@
+"""What the probe measures of a live job: steps, explicit collectives, the newest pulse; and what is sampled of GPUs.
+
+Columns are arrays of integers of equal length, oldest first; times are nanoseconds since the epoch (``*_at_ns``) or
+durations (``*_ns``). A duration that was not measured is -1, a time that was not measured is 0. The rings hold the
+newest rows only, so a track may begin late; ``dropped`` says how many rows are gone.
+
+**A step** is what lies between two optimizer steps of the training loop: it begins with the fetch of its first batch
+(or, without a loader, its first training forward) and ends where the next one begins. Several micro-batches, several
+optimizers that alternate in one iteration, and several DDP modules make one step. Evaluation, checkpoints and all else
+between the last optimizer step of a step and the next training fetch belong to no step; they are pauses.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Literal
+
+import msgspec
+
+Phase = Literal[
+    "starting", "data_wait", "forward", "backward", "explicit", "optimizer", "evaluation", "saving", "other", "finished"
+]
+"""What a rank's main thread does: ``explicit`` is a collective that the user's code calls, a broadcast of buffers, or
+SyncBatchNorm outside a backward; ``other`` is the user's own code between the phases."""
+
+
+class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured steps of one rank.
+
+    Data wait, forward, backward, explicit and optimizer never overlap: a collective inside a forward counts as explicit
+    and not as forward. What is left of a step is *other*. Exposed communication is a part of backward.
+    """
+
+    rank: int
+    dropped: int = 0
+    """Rows that were overwritten before they were read."""
+    step: array[int]
+    """Ordinal of the step on this rank, from 1; gaps where rows were lost."""
+    started_at_ns: array[int]
+    ended_at_ns: array[int]
+    data_wait_ns: array[int]
+    forward_ns: array[int]
+    """Forwards through DDP modules, without explicit collectives."""
+    backward_ns: array[int]
+    """From the call of ``backward`` to its return, all micro-batches, exposed communication included."""
+    explicit_ns: array[int]
+    optimizer_ns: array[int]
+    exposed_ns: array[int]
+    """Communication of gradients that no computation of backward hid; -1 on a step that was not sampled."""
+    window_ns: array[int]
+    """From the first gradient bucket launched to the last finished: a span, not a transfer time; -1 not sampled."""
+    ready_at_ns: array[int]
+    """When this rank's last gradient of the last synchronised backward was ready; 0 not sampled."""
+    reduced_at_ns: array[int]
+    """When the last bucket of that backward was reduced; 0 not sampled."""
+    reduced_bytes: array[int]
+    """Gradients reduced in the step."""
+    buckets: array[int]
+    explicit_calls: array[int]
+    explicit_bytes: array[int]
+    samples: array[int]
+    """Samples that this rank trained on; 0 when the batch size cannot be told."""
+    micro_batches: array[int]
+    """Backwards in the step."""
+    synchronised: array[int]
+    """Backwards of the step that reduced gradients."""
+    device_forward_ns: array[int]
+    """The same phases by CUDA events, in the order of the stream; -1 without a GPU or not yet known."""
+    device_backward_ns: array[int]
+    device_optimizer_ns: array[int]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
+    """The explicit collectives of one rank."""
+
+    rank: int
+    dropped: int = 0
+    kind: array[int]
+    """Index into ``kinds``."""
+    group: array[int]
+    """Index into ``RunRecord.groups``."""
+    sequence: array[int]
+    """Position among the explicit collectives of that group on this rank, from 0; the same call on all its ranks has
+    the same number as long as the ranks run the same collectives."""
+    step: array[int]
+    """The step that was current; 0 before the first."""
+    entered_at_ns: array[int]
+    left_at_ns: array[int]
+    """0 while inside. For an asynchronous collective the times are those of waiting for it."""
+    size_bytes: array[int]
+    site: array[int]
+    """Index into ``RunRecord.sites``; -1 when it was not taken."""
+    kinds: tuple[str, ...] = ()
+    """``all_reduce``, ``barrier`` … as users spell them; ``buffers`` for DDP's broadcast of buffers."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's heartbeat said last."""
+
+    rank: int
+    beat_at_ns: int
+    """When it was written; a rank whose beat is old is stopped, dead, or in a C call that holds the interpreter."""
+    phase: Phase = "starting"
+    phase_since_ns: int = 0
+    step: int = 0
+    collective: str = ""
+    """The explicit collective or bucket reduction that the main thread waits in; empty when in none."""
+    sequence: int = -1
+    """Its number in the group by torch's own count; -1 when not known."""
+    enqueued: int = -1
+    """Collectives of the default group that this rank enqueued, by torch's flight recorder; -1 when not known."""
+    completed: int = -1
+    site: int = -1
+    """Where the main thread is in the user's code; -1 when not known."""
+    main_cpu_ns: int = 0
+    unchanged_ms: int = 0
+    """For how long the main thread's stack has not changed."""
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at one GPU. None: the driver does not tell."""
+
+    taken_at_ns: int
+    utilisation_percent: float | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    """In words, worst first; empty when it runs at full speed or the driver does not tell."""
+    ecc_errors: int | None = None
+    """Uncorrected, since the driver was loaded."""
+    xid: int | None = None
+    """The newest critical event of the driver."""
+    processes: tuple[tuple[int, int], ...] = ()
+    """Process id and bytes of memory of each process on it."""
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of this node with its samples, oldest first."""
+
+    index: int
+    """As the driver counts."""
+    uuid: str = ""
+    name: str = ""
+    memory_total_bytes: int | None = None
+    power_limit_w: float | None = None
+    maximum_sm_clock_mhz: int | None = None
+    ranks: tuple[int, ...] = ()
+    """Ranks that use it."""
+    samples: tuple[GpuSample, ...] = ()

@@ -1,0 +1,31 @@
+"""Waits in the store, which no collective shows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A wait in the store that is not a collective: making a group, initialising the job."""
+
+    rank: int
+    kind: Literal["init_process_group", "new_group", "destroy_process_group"]
+    ranks: tuple[int, ...] = ()
+    site: int = -1
+    started_ns: int = 0
+    ended_ns: int = 0
+    """0 while it still waits."""
+    direct: bool = False
+    """The user's own line called it, not a library."""
+    backend: str = ""
+    """As the call asked for it; empty when it did not."""
+    meets_elsewhere: str = ""
+    """A ``tcp://`` address in the call whose port is not the one that a launcher had told; otherwise empty."""
+    error: str = ""
+    """Type and message of the exception that it raised; empty when it raised none."""
+    named_device: bool = False
+    """The call was given ``device_id``."""
+    mentions_cuda: bool = False
+    """After a failure: "cuda" occurs in the user's files that were imported by then."""
