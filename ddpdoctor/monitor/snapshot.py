@@ -12,50 +12,12 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from ddpdoctor.diagnosis.summary import Phases, RunVerdict, StepTimes, Traffic
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.measured import Gpu, Phase
 
-VerdictState = Literal["healthy", "slow", "broken", "unknown"]
 RunState = Literal["waiting", "running", "stalled", "ended"]
 """``waiting``: no rank has trained a step yet."""
-
-
-class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line that anybody reads: what is wrong, why, and what to do next."""
-
-    state: VerdictState
-    code: str = ""
-    """Code of the finding that decides; empty when none does."""
-    text: str
-    """One sentence without a full stop."""
-    why: tuple[str, ...] = ()
-    """Sentences with the numbers behind it."""
-    next: str = ""
-    """What to do; empty when there is nothing to do."""
-    since_ns: int | None = None
-
-
-class Phases(msgspec.Struct, frozen=True, kw_only=True):
-    """Means per step; they add up to the step. None: not measured, and then part of the phase that it lies in."""
-
-    step_ns: float
-    data_wait_ns: float = 0.0
-    forward_ns: float = 0.0
-    backward_compute_ns: float = 0.0
-    """The whole backward where the exposed communication is not measured."""
-    exposed_waiting_ns: float | None = None
-    """Exposed communication until the last rank was there."""
-    exposed_transfer_ns: float | None = None
-    explicit_ns: float = 0.0
-    optimizer_ns: float = 0.0
-    other_ns: float = 0.0
-
-
-class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times of a window of recent steps."""
-
-    p50_ns: float
-    p95_ns: float
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,25 +66,6 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True):
     left_at_ns: int
     """0 while inside."""
     size_bytes: int = 0
-
-
-class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication of one kind in one process group, over the recent window."""
-
-    group: str
-    """``all 8 ranks``, ``ranks 0, 4``."""
-    backend: str = ""
-    kind: str
-    """``gradients``, ``buffers``, or a collective as users spell it."""
-    calls_per_step: float
-    bytes_per_step: float
-    ns_per_step: float | None = None
-    """Blocked time; for gradients the communication window."""
-    bus_bandwidth_bytes_per_s: float | None = None
-    limit_bytes_per_s: float | None = None
-    """What the link should give, where that is known."""
-    overlap_ratio: float | None = None
-    """Hidden share of the communication window."""
 
 
 class BucketView(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +158,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     measured_at_ns: int | None = None
     """Time of the newest step behind these figures."""
     ranks: tuple[RankView, ...] = ()
-    traffic: tuple[TrafficView, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
     buckets: tuple[BucketView, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     gpus_note: str = ""

@@ -1,0 +1,116 @@
+"""What measured steps amount to: the figures that every face and every check of a live run stands on.
+
+None means that it is not known; it is never shown as 0. Means are per step, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+VerdictState = Literal["healthy", "slow", "broken", "unknown"]
+
+
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line that anybody reads: what is wrong, why, and what to do next."""
+
+    state: VerdictState
+    code: str = ""
+    """Code of the finding that decides; empty when none does."""
+    text: str
+    """One sentence without a full stop."""
+    why: tuple[str, ...] = ()
+    """Sentences with the numbers behind it."""
+    next: str = ""
+    """What to do; empty when there is nothing to do."""
+    since_ns: int | None = None
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True):
+    """Means per step; they add up to the step. None: not measured, and then part of the phase that it lies in."""
+
+    step_ns: float
+    data_wait_ns: float = 0.0
+    forward_ns: float = 0.0
+    backward_compute_ns: float = 0.0
+    """The whole backward where the exposed communication is not measured."""
+    exposed_waiting_ns: float | None = None
+    """Exposed communication until the last rank was there."""
+    exposed_transfer_ns: float | None = None
+    explicit_ns: float = 0.0
+    optimizer_ns: float = 0.0
+    other_ns: float = 0.0
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times of a window of recent steps."""
+
+    p50_ns: float
+    p95_ns: float
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication of one kind in one process group, over the recent window."""
+
+    group: str
+    """``all 8 ranks``, ``ranks 0, 4``."""
+    backend: str = ""
+    kind: str
+    """``gradients``, ``buffers``, or a collective as users spell it."""
+    calls_per_step: float
+    bytes_per_step: float
+    ns_per_step: float | None = None
+    """Blocked time; for gradients the communication window."""
+    bus_bandwidth_bytes_per_s: float | None = None
+    limit_bytes_per_s: float | None = None
+    """What the link should give, where that is known."""
+    overlap_ratio: float | None = None
+    """Hidden share of the communication window."""
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured steps of one rank in a window of time."""
+
+    rank: int
+    steps: int
+    """Steps in the window."""
+    step_times: StepTimes
+    phases: Phases
+    waiting_ns: float | None = None
+    """Mean per step that it waits for other ranks: in exposed communication and in explicit collectives."""
+    late_ns: float | None = None
+    """Mean per step that the others wait for it alone."""
+    late_phase: str = ""
+    """The phase that makes it late: ``data_wait``, ``forward``, ``backward``, ``optimizer``, ``explicit`` or ``other``;
+    empty where it is not late."""
+    overlap_ratio: float | None = None
+    """Hidden share of the communication window; None where no window was measured."""
+    bytes_per_step: float = 0.0
+    collectives_per_step: float = 0.0
+    samples_per_s: float | None = None
+    measured_at_ns: int = 0
+    """End of the newest step."""
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured steps of all ranks in a window of time."""
+
+    ranks: tuple[RankSummary, ...] = ()
+    steps: int = 0
+    """Steps that every rank made in the window."""
+    seconds: float = 0.0
+    """Wall time of the window's steps, pauses included."""
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    """Of the whole job."""
+    step_times: StepTimes | None = None
+    phases: Phases | None = None
+    """Means over the ranks."""
+    overlap_ratio: float | None = None
+    exposed_share: float | None = None
+    efficiency: float | None = None
+    """Estimated: 1 - (exposed + explicit) / step."""
+    traffic: tuple[Traffic, ...] = ()
+    measured_at_ns: int | None = None
+    """End of the newest step behind these figures."""
