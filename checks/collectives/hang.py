@@ -3,7 +3,8 @@
 What it finds
     A rank that others wait for and that does nothing: a lock, a read that never returns, a call stuck in C, a process
     that a signal has stopped; ranks that all receive from each other first. A `time.sleep` is left alone when it ends
-    within the rehearsal, and a warning when it ends before the group's timeout.
+    within the rehearsal, and a warning when it ends before the group's timeout; so is a loop that asks for a file which
+    is not there, once no rank has done anything else for the stall time.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -54,12 +55,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield accuse(
-            CHECK, record, divergence, _remedy(divergence), Severity.WARNING if _will_wake(divergence) else None
+            CHECK, record, divergence, _remedy(divergence), Severity.WARNING if _may_go_on(divergence) else None
         )
 
 
-def _will_wake(divergence: Divergence) -> bool:
-    """Tell whether the rank that stands is in a sleep that ends before the others' timeout."""
+def _may_go_on(divergence: Divergence) -> bool:
+    """Tell whether the rank that stands is in a sleep that ends in time, or waits for what another program may make."""
+    if any(turn.polls_for for turn in divergence.turns):
+        return True
     asleep = [turn for turn in divergence.turns if turn.sleeps_ns]
     timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
     return bool(asleep) and all(turn.sleeps_ns < timeout_ns for turn in asleep)
@@ -74,6 +77,12 @@ def _remedy(divergence: Divergence) -> str:
     turn = next((turn for turn in divergence.turns if turn.rank == divergence.culprit), None)
     if turn is not None and turn.stopped:
         return f"Let rank {turn.rank} go on (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
+    if turn is not None and turn.polls_for:
+        return (
+            f"Nothing in this job moves any more: what another rank makes, it must make before it waits in a "
+            f"collective that rank {turn.rank} comes to later. Let all ranks wait in the same collective instead of a "
+            "loop. Where another program makes the file, it was not there in the rehearsal."
+        )
     if turn is not None and turn.sleeps_ns:
         if turn.sleeps_ns < POLLING_NS:
             return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from ddpdoctor.diagnosis.divergence import Divergence
@@ -42,7 +43,8 @@ def title(divergence: Divergence) -> str:
     if divergence.form == "stuck":
         stuck = next(turn for turn in divergence.turns if not turn.waiting)
         waiting = [turn for turn in divergence.turns if turn.waiting]
-        stands = _doing([stuck]) if stuck.stopped or stuck.sleeps_ns else f"stands at {place(stuck.line)}"
+        known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for
+        stands = _doing([stuck]) if known else f"stands at {place(stuck.line)}"
         return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"
     groups = _alike(divergence.turns)
     if divergence.difference == "group":
@@ -192,6 +194,9 @@ def _doing(turns: list[Turn]) -> str:
             return f"ran to {verb(numbers, 'its', 'their')} end and left"
     if turn.stopped:
         return f"{verb(numbers, 'is', 'are')} stopped by a signal"
+    if turn.polls_for:
+        asks = verb(numbers, "asks", "ask")
+        return f"{asks} again and again at {place(turn.line)} whether {os.path.basename(turn.polls_for)} is there"
     if turn.sleeps_ns:
         how_long = duration_text(turn.sleeps_ns)
         return f"{verb(numbers, 'sleeps', 'sleep')} at {place(turn.line)} for another {how_long}"

@@ -9,6 +9,8 @@ import msgspec
 
 IDLE_CPU_SHARE = 0.01
 """Share of one core below which a process tree does nothing."""
+POLLING_CPU_SHARE = 0.1
+"""Share of one core below which a process tree does nothing but ask and sleep."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,19 +31,31 @@ def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["
     Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, and one stack that
     was taken at least twice and never changed. Anything else is busy.
     """
-    if not samples:
-        return "busy"
-    last = samples[-1]
-    start = next(
-        (i for i in range(len(samples) - 1, -1, -1) if last.time_ns - samples[i].time_ns >= stall_after_s * 1e9), None
-    )
-    if start is None:
-        return "busy"
-    window = samples[start:]
-    span_ns = last.time_ns - window[0].time_ns
-    if last.cpu_ns - window[0].cpu_ns > IDLE_CPU_SHARE * span_ns or last.io_bytes != window[0].io_bytes:
+    window = _last_seconds(samples, stall_after_s)
+    if not _is_idle(window, IDLE_CPU_SHARE):
         return "busy"
     stacks = [sample.stack_hash for sample in window if sample.stack_hash]
     if len(stacks) < 2 or len(set(stacks)) != 1:
         return "busy"
     return "stuck"
+
+
+def at_rest(samples: Sequence[Sample], stall_after_s: float) -> bool:
+    """Tell whether a process tree has done nothing for ``stall_after_s`` seconds but ask for something and sleep."""
+    return _is_idle(_last_seconds(samples, stall_after_s), POLLING_CPU_SHARE)
+
+
+def _last_seconds(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
+    """The newest samples that span so many seconds; empty when there are none yet."""
+    for start in range(len(samples) - 1, -1, -1):
+        if samples[-1].time_ns - samples[start].time_ns >= seconds * 1e9:
+            return samples[start:]
+    return ()
+
+
+def _is_idle(window: Sequence[Sample], cpu_share: float) -> bool:
+    if not window:
+        return False
+    first, last = window[0], window[-1]
+    worked = last.cpu_ns - first.cpu_ns > cpu_share * (last.time_ns - first.time_ns)
+    return not worked and last.io_bytes == first.io_bytes

@@ -40,6 +40,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     sleeps_ns: int = 0
     """How long the ``time.sleep`` that it is in goes on after the end of the record."""
+    polls_for: str = ""
+    """The file that is not there and that it asks for again and again."""
     stopped: bool = False
     """A signal has stopped its process."""
     stack: tuple[Frame, ...] = ()
@@ -185,6 +187,7 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         rank=number,
         action="elsewhere",
         sleeps_ns=sleeps_ns,
+        polls_for="" if rank is None else rank.polls_for,
         stopped=rank is not None and rank.stopped,
         frames=user_frames(record, stack),
         stack=stack,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from ddpdoctor.diagnosis.liveness import Sample, judge_liveness
+from ddpdoctor.diagnosis.liveness import Sample, at_rest, judge_liveness
 from ddpdoctor.record.reader import RingTail
 
 SAMPLE_EVERY_S = 0.5
@@ -32,6 +32,10 @@ class LivenessSampler:
             for pid, samples in self._samples.items()
             if judge_liveness(tuple(samples), self._stall_after_s) == "stuck"
         )
+
+    def at_rest(self, pids: Iterable[int]) -> bool:
+        """Tell whether none of the processes has done anything for the stall time but ask for something and sleep."""
+        return all(at_rest(tuple(self._samples.get(pid, ())), self._stall_after_s) for pid in pids)
 
     def _take(self, pid: int, ring: RingTail) -> None:
         import psutil

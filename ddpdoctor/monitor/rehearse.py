@@ -36,6 +36,8 @@ from ddpdoctor.record.stacks import StackDump
 
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
+ASKS_WITHIN_NS = 1_000_000_000
+"""A rank that has not asked for a file for so long, and does not sleep, does something else."""
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
 AFTER_A_FAILURE_S = 5.0
@@ -74,6 +76,7 @@ class _Rehearsal:
         self._matching = Watch()
         self._liveness = LivenessSampler(request.stall_after_s)
         self._stuck: frozenset[int] = frozenset()
+        self._polling: frozenset[int] = frozenset()
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
@@ -158,6 +161,7 @@ class _Rehearsal:
             seconds = time.monotonic() - began
             processes.note(self._assembly.book.processes)
             self._stuck = self._liveness.look(self._assembly.files.rings) - self._waking(seconds)
+            self._polling = self._asking_in_vain()
             record = self._record("", "")
             ranks = max(self._request.nproc, record.job.world_size)
             crowd = ranks_per_core(ranks)
@@ -185,6 +189,18 @@ class _Rehearsal:
         limit_ns = time.time_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
         rings = self._assembly.files.rings
         return frozenset(pid for pid, ring in rings.items() if 0 < ring.heartbeat().sleeps_until_ns < limit_ns)
+
+    def _asking_in_vain(self) -> frozenset[int]:
+        """Processes that do nothing but ask for a file that is not there, while no rank does anything at all."""
+        rings = self._assembly.files.rings
+        long_ns, now_ns = int(self._request.stall_after_s * 1e9), time.time_ns()
+        asking = []
+        for pid, ring in rings.items():
+            since_ns, asked_ns = ring.polling()
+            asks_still = now_ns - asked_ns < ASKS_WITHIN_NS or ring.heartbeat().sleeps_until_ns > now_ns
+            if since_ns and now_ns - since_ns >= long_ns and asks_still:
+                asking.append(pid)
+        return frozenset(asking if asking and self._liveness.at_rest(rings) else ())
 
     def _have_parted(self, record: RunRecord) -> bool:
         """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
@@ -248,13 +264,19 @@ class _Rehearsal:
             ended_ns=time.time_ns(),
         )
         record = self._assembly.record(job)
-        if not self._stuck:
+        if not self._stuck and not self._polling:
             return record
-        ranks = tuple(
-            msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid)) if rank.pid in self._stuck else rank
-            for rank in record.ranks
-        )
-        return msgspec.structs.replace(record, ranks=ranks)
+        return msgspec.structs.replace(record, ranks=tuple(self._judged(rank, record) for rank in record.ranks))
+
+    def _judged(self, rank: Rank, record: RunRecord) -> Rank:
+        """A rank with what its process was seen to do, or not to do."""
+        if rank.pid in self._polling:
+            asked = [entry for entry in record.accesses if entry.rank == rank.rank and not entry.found]
+            newest = max(asked, key=lambda entry: entry.time_ns, default=None)
+            return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
+        if rank.pid in self._stuck:
+            return msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid))
+        return rank
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
         """The record with what is only known, or only worth knowing, at the end."""

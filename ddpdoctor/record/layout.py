@@ -38,6 +38,10 @@ COMMAND_OFFSET = 72
 LOST = struct.Struct("<Q")
 LOST_OFFSET = 80
 """Events that the process could not write."""
+POLLING = struct.Struct("<QQ")
+POLLING_OFFSET = 88
+"""Since when the main thread has done nothing but ask for a file that is not there (0: it has not), and when it asked
+last."""
 HEARTBEAT = struct.Struct("<QQQqIIIIIxxxxQ")
 HEARTBEAT_OFFSET = 128
 """heartbeat_ns, main thread's CPU time in ns, hash of the main thread's stack, row that the main thread waits in (-1:

@@ -122,6 +122,11 @@ class RingTail:
         values = layout.HEARTBEAT.unpack_from(self._map, layout.HEARTBEAT_OFFSET)
         return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=True)))
 
+    def polling(self) -> tuple[int, int]:
+        """Since when the main thread has only asked for a file that is not there (0: it has not); when it did last."""
+        since_ns, asked_ns = layout.POLLING.unpack_from(self._map, layout.POLLING_OFFSET)
+        return int(since_ns), int(asked_ns)
+
     def lost(self) -> int:
         """Events that the process could not write."""
         return int(layout.LOST.unpack_from(self._map, layout.LOST_OFFSET)[0])

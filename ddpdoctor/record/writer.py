@@ -140,6 +140,10 @@ class CollectiveRing:
         """Say how many events could not be written: this memory was reserved while there was room."""
         layout.LOST.pack_into(self._map, layout.LOST_OFFSET, events)
 
+    def note_polling(self, since_ns: int, asked_ns: int) -> None:
+        """Say since when a file that is not there has been asked for, and when it was last; zeros when it is over."""
+        layout.POLLING.pack_into(self._map, layout.POLLING_OFFSET, since_ns, asked_ns)
+
     def requested(self) -> int:
         """Number of the newest request for stacks."""
         return int(layout.COMMAND.unpack_from(self._map, layout.COMMAND_OFFSET)[0])

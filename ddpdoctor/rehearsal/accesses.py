@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 from ..probe.journal import Journal
 from .audit import calling_frame
+from .polling import Polling
 from .real_paths import UnresolvablePath, name_path, target_path
 
 NOTED = 4_000
@@ -40,6 +41,7 @@ class Accesses:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._polling = Polling(journal)
         self._noted: dict[tuple[str, str, int, bool], int] = {}
         self._total = 0
         self._began_ns = int((journal.plan.get("job") or {}).get("started_ns", 0))
@@ -132,6 +134,8 @@ class Accesses:
         site = journal.site(frame)
         key = (action, path, site, found)
         times = self._noted[key] = self._noted.get(key, 0) + 1
+        if site >= 0 and action in ("check", "read"):
+            self._polling.asked(path, site, found=found)
         if site < 0 or times > NOTED_ALIKE:
             return
         self._total += 1

@@ -101,6 +101,18 @@ def test_a_short_sleep_of_a_rank_that_stood_long_is_taken_for_a_loop_that_waits(
     assert only(hang.in_run(job.record())).remedy.startswith(remedy)
 
 
+def test_a_rank_that_asks_for_a_file_while_nothing_moves_is_a_warning_that_names_the_file() -> None:
+    job = healthy_job()
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0)
+    job.tick(6_000)
+    job.of_rank[1] |= {"stuck": True, "polls_for": "/data/cache/READY"}
+    finding = only(hang.in_run(job.record()))
+    assert finding.severity == Severity.WARNING
+    assert finding.title.startswith("rank 1 asks again and again at an unknown line whether READY is there while rank")
+    assert "must make before it waits in a collective that rank 1 comes to later" in finding.remedy
+
+
 def test_a_stopped_rank_is_told_to_be_stopped() -> None:
     job = healthy_job()
     job.call(0, "barrier", 70)

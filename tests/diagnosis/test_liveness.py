@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.diagnosis.liveness import Sample, judge_liveness
+from ddpdoctor.diagnosis.liveness import Sample, at_rest, judge_liveness
 
 
 def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a") -> list[Sample]:
@@ -47,3 +47,16 @@ def test_only_the_last_seconds_count() -> None:
     ]
     assert judge_liveness(busy + idle, 5.0) == "stuck"
     assert judge_liveness(busy + idle[:3], 5.0) == "busy"
+
+
+def test_a_rank_that_only_asks_and_sleeps_is_at_rest_whatever_its_stack() -> None:
+    assert at_rest(samples(6, cpu_ns=40_000_000, stacks="ab"), 5.0)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [[], samples(4), samples(6, cpu_ns=200_000_000), samples(6, io_bytes=1)],
+    ids=["nothing seen", "too short", "computes", "reads"],
+)
+def test_whoever_computes_or_reads_may_make_what_a_rank_asks_for(seen: list[Sample]) -> None:
+    assert not at_rest(seen, 5.0)

@@ -145,6 +145,17 @@ def save():
     time.sleep(10_000)  # here
 if rank == 0 and step == 2: save()
 """
+_ASKS_IN_VAIN = """
+if step == 3:
+    if rank == 0:
+        dist.barrier()  # here
+        with open("ready.new", "w") as file: file.write("yes")
+        os.replace("ready.new", "ready")
+    else:
+        fault()
+        while not os.path.exists("ready"): time.sleep(0.05)
+        dist.barrier()
+"""
 _LOCK = """
 def tokenise():
     lock = threading.Lock()
@@ -318,6 +329,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "a rank sleeps in a save": Fault(
         script=training_script(within=_STUCK_SAVE), code="DDP305", culprit=0, basis="strong", says="sleeps"
+    ),
+    "a rank polls for what its peer makes later": Fault(
+        script=training_script(within=_ASKS_IN_VAIN),
+        code="DDP305",
+        severity="warning",
+        culprit=1,
+        basis="strong",
+        says="asks again and again",
+        quick=True,
     ),
     "an infinite loop": Fault(
         script=training_script(

@@ -82,6 +82,19 @@ if rank == 1 and step == 3:
     subprocess.Popen(["sh", "-c", resume])
     os.kill(os.getpid(), signal.SIGSTOP)
 """
+_ASKS_FOR_LONG = """
+def prepare():
+    end = time.monotonic() + 9
+    while time.monotonic() < end: sum(range(10_000))
+    with open("ready.new", "w") as file: file.write("yes")
+    os.replace("ready.new", "ready")
+if step == 3:
+    if rank == 0:
+        threading.Thread(target=prepare).start()
+    else:
+        while not os.path.exists("ready"): time.sleep(0.05)
+    dist.barrier()
+"""
 
 HEALTHY: dict[str, str] = {
     "small habits": training_script(after=_SMALL_HABITS, within=_SMALL_HABITS_IN_A_STEP),
@@ -89,6 +102,7 @@ HEALTHY: dict[str, str] = {
     "a save of 10 s": training_script(
         within="if step == 3:\n    if rank == 0: time.sleep(10)\n    dist.barrier()"
     ),
+    "a rank polls for what a thread of its peer makes for 9 s": training_script(within=_ASKS_FOR_LONG),
     "slow dataset workers on one rank": on_loader(
         workers="2", sample="time.sleep(0.4 if index % 2 else 0)", epoch="sampler.set_epoch(epoch)"
     ),
