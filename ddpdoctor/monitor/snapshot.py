@@ -190,3 +190,30 @@ class SnapshotSource(Protocol):
     def close(self) -> None:
         """Let go of files; the job goes on."""
         ...
+
+
+class PlaybackState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a source whose time can be moved stands."""
+
+    elapsed_ns: int
+    """Since the beginning of the run."""
+    length_ns: int | None = None
+    """None: it has no end."""
+    speed: float = 1.0
+    """Seconds of the run per second; 0 while it holds still."""
+
+
+class Playback(Protocol):
+    """What a source whose time can be moved offers besides its snapshots: a replay, the demo."""
+
+    def playback(self) -> PlaybackState:
+        """Where it stands."""
+        ...
+
+    def play(self, speed: float) -> None:
+        """Go on at this speed; 0 holds still."""
+        ...
+
+    def seek(self, elapsed_ns: int) -> None:
+        """Go to a moment of the run; beyond its ends means to its ends."""
+        ...
