@@ -140,18 +140,33 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     """The newest critical event of the driver."""
     processes: tuple[tuple[int, int], ...] = ()
     """Process id and bytes of memory of each process on it."""
+    lost: bool = False
+    """The driver cannot reach it any more: it fell off the bus, or needs a reset."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of this node with its samples, oldest first."""
+    """One GPU of this node with its samples, oldest first.
+
+    Where a GPU is divided by MIG each of its instances stands for itself, with the index of the GPU that it is part of.
+    """
 
     index: int
-    """As the driver counts."""
+    """As the driver counts, which is by PCI bus."""
     uuid: str = ""
     name: str = ""
     memory_total_bytes: int | None = None
     power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    """What the power limit is when nobody has set it."""
     maximum_sm_clock_mhz: int | None = None
+    slowdown_temperature_c: float | None = None
+    """From here on the hardware slows itself down."""
+    compute_capability: tuple[int, int] | None = None
+    nvlink_bytes_per_s: float | None = None
+    """What its active NVLinks carry together in one direction; None without NVLink or where the driver does not
+    tell."""
+    pcie_bytes_per_s: float | None = None
+    """What its PCIe link carries in one direction at the highest speed that GPU and slot have in common."""
     ranks: tuple[int, ...] = ()
-    """Ranks that use it."""
+    """Ranks of this node that use it."""
     samples: tuple[GpuSample, ...] = ()
