@@ -26,6 +26,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """How bad a finding is by the basis it rests on."""
     needs: frozenset[str] = frozenset()
     """Streams of the ``RunRecord`` that ``in_run`` cannot do without."""
+    nodes: int = 1
+    """Nodes that a run must have before it can show what the check looks for."""
 
     def finding(
         self,

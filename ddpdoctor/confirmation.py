@@ -45,20 +45,25 @@ def with_confirmation(
     if rehearsal.status == "skipped":
         return tuple(findings)
     looked = {result.code for result in results if result.looked_at_run}
+    nodes_wanted = {result.code: result.nodes_wanted for result in results if result.nodes_wanted}
     if looked:
         looked |= SUSPECTED
     return tuple(
-        msgspec.structs.replace(finding, unconfirmed=_sentence(finding, rehearsal, reached, root))
+        msgspec.structs.replace(finding, unconfirmed=_sentence(finding, rehearsal, reached, root, nodes_wanted.get(finding.code, 0)))
         if finding.basis == {"source"} and finding.code in looked
         else finding
         for finding in findings
     )
 
 
-def _sentence(finding: Finding, rehearsal: RehearsalSection, reached: Reached | None, root: str) -> str:
+def _sentence(
+    finding: Finding, rehearsal: RehearsalSection, reached: Reached | None, root: str, nodes_wanted: int
+) -> str:
     place = finding.location
     if place is not None and _was_missed(place, rehearsal, reached):
         return f"not rehearsed: no rank came to {shown_path(place.file, root)}:{place.line}"
+    if nodes_wanted and (rehearsal.status == "completed" or reached is not None):
+        return f"not confirmed: one node cannot show it, `--layout {nodes_wanted}x1` does"
     if rehearsal.status == "completed":
         return "not confirmed: the rehearsal came to its end without it"
     if reached is None and not rehearsal.steps:

@@ -37,6 +37,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The gap is a bound of the analysis."""
     crashed: bool = False
     """The gap is a defect of the check."""
+    nodes_wanted: int = 0
+    """The nodes that a run must have to show it, where the run had fewer; 0 where it had enough."""
 
 
 def run_checks(
@@ -109,6 +111,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
         gap=result.gap or heard.gap or missing,
         bound_hit=result.bound_hit or heard.bound_hit,
         crashed=result.crashed or heard.crashed,
+        nodes_wanted=check.check.nodes if _nodes(record) < check.check.nodes else 0,
     )
 
 
@@ -151,6 +154,10 @@ def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
             because = f" ({stream.reason})" if stream.reason else ""
             return f"the record's {name.replace('_', ' ')} are {stream.state}{because}"
     return ""
+
+
+def _nodes(record: RunRecord) -> int:
+    return len({rank.node for rank in record.ranks})
 
 
 def _absent(check: LoadedCheck, record: RunRecord) -> bool:

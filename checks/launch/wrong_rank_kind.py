@@ -45,6 +45,7 @@ CHECK = Check(
     name="wrong-rank-kind",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
+    nodes=2,
 )
 MAXIMUM_PLACES = 5
 

@@ -50,6 +50,13 @@ def test_a_suspicion_that_the_run_did_not_confirm_says_so(
     assert found.unconfirmed == expected
 
 
+@pytest.mark.parametrize(("nodes_wanted", "expected"), [(2, "`--layout 2x1` does"), (0, "to its end without it")])
+def test_a_suspicion_that_one_node_cannot_show_says_which_layout_does(nodes_wanted: int, expected: str) -> None:
+    suspected = msgspec.structs.replace(SUSPECTED, nodes_wanted=nodes_wanted)
+    (found,) = concluded(suspected, reached={TRAIN: frozenset({16})}).findings
+    assert found.unconfirmed.startswith("not confirmed") and found.unconfirmed.endswith(expected)
+
+
 def test_nothing_is_said_of_what_was_confirmed_and_of_what_no_run_can_show() -> None:
     confirmed = CheckResult(
         code="DDP101",
