@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.merge import DIVERGENCES
 from ddpdoctor.places import named_ranks, shown_path
 from ddpdoctor.record.headline import headline
 
@@ -56,6 +57,8 @@ _HINTS = {
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
 }
+_PARTINGS = DIVERGENCES | {"DDP305"}
+_NO_WRAP = frozenset({"DDP214"})
 _SENTENCES = {
     "proof": "stopped at a proof",
     "time-limit": "the time limit was reached",
@@ -71,6 +74,7 @@ class _Judgement(msgspec.Struct, frozen=True):
     reason: str = ""
     hint: str = ""
     output: str = ""
+    told_by: frozenset[str] = frozenset()
 
 
 def judge(record: RunRecord, root: str) -> RehearsalSection:
@@ -87,13 +91,14 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         reason=judgement.reason,
         hint=judgement.hint,
         output=judgement.output,
+        told_by=judgement.told_by,
         ranks=len(job.ranks_reported),
         ranks_of_job=job.ranks_of_job,
         steps=record.steps(),
         unreached=unreached(record) if judgement.status == "completed" or job.stop_reason in ("cut", "slow") else (),
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,
-        batch_size=int(job.batch_size) if job.batch_size else None,
+        batch_size=int(job.batch_size) if job.batch_size and record.loaders else None,
         not_held_back=job.not_held_back,
         notes=(*job.notes, *_unknown_gaps(record)),
     )
@@ -124,7 +129,8 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = job.stop_text or _SENTENCES[job.stop_reason]
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
             reason = f"{reason}: {where}"
-        return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""))
+        told_by = _PARTINGS if job.stop_reason == "proof" else frozenset[str]()
+        return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""), told_by=told_by)
     failure = _failure(record, root)
     unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
     if failure is not None and not (unseen and _only_signals(record)):
@@ -164,9 +170,9 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
 def _no_wrap(record: RunRecord) -> _Judgement:
     if any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
         reason = "until the rehearsal ended it, the script went on without wrapping a model in DistributedDataParallel"
-        return _Judgement("failed", reason, _NO_WRAP_HINT)
+        return _Judgement("failed", reason, _NO_WRAP_HINT, told_by=_NO_WRAP)
     reason = "the script ended without wrapping a model in DistributedDataParallel"
-    return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+    return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record), _NO_WRAP)
 
 
 def _no_rank(record: RunRecord, root: str) -> _Judgement:
@@ -186,18 +192,28 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
         return None
     first = min(failed, key=_order_of_failure)
     raised = _root_exception(first)
+    told_by = _PARTINGS if raised is None or raised.communication else _speaks_for(raised)
     if raised is not None:
         same = sorted(rank.rank for rank in failed if _like(_root_exception(rank), raised))
         reason = f"{named_ranks(same)} raised {raised.type}{_at(raised, root)}"
         message = textwrap.shorten(headline(raised), MESSAGE_CHARACTERS, placeholder=" ...")
         reason += f": {message}" if message else ""
+        told_by |= _PARTINGS if len(same) < len(record.ranks) else frozenset()
     elif first.signal:
         reason = f"rank {first.rank} was ended by {_signal_name(first.signal)}"
     else:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
         reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
     output = first.output_tail or (raised.traceback if raised else "")
-    return _Judgement("failed", reason, _hint_for(raised), _last_lines(output))
+    return _Judgement("failed", reason, _hint_for(raised), _last_lines(output), told_by)
+
+
+def _speaks_for(raised: RankException) -> frozenset[str]:
+    """The code of the check that speaks for an exception, if there is one."""
+    from ddpdoctor.diagnosis.named_failures import name_of_failure
+    from ddpdoctor.diagnosis.unused import UNFINISHED
+
+    return frozenset({"DDP201" if UNFINISHED in raised.message else name_of_failure(raised)})
 
 
 def _hint_for(raised: RankException | None) -> str:

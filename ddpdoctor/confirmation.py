@@ -48,12 +48,14 @@ def with_confirmation(
     nodes_wanted = {result.code: result.nodes_wanted for result in results if result.nodes_wanted}
     if looked:
         looked |= SUSPECTED
-    return tuple(
-        msgspec.structs.replace(finding, unconfirmed=_sentence(finding, rehearsal, reached, root, nodes_wanted.get(finding.code, 0)))
-        if finding.basis == {"source"} and finding.code in looked
-        else finding
-        for finding in findings
-    )
+
+    def confirmed(finding: Finding) -> Finding:
+        if finding.basis != {"source"} or finding.code not in looked:
+            return finding
+        sentence = _sentence(finding, rehearsal, reached, root, nodes_wanted.get(finding.code, 0))
+        return msgspec.structs.replace(finding, unconfirmed=sentence)
+
+    return tuple(map(confirmed, findings))
 
 
 def _sentence(

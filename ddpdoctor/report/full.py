@@ -77,16 +77,14 @@ def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
     rehearsal = examination.rehearsal
     if rehearsal.status in ("completed", "skipped"):
         return []
-    explained = any(_explains(finding) for finding in examination.findings)
-    if explained and rehearsal.status == "stopped":
+    from_run = [finding for finding in examination.findings if finding.basis & {"rehearsal", "run", "log"}]
+    explained = any(finding.severity is Severity.ERROR for finding in from_run)
+    told = any(finding.code in rehearsal.told_by for finding in from_run)
+    if told or (explained and rehearsal.status == "stopped"):
         return []
     heading = Text.assemble(("rehearsal ", "bold"), (rehearsal.status, "bold yellow"))
     lines = [heading, *paragraph(Text(one_line(rehearsal.reason)), width)]
     return lines if explained else lines + _last_words(rehearsal, width)
-
-
-def _explains(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR and bool(finding.basis & {"rehearsal", "run", "log"})
 
 
 def _last_words(rehearsal: RehearsalSection, width: int) -> list[Text]:

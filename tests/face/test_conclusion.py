@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.conclusion import could_not_rehearse, judge
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import Rank, RankException, StreamState
+from ddpdoctor.record.model import Loader, Rank, RankException, StreamState
 from tests.face.examples import SAMPLE, TRAIN, record
 
 ROOT = str(SAMPLE)
@@ -98,6 +98,27 @@ def test_an_exception_of_all_ranks_is_said_once() -> None:
     section = judge(record(*ranks), ROOT)
     assert section.reason == "ranks 0 and 1 raised FileNotFoundError at train.py:15: no data"
     assert "after `--`" in section.hint
+
+
+def test_a_failure_names_the_checks_that_tell_it() -> None:
+    def told_by(*raising: RankException) -> frozenset[str]:
+        ranks = [Rank(rank=number, end="raised", exceptions=(raised,)) for number, raised in enumerate(raising)]
+        return judge(record(*ranks), ROOT).told_by
+
+    unfinished = _raised("RuntimeError", "Expected to have finished reduction in the prior iteration", 15, 1)
+    missing, other = _raised("FileNotFoundError", "no data", 15, 1), _raised("ValueError", "bad", 9, 2)
+    assert told_by(unfinished, unfinished) == {"DDP201"}
+    assert "DDP706" not in told_by(missing, missing)
+    assert "DDP706" in told_by(missing, other)
+    assert judge(record(wraps=False), ROOT).told_by == {"DDP214"}
+    assert "DDP305" in judge(record(stop_reason="proof"), ROOT).told_by
+
+
+def test_batches_are_said_to_be_cut_only_where_there_are_loaders() -> None:
+    run = record(batch_size="4")
+    loader = Loader(rank=0, loader=0)
+    assert judge(run, ROOT).batch_size is None
+    assert judge(msgspec.structs.replace(run, loaders=(loader,)), ROOT).batch_size == 4
 
 
 def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> None:

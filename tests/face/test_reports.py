@@ -141,6 +141,13 @@ def test_the_first_line_says_of_how_many_ranks_a_rehearsal_showed_a_few() -> Non
     assert full.what_was_done(examination(rehearsal=section)).endswith("on 2 of 16 ranks (CPU): 8 steps in 3.1 s.")
 
 
+@pytest.mark.parametrize(("code", "said"), [("DDP201", False), ("DDP101", True)])
+def test_a_failure_is_not_told_again_below_the_finding_that_tells_it(code: str, said: bool) -> None:
+    section = RehearsalSection(status="failed", reason="it raised", ranks=2, told_by=frozenset({"DDP201"}))
+    report = examination(result(finding(code, "name", Severity.ERROR, basis="rehearsal")), rehearsal=section)
+    assert ("rehearsal failed" in full.render(report, 80, colour=False)) is said
+
+
 def test_ranks_that_did_the_same_share_a_column() -> None:
     frames = (Frame(TRAIN, 22, "train"), Frame(TRAIN, 30, "main"))
     facts = tuple(Fact(text=f"rank {rank} waits", basis="rehearsal", rank=rank, stack=frames) for rank in (1, 2))
