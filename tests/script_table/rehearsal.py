@@ -31,8 +31,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codes(self) -> dict[str, str]:
-        """Severity of each code that was found."""
-        return {finding["code"]: finding["severity"] for finding in self.report["findings"]}
+        """The worst severity of each code that was found; the report begins with the worst."""
+        return {finding["code"]: finding["severity"] for finding in reversed(self.report["findings"])}
 
 
 def missing(script: Script) -> tuple[str, ...]:
