@@ -34,6 +34,7 @@ from ddpdoctor.source.script import Script
 from ddpdoctor.source.unreduced_gradients import lonely_loads
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.loads import Load
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -80,16 +81,19 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy="Load it on every rank, with map_location set to the rank's own device.",
                 locations=() if load.location is None else (load.location,),
                 ranks=load.loaded,
-                evidence=(
-                    Fact(
-                        text=f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds another "
-                        f"state than that of {rank_list(load.loaded)}",
-                        basis=basis,
-                        location=load.location,
-                        stack=load.frames,
-                    ),
-                ),
+                evidence=(Fact(text=_proof(load), basis=basis, location=load.location, stack=load.frames),),
             )
         elif load.location is not None:
             reason = f"all ranks hold the same state of this {load.kind} at the first step"
             yield Refuted(location=load.location, reason=reason)
+
+
+def _proof(load: Load) -> str:
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    if load.late:
+        return "the parameters were the same on all ranks after the first optimizer step, and differ after a later one"
+    return (
+        f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds another state than that of "
+        f"{rank_list(load.loaded)}"
+    )

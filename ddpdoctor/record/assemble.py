@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.assemble_lines import LineRows
 from ddpdoctor.record.assemble_setup import SetupRows
+from ddpdoctor.record.assemble_states import StateRows
 from ddpdoctor.record.completeness import Completeness
 from ddpdoctor.record.early_events import EarlyEvents
 from ddpdoctor.record.files import FileEvent
@@ -42,7 +43,6 @@ from ddpdoctor.record.training import (
     MissingGradient,
     OptimizerStep,
     StepDigest,
-    TrainingState,
     WrapChange,
     WrittenAverages,
 )
@@ -88,11 +88,10 @@ class Assembly:
         self._rows: dict[str, list[Any]] = {name: [] for name in STREAMS}
         self._samples: list[tuple[int, str, int, SampleProbe]] = []
         self._wraps: dict[tuple[int, int], Wrap] = {}
-        self._loads: dict[tuple[int, str, int], list[int]] = {}
-        """Call chains of what was loaded, by process, kind and number."""
         self._passes: dict[tuple[int, int], Pass] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._states = StateRows(self._converted, self._site)
         self._setup = SetupRows(self.book.rank_or_parent, self._site)
         self._early = EarlyEvents((*_ROWS, *self._setup.handlers))
         self._lines = LineRows(self.book.rank_of)
@@ -112,8 +111,6 @@ class Assembly:
             "pass_trained": self._on_pass_trained,
             "missing_gradients": self._on_missing,
             "buffers": self._on_buffers,
-            "training_state": self._on_training_state,
-            "state_loaded": self._on_state_loaded,
             "file": self._on_file,
             "child": self._on_child,
             "refused": self._on_refused,
@@ -122,6 +119,7 @@ class Assembly:
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
             **self._setup.handlers,
+            **self._states.handlers,
             **self._lines.handlers,
             **dict.fromkeys(_ROWS, self._on_row),
             "lost": self._on_lost,
@@ -168,7 +166,7 @@ class Assembly:
             gradient_digests=tuple(rows["gradient_digests"]),
             parameter_digests=tuple(rows["parameter_digests"]),
             gradients_taken=tuple(rows["gradients_taken"]),
-            training_states=self._training_states(),
+            training_states=self._states.rows(),
             written_averages=tuple(rows["written_averages"]),
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
@@ -382,20 +380,6 @@ class Assembly:
             rank=self._rank(pid), wrap=event["wrap"], forward=event["forward"], digests=dict(event["digests"])
         )
         self._rows["buffers"].append(state)
-
-    def _on_training_state(self, pid: int, event: dict[str, Any]) -> None:
-        self._rows["training_states"].append((pid, self._converted(pid, event, TrainingState)))
-
-    def _on_state_loaded(self, pid: int, event: dict[str, Any]) -> None:
-        site = self._site(pid, event["site"])
-        self._loads.setdefault((pid, event["kind"], event["number"]), []).append(site)
-
-    def _training_states(self) -> tuple[TrainingState, ...]:
-        """What was held at the first step, with the loads that came before or after it."""
-        return tuple(
-            msgspec.structs.replace(state, loads=tuple(self._loads.get((pid, state.kind, state.number), ())))
-            for pid, state in self._rows["training_states"]
-        )
 
     def _file(self, pid: int, event: dict[str, Any], action: Any, path: str, detail: str = "") -> None:
         rank = self.book.rank_or_parent(pid)

@@ -137,6 +137,8 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     type: str = ""
     digest: str = ""
     loads: tuple[int, ...] = ()
-    """Call chains of the calls of ``load_state_dict`` on it."""
+    """Call chains of the calls of ``load_state_dict`` on it, before the first step."""
+    late_loads: tuple[int, ...] = ()
+    """The same, after the first step: what they changed, only the parameters tell."""
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""

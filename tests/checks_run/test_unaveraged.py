@@ -232,6 +232,20 @@ def test_state_that_one_rank_loaded_explains_the_replicas_that_part() -> None:
     assert (finding.code, finding.ranks, finding.locations[0].line) == ("DDP221", (0,), 80)
 
 
+@pytest.mark.parametrize("parts", [True, False])
+def test_state_that_one_rank_loads_after_the_first_step_is_judged_by_the_parameters(parts: bool) -> None:
+    job = Replicas()
+    for parameters in ((), (), NAMES if parts else ()):
+        job.forward()
+        job.backward()
+        job.optimizer_step((), parameters)
+    (state, other) = states(job, ("same", "same"), ())["training_states"]
+    late = msgspec.structs.replace(state, late_loads=(job.site(80),))
+    record = job.seen(training_states=(late, other))
+    assert codes(record) == (["DDP221"] if parts else [])
+    assert [entry for entry in rank_zero_load.in_run(record) if not isinstance(entry, Finding)] == []
+
+
 @pytest.mark.parametrize(("digests", "loaded"), [(("same", "same"), (0,)), (("zero's", "one's"), (0, 1))])
 def test_state_that_all_hold_or_all_loaded_refutes_it(digests: tuple[str, str], loaded: tuple[int, ...]) -> None:
     job = Replicas()
