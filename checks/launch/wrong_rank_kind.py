@@ -63,9 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{first.given} is used as {first.use}: right on one node, wrong on two",
             remedy=f"Use {first.meant} here"
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
-            locations=tuple(dict.fromkeys(one.event.module.location(one.event.node) for one in mix_ups))[
-                :MAXIMUM_PLACES
-            ],
+            locations=tuple({one.event.module.location(one.event.node): 0 for one in mix_ups})[:MAXIMUM_PLACES],
             evidence=(
                 Fact(
                     text="on two nodes with two ranks each the local ranks are 0, 1, 0, 1, the global ranks 0, 1, 2, 3",
