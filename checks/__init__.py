@@ -92,6 +92,9 @@ BUILT_IN: Mapping[str, str] = {
 }
 """Dotted module of every check by its code."""
 
+AFTER_LAUNCH: frozenset[str] = frozenset()
+"""Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal says anything about it."""
+
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP101": ("DataLoader",),
     "DDP102": ("DistributedSampler",),

@@ -42,6 +42,7 @@ from ddpdoctor.selection import (
     chosen_checks,
     comments_of,
     heard,
+    judged_before_launch,
     judged_codes,
     judging,
     unused_suppressions,
@@ -101,7 +102,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
     """Examine one script and return the merged diagnosis."""
     root = Path.cwd()
     catalogue = read_catalogue()
-    chosen = chosen_checks(catalogue, request.select, request.ignore, request.settings)
+    chosen = judged_before_launch(chosen_checks(catalogue, request.select, request.ignore, request.settings))
     started_s = time.perf_counter()
     script = _script(request)
     source = SourceSection(

@@ -25,6 +25,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Dotted name."""
     in_source: bool
     """It has something to say about the source alone."""
+    after_launch: bool = False
+    """It looks at what only a job itself shows, and at no source and no rehearsal."""
     triggers: tuple[str, ...] = ()
     """A script without all of these words cannot have what the check looks for; empty when nothing is known."""
     loaded: LoadedCheck | None = None
@@ -62,7 +64,12 @@ def read_catalogue() -> Catalogue:
             continue
         names.add(name)
         known[code] = CatalogueEntry(
-            code=code, name=name, module=offer.value, in_source=loaded.in_source is not None, loaded=loaded
+            code=code,
+            name=name,
+            module=offer.value,
+            in_source=loaded.in_source is not None,
+            after_launch=loaded.check.severity.keys().isdisjoint(("source", "rehearsal")),
+            loaded=loaded,
         )
     return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes))
 
@@ -185,6 +192,7 @@ def _built_in_entries() -> tuple[CatalogueEntry, ...]:
             name=module.rpartition(".")[2].replace("_", "-"),
             module=module,
             in_source=code in package.READ_IN_SOURCE,
+            after_launch=code in package.AFTER_LAUNCH,
             triggers=package.READ_IN_SOURCE.get(code, ()),
         )
         for code, module in index.items()
@@ -202,5 +210,3 @@ def _loaded(module: ModuleType) -> LoadedCheck:
     if not (module.__doc__ or "").strip():
         raise TypeError(f"{module.__name__} has no documentation")
     return LoadedCheck(check=check, documentation=module.__doc__ or "", in_source=in_source, in_run=in_run)
-
-

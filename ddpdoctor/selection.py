@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,11 @@ def chosen_checks(
     if select:
         return choose(catalogue, select, ignore)
     return choose(catalogue, settings.select, ignore or settings.ignore)
+
+
+def judged_before_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
+    """The checks that a source or a rehearsal can say something about."""
+    return tuple(entry for entry in entries if not entry.after_launch)
 
 
 def wants_unused_suppressions(select: Sequence[str], ignore: Sequence[str], settings: Settings) -> bool:

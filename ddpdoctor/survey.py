@@ -32,6 +32,7 @@ from ddpdoctor.selection import (
     chosen_checks,
     comments_of,
     heard,
+    judged_before_launch,
     judged_codes,
     judging,
     wants_unused_suppressions,
@@ -208,7 +209,7 @@ def _readings(
 
     library = Library(held)
     checks_of = {
-        id(settings): chosen_checks(catalogue, request.select, request.ignore, settings)
+        id(settings): judged_before_launch(chosen_checks(catalogue, request.select, request.ignore, settings))
         for settings in {id(target.settings): target.settings for target in targets}.values()
     }
     script_of = partial(script_at, reader=library.read, surroundings=Surroundings())

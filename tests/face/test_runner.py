@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.check import BoundHit, Check, LoadedCheck
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Basis, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.registry import CatalogueEntry
 from ddpdoctor.runner import CheckResult, run_checks
@@ -18,6 +19,7 @@ from ddpdoctor.source.script import Script
 from tests.face.examples import at, finding, record
 
 SCRIPT = Script(path=Path("train.py"), root=Path("."), modules=())
+BEFORE_LAUNCH: dict[Basis, Severity] = {"source": Severity.WARNING, "rehearsal": Severity.WARNING}
 COMPLETE = {"passes": StreamState("complete")}
 
 
@@ -103,13 +105,24 @@ def test_without_its_trigger_words_a_check_still_looks_at_the_run() -> None:
     def in_source(script: Script) -> Iterator[Finding]:
         yield finding()
 
-    check = Check(code="DDP999", name="some-check", severity={"source": Severity.WARNING})
+    check = Check(code="DDP999", name="some-check", severity=BEFORE_LAUNCH)
     loaded = LoadedCheck(check=check, documentation="Some check.", in_source=in_source, in_run=_silent)
     entry = CatalogueEntry(
         code="DDP999", name="some-check", module="x", in_source=True, loaded=loaded, triggers=("ab",)
     )
     (said,) = run_checks([entry], _script("import a\n"), _DEFAULT, static=False)
     assert (said.from_source, said.looked_at_run) == ((), True)
+
+
+def test_a_check_is_not_asked_about_a_kind_of_run_that_it_has_no_severity_for() -> None:
+    live = msgspec.structs.replace(_DEFAULT, job=msgspec.structs.replace(_DEFAULT.job, kind="run"))
+
+    def in_run(run: RunRecord) -> Iterator[Finding]:
+        yield finding(basis="rehearsal")
+
+    said = _run(in_run=in_run, needs=frozenset({"gpus"}), run=live)
+    assert (said.from_run, said.looked_at_run, said.gap) == ((), False, "")
+    assert len(_run(in_run=in_run).from_run) == 1
 
 
 def _script(text: str) -> Script:
@@ -135,10 +148,8 @@ def _run(
     run: RunRecord | None = _DEFAULT,
     static: bool = False,
 ) -> CheckResult:
-    check = Check(code="DDP999", name="some-check", severity={"source": Severity.WARNING}, needs=needs)
+    check = Check(code="DDP999", name="some-check", severity=BEFORE_LAUNCH, needs=needs)
     loaded = LoadedCheck(check=check, documentation="Some check.", in_source=in_source, in_run=in_run)
-    entry = CatalogueEntry(
-        code="DDP999", name="some-check", module="x", in_source=in_source is not None, loaded=loaded
-    )
+    entry = CatalogueEntry(code="DDP999", name="some-check", module="x", in_source=in_source is not None, loaded=loaded)
     (said,) = run_checks([entry], SCRIPT, run, static=static)
     return said

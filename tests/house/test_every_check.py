@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
+from ddpdoctor.checks import AFTER_LAUNCH, BUILT_IN, READ_IN_SOURCE
 from ddpdoctor.finding import Severity
 from ddpdoctor.record.model import STREAMS
 from ddpdoctor.registry import CatalogueEntry, load, read_catalogue
@@ -33,6 +33,12 @@ def test_names_are_unique_and_codes_are_in_order() -> None:
 @every_check
 def test_the_index_says_what_the_check_looks_at(entry: CatalogueEntry) -> None:
     assert (load(entry).in_source is not None) == (entry.code in READ_IN_SOURCE)
+
+
+@every_check
+def test_the_index_says_which_checks_need_the_job_itself(entry: CatalogueEntry) -> None:
+    bases = set(load(entry).check.severity)
+    assert (entry.code in AFTER_LAUNCH) == entry.after_launch == bases.isdisjoint({"source", "rehearsal"})
 
 
 @every_check
@@ -66,4 +72,9 @@ def test_a_check_is_a_short_file(entry: CatalogueEntry) -> None:
 
 
 def _functions(check: LoadedCheck) -> tuple[tuple[str, object], ...]:
-    return (("source", check.in_source), ("rehearsal", check.in_run))
+    return (("source", check.in_source), (_run_basis(check), check.in_run))
+
+
+def _run_basis(check: LoadedCheck) -> str:
+    """Which kind of run a check looks at, where it looks at one."""
+    return "rehearsal" if "rehearsal" in check.check.severity else "run"
