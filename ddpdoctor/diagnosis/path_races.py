@@ -12,6 +12,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.incidental import is_incidental
 from ddpdoctor.diagnosis.ordering import Handover, Order
+from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.record.files import Access
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
@@ -37,24 +38,11 @@ class Race(msgspec.Struct, frozen=True, kw_only=True):
 
 def races(record: RunRecord) -> tuple[Race, ...]:
     """Every race of a run, at most one for a path, in the order of the paths' first accesses."""
-    return _races(_Key(record))
-
-
-class _Key:
-    """Lets a record be remembered by its identity: it is asked for once by each check of the family."""
-
-    def __init__(self, record: RunRecord) -> None:
-        self.record = record
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.record is self.record
-
-    def __hash__(self) -> int:
-        return id(self.record)
+    return _races(ByIdentity(record))
 
 
 @lru_cache(maxsize=2)
-def _races(key: _Key) -> tuple[Race, ...]:
+def _races(key: ByIdentity) -> tuple[Race, ...]:
     record = key.record
     if len(record.rank_numbers()) < 2:
         return ()

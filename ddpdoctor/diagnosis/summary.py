@@ -36,7 +36,8 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     backward_compute_ns: float = 0.0
     """The whole backward where the exposed communication is not measured."""
     exposed_waiting_ns: float | None = None
-    """Exposed communication until the last rank was there."""
+    """Exposed communication until the last rank was there; None where the arrival of the others is not known, and then
+    part of the transfer."""
     exposed_transfer_ns: float | None = None
     explicit_ns: float = 0.0
     optimizer_ns: float = 0.0
@@ -54,7 +55,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one kind in one process group, over the recent window."""
 
     group: str
-    """``all 8 ranks``, ``ranks 0, 4``."""
+    """``all 8 ranks``, ``ranks 0 and 4``."""
     backend: str = ""
     kind: str
     """``gradients``, ``buffers``, or a collective as users spell it."""
@@ -84,6 +85,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     late_phase: str = ""
     """The phase that makes it late: ``data_wait``, ``forward``, ``backward``, ``optimizer``, ``explicit`` or ``other``;
     empty where it is not late."""
+    times_late: int = 0
+    """How often it came last where ranks met."""
     overlap_ratio: float | None = None
     """Hidden share of the communication window; None where no window was measured."""
     bytes_per_step: float = 0.0

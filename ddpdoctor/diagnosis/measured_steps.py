@@ -1,0 +1,170 @@
+"""The measured steps of each rank in columns, without the warm-up, with what the other figures are made of."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import sub
+from typing import TypeVar
+
+import msgspec
+
+from ddpdoctor.record.measured import CallTrack, StepTrack
+from ddpdoctor.record.model import RunRecord
+
+WARM_UP_STEPS = 3
+"""The first steps allocate memory, start workers, compile, and let DDP rebuild its buckets."""
+PAUSE_NS = 1_000_000_000
+"""After an evaluation or a checkpoint that took longer, the next step starts loaders and caches again."""
+
+Track = TypeVar("Track", StepTrack, CallTrack)
+
+
+class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of one rank that count, oldest first, in columns of equal length.
+
+    Data wait, forward, backward, explicit, optimizer and other add up to the step. On a GPU the three in the middle are
+    what its stream took, by CUDA events; the rest of the step is shared out among the others as the CPU saw them.
+    """
+
+    rank: int
+    on_device: bool
+    """Forward, backward and optimizer are those of the GPU."""
+    row: array[int]
+    """Row of the rank's track."""
+    step: array[int]
+    """Ordinal of the step."""
+    step_ns: array[int]
+    pause_ns: array[int]
+    """Time between the end of the step before and the start of this; 0 where that step is not known."""
+    data_wait_ns: array[int]
+    forward_ns: array[int]
+    backward_ns: array[int]
+    explicit_ns: array[int]
+    optimizer_ns: array[int]
+    other_ns: array[int]
+    exposed_ns: array[int]
+    """-1 on a step that was not sampled, as are the next."""
+    window_ns: array[int]
+    ready_at_ns: array[int]
+    """0 on a step that was not sampled, as is the next."""
+    reduced_at_ns: array[int]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def recent(record: RunRecord, last_ns: int) -> RunRecord:
+    """The same record with the steps and explicit collectives of the last ``last_ns`` only.
+
+    The time counts back from the newest step of any rank, so that the figures of a job that stands still stay.
+    """
+    newest_ns = max((track.ended_at_ns[-1] for track in record.step_tracks if len(track)), default=0)
+    since_ns = newest_ns - last_ns
+    return msgspec.structs.replace(
+        record,
+        step_tracks=tuple(_cut(track, bisect_left(track.ended_at_ns, since_ns)) for track in record.step_tracks),
+        call_tracks=tuple(_cut(track, bisect_left(track.entered_at_ns, since_ns)) for track in record.call_tracks),
+    )
+
+
+def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
+    """The steps that count of every rank that has any, by rank.
+
+    Left out are the first steps of the run and those after a pause; where nothing else is known they are all there is.
+    """
+    found = (_rank_steps(track) for track in sorted(record.step_tracks, key=lambda track: track.rank))
+    return tuple(steps for steps in found if len(steps))
+
+
+def common_rows(ranks: Sequence[RankSteps]) -> list[list[int]]:
+    """For each rank the positions in its columns of the steps that all of the ranks have, oldest first."""
+    if not ranks:
+        return []
+    positions = [dict(zip(steps.step, range(len(steps)), strict=True)) for steps in ranks]
+    common = set(positions[0]).intersection(*positions[1:])
+    ordinals = [ordinal for ordinal in ranks[0].step if ordinal in common]
+    return [[place[ordinal] for ordinal in ordinals] for place in positions]
+
+
+def _cut(track: Track, start: int) -> Track:
+    """The rows of a track from ``start`` on."""
+    if not start:
+        return track
+    columns = msgspec.structs.asdict(track)
+    cut = {name: values[start:] for name, values in columns.items() if isinstance(values, array)}
+    return msgspec.structs.replace(track, **cut)
+
+
+def _rank_steps(track: StepTrack) -> RankSteps:
+    on_device = any(duration >= 0 for duration in track.device_backward_ns)
+    known = [
+        row
+        for row in range(len(track))
+        if track.ended_at_ns[row] > track.started_at_ns[row] and (not on_device or track.device_backward_ns[row] >= 0)
+    ]
+    rows = [row for row in known if track.step[row] > WARM_UP_STEPS and _pause_before(track, row) < PAUSE_NS] or known
+
+    def column(values: array[int]) -> array[int]:
+        return array("q", [values[row] for row in rows])
+
+    step_ns = array("q", map(sub, column(track.ended_at_ns), column(track.started_at_ns)))
+    forward, backward, optimizer = (
+        (track.device_forward_ns, track.device_backward_ns, track.device_optimizer_ns)
+        if on_device
+        else (track.forward_ns, track.backward_ns, track.optimizer_ns)
+    )
+    shares = [
+        _shared_out(*durations)
+        for durations in zip(
+            step_ns,
+            column(forward),
+            column(backward),
+            column(optimizer),
+            column(track.data_wait_ns),
+            column(track.explicit_ns),
+            strict=True,
+        )
+    ]
+    parts = [array("q", part) for part in zip(*shares, strict=True)] or [array("q")] * 6
+    return RankSteps(
+        rank=track.rank,
+        on_device=on_device,
+        row=array("q", rows),
+        step=column(track.step),
+        step_ns=step_ns,
+        pause_ns=array("q", [_pause_before(track, row) for row in rows]),
+        forward_ns=parts[0],
+        backward_ns=parts[1],
+        optimizer_ns=parts[2],
+        data_wait_ns=parts[3],
+        explicit_ns=parts[4],
+        other_ns=parts[5],
+        exposed_ns=column(track.exposed_ns),
+        window_ns=column(track.window_ns),
+        ready_at_ns=column(track.ready_at_ns),
+        reduced_at_ns=column(track.reduced_at_ns),
+    )
+
+
+def _pause_before(track: StepTrack, row: int) -> int:
+    if not row or track.step[row - 1] != track.step[row] - 1:
+        return 0
+    return max(0, track.started_at_ns[row] - track.ended_at_ns[row - 1])
+
+
+def _shared_out(
+    step_ns: int, forward_ns: int, backward_ns: int, optimizer_ns: int, data_wait_ns: int, explicit_ns: int
+) -> tuple[int, int, int, int, int, int]:
+    """Forward, backward, optimizer, data wait, explicit and other, none of them negative, as parts of the step.
+
+    The first three come first: on a GPU they are what its stream took, and what the CPU waited for meanwhile cost
+    nothing.
+    """
+    left_ns, parts = step_ns, []
+    for duration_ns in (forward_ns, backward_ns, optimizer_ns, data_wait_ns, explicit_ns):
+        part_ns = min(max(0, duration_ns), left_ns)
+        parts.append(part_ns)
+        left_ns -= part_ns
+    return parts[0], parts[1], parts[2], parts[3], parts[4], left_ns

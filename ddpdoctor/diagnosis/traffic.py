@@ -1,0 +1,113 @@
+"""What the ranks of each process group send each other per step, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.diagnosis.measured_steps import RankSteps
+from ddpdoctor.diagnosis.meetings import GRADIENTS, Meetings
+from ddpdoctor.diagnosis.summary import Traffic
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.record.model import RunRecord
+
+MOST_HIDDEN = 0.99
+"""With more of the window hidden, how long it lasted says how long backward took, and nothing of the link."""
+_ALL_REDUCES = frozenset({GRADIENTS, "all_reduce"})
+_ONE_WAY = frozenset({"broadcast", "buffers", "reduce"})
+_BLOCKING = frozenset({"gloo", "mpi", "cpu:gloo"})
+"""Backends whose collectives return when they are done; with the others they are only enqueued."""
+
+
+def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Sequence[Meetings]) -> Iterator[Traffic]:
+    """Yield what DDP reduces in backward, for each set of ranks that average gradients with each other."""
+    tracks = {track.rank: track for track in record.step_tracks}
+    by_rank = {steps.rank: steps for steps in ranks}
+    for meeting in meetings:
+        members = [by_rank[rank] for rank in meeting.ranks]
+        track, steps = tracks[meeting.ranks[0]], members[0]
+        windows = {steps.step[at]: window_ns for at, window_ns in _fastest_windows(members)}
+        pairs = [
+            (size_bytes, windows[step])
+            for size_bytes, step in zip(meeting.size_bytes, meeting.step, strict=True)
+            if size_bytes and windows.get(step)
+        ]
+        hidden = hidden_share(steps.exposed_ns, steps.window_ns)
+        sent_bytes, window_ns = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+        known = bool(window_ns) and hidden is not None and hidden < MOST_HIDDEN
+        yield Traffic(
+            group=_group_name(meeting.ranks, len(ranks)),
+            backend=_backend(record, meeting.ranks),
+            kind=GRADIENTS,
+            calls_per_step=sum(track.buckets[row] for row in steps.row) / len(steps),
+            bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
+            ns_per_step=window_ns / len(pairs) if pairs else None,
+            bus_bandwidth_bytes_per_s=_on_the_bus(GRADIENTS, len(members), sent_bytes, window_ns) if known else None,
+            overlap_ratio=hidden,
+        )
+
+
+def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meetings]) -> Iterator[Traffic]:
+    """Yield each kind of explicit collective of each process group."""
+    for meeting in meetings:
+        assert meeting.group is not None
+        backend = record.groups[meeting.group].backend
+        for kind in dict.fromkeys(meeting.kinds):
+            at = [index for index, own in enumerate(meeting.kinds) if own == kind]
+            blocked_ns = sum(column[index] for column in meeting.held_ns for index in at) / len(meeting.ranks)
+            # The last that came waited for nobody.
+            fastest_ns = sum(min(column[index] for column in meeting.held_ns) for index in at)
+            sent_bytes = sum(meeting.size_bytes[index] for index in at)
+            yield Traffic(
+                group=_group_name(meeting.ranks, world_size),
+                backend=backend,
+                kind=kind,
+                calls_per_step=len(at) / meeting.steps,
+                bytes_per_step=sent_bytes / meeting.steps,
+                ns_per_step=blocked_ns / meeting.steps,
+                bus_bandwidth_bytes_per_s=_on_the_bus(kind, len(meeting.ranks), sent_bytes, fastest_ns)
+                if backend in _BLOCKING
+                else None,
+            )
+
+
+def hidden_share(exposed_ns: Sequence[int], window_ns: Sequence[int]) -> float | None:
+    """Share of the communication window that computation hid, over the sampled steps; None without any."""
+    sampled = [
+        (exposed, window) for exposed, window in zip(exposed_ns, window_ns, strict=True) if exposed >= 0 and window > 0
+    ]
+    if not sampled:
+        return None
+    return max(0.0, 1.0 - sum(exposed for exposed, _ in sampled) / sum(window for _, window in sampled))
+
+
+def _fastest_windows(members: Sequence[RankSteps]) -> Iterator[tuple[int, int]]:
+    """Position in the first rank's columns, and the shortest window of any rank: it holds no waiting for another."""
+    places = [dict(zip(steps.step, range(len(steps)), strict=True)) for steps in members]
+    for at, step in enumerate(members[0].step):
+        found = [
+            steps.window_ns[place[step]] for steps, place in zip(members, places, strict=True) if step in place
+        ]
+        if len(found) == len(members) and min(found) > 0:
+            yield at, min(found)
+
+
+def _on_the_bus(kind: str, ranks: int, sent_bytes: int, duration_ns: int) -> float | None:
+    """A lower bound of the bus bandwidth in bytes per second, as NCCL's tests define it; None where it is not known.
+
+    In a ring each link carries 2 (N - 1) / N of what is all-reduced, and all of what is sent one way.
+    """
+    if duration_ns <= 0 or not sent_bytes or ranks < 2:
+        return None
+    if kind in _ALL_REDUCES:
+        return 2.0 * (ranks - 1) / ranks * sent_bytes / duration_ns * 1e9
+    return sent_bytes / duration_ns * 1e9 if kind in _ONE_WAY else None
+
+
+def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
+    return f"all {world_size} ranks" if len(ranks) == world_size else rank_list(ranks)
+
+
+def _backend(record: RunRecord, ranks: tuple[int, ...]) -> str:
+    fitting = (group.backend for group in record.groups if group.ranks == ranks)
+    return next(fitting, record.job.backend)
+

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+
+from ddpdoctor.diagnosis.measured_steps import recent
+from ddpdoctor.diagnosis.summarise import summarise
+from ddpdoctor.diagnosis.summary import Phases, RunSummary
+from ddpdoctor.record.model import Group, Wrap
+from tests.diagnosis.measured_job import GRADIENT_BYTES, MILLISECOND_NS, MeasuredJob
+
+EVEN = {"data_wait": 2.0, "forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 3.0}
+
+
+def ms(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else round(nanoseconds / MILLISECOND_NS, 3)
+
+
+def total(phases: Phases) -> float:
+    return sum(part or 0.0 for part in msgspec.structs.astuple(phases)[1:])
+
+
+def test_an_even_job_has_phases_that_add_up_and_nobody_late() -> None:
+    summary = summarise(MeasuredJob(2).run(40, EVEN, transfer=10.0, hidden=15.0).record())
+    assert summary.phases is not None and summary.step_times is not None
+    assert (summary.steps, ms(summary.phases.step_ns), ms(summary.step_times.p50_ns)) == (37, 50.0, 50.0)
+    assert (ms(summary.phases.exposed_waiting_ns), ms(summary.phases.exposed_transfer_ns)) == (0.0, 10.0)
+    assert ms(summary.phases.backward_compute_ns) == 20.0
+    assert (summary.exposed_share, summary.efficiency, summary.overlap_ratio) == pytest.approx((0.2, 0.8, 0.6))
+    assert (summary.samples_per_s, summary.steps_per_s) == pytest.approx((2 * 32 / 0.05, 20.0))
+    assert summary.seconds == pytest.approx(37 * 0.05)
+    for rank in summary.ranks:
+        assert total(rank.phases) == pytest.approx(rank.phases.step_ns)
+        assert (rank.late_ns, rank.late_phase, rank.waiting_ns) == (0.0, "", 0.0)
+        assert (rank.bytes_per_step, rank.collectives_per_step) == (GRADIENT_BYTES, 4)
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize("late_ms", [20.0, 100.0])
+@pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", "optimizer", "other"])
+def test_the_late_rank_is_known_with_its_phase_and_what_the_others_wait(
+    phase: str, late_ms: float, barrier: bool
+) -> None:
+    job = MeasuredJob(3).run(40, EVEN, {1: {phase: late_ms}}, transfer=4.0, barrier=barrier)
+    ranks = {rank.rank: rank for rank in summarise(job.record()).ranks}
+    assert [ms(ranks[rank].waiting_ns) for rank in (0, 1, 2)] == [late_ms, 0.0, late_ms]
+    assert [ms(ranks[rank].late_ns) for rank in (0, 1, 2)] == [0.0, late_ms, 0.0]
+    assert [ranks[rank].late_phase for rank in (0, 1, 2)] == ["", phase, ""]
+    assert all(total(rank.phases) == pytest.approx(rank.phases.step_ns) for rank in ranks.values())
+
+
+def test_the_lateness_of_a_rank_is_what_it_would_save_to_come_with_the_second_last() -> None:
+    job = MeasuredJob(3).run(40, EVEN, {1: {"forward": 30.0}, 2: {"forward": 50.0}})
+    ranks = {rank.rank: rank for rank in summarise(job.record()).ranks}
+    assert [ms(ranks[rank].late_ns) for rank in (0, 1, 2)] == [0.0, 0.0, 20.0]
+    assert [ms(ranks[rank].waiting_ns) for rank in (0, 1, 2)] == [50.0, 20.0, 0.0]
+
+
+def test_work_between_two_steps_makes_a_rank_late_as_well() -> None:
+    job = MeasuredJob(2).run(4, EVEN)
+    for _ in range(30):
+        job.pause(25.0, 0)
+        job.run(1, EVEN)
+    rank, _ = summarise(job.record()).ranks
+    assert (rank.late_phase, rank.times_late) == ("other", 30)
+    assert ms(rank.late_ns) == pytest.approx(25.0, rel=0.05)
+
+
+def test_steps_that_were_not_sampled_count_in_everything_but_the_exposed_communication() -> None:
+    job = MeasuredJob(2).run(40, EVEN, {1: {"forward": 20.0}}, transfer=10.0, sampled=10)
+    summary = summarise(job.record())
+    rank, late = summary.ranks
+    assert rank.steps == 37
+    assert (ms(rank.phases.exposed_waiting_ns), ms(rank.phases.exposed_transfer_ns)) == (20.0, 10.0)
+    assert (ms(rank.phases.backward_compute_ns), ms(late.late_ns), late.late_phase) == (20.0, 20.0, "forward")
+
+
+def test_without_a_sampled_step_the_exposed_communication_is_unknown_and_part_of_backward() -> None:
+    summary = summarise(MeasuredJob(2).run(40, EVEN, transfer=10.0, sampled=1_000).record())
+    assert summary.phases is not None
+    assert (summary.phases.exposed_waiting_ns, summary.phases.exposed_transfer_ns) == (None, None)
+    assert ms(summary.phases.backward_compute_ns) == 30.0
+    assert total(summary.phases) == pytest.approx(summary.phases.step_ns)
+    assert (summary.exposed_share, summary.efficiency, summary.overlap_ratio) == (None, None, None)
+    assert (summary.traffic, summary.ranks[0].late_ns) == ((), None)
+
+
+def test_what_is_not_known_of_one_rank_stays_in_the_phase_that_it_lies_in() -> None:
+    whole, other = (MeasuredJob(2).run(40, EVEN, transfer=10.0, sampled=n).record().step_tracks for n in (1, 1_000))
+    summary = summarise(MeasuredJob(2).run(1, EVEN).record(step_tracks=(whole[0], other[1])))
+    assert summary.phases is not None
+    assert (summary.phases.exposed_waiting_ns, ms(summary.phases.exposed_transfer_ns)) == (None, 5.0)
+    assert total(summary.phases) == pytest.approx(summary.phases.step_ns)
+
+
+def test_the_first_steps_and_those_after_a_pause_are_no_measure() -> None:
+    job = MeasuredJob(2).run(3, {"data_wait": 900.0}).run(20, EVEN)
+    job.pause(5_000.0)
+    job.run(1, {"data_wait": 900.0}).run(20, EVEN)
+    summary = summarise(job.record())
+    assert summary.phases is not None
+    assert (summary.steps, ms(summary.phases.step_ns)) == (40, 40.0)
+    assert summary.seconds > 5.0 and summary.samples_per_s == pytest.approx(2 * 32 / 0.04)
+
+
+def test_a_run_that_has_only_begun_shows_what_there_is() -> None:
+    assert summarise(MeasuredJob(2).run(2, EVEN).record()).steps == 2
+    assert summarise(MeasuredJob(2).record()) == RunSummary()
+
+
+def test_the_recent_steps_are_those_of_the_last_seconds() -> None:
+    job = MeasuredJob(2).run(40, {"forward": 100.0}, barrier=True).run(40, {"forward": 20.0}, barrier=True)
+    record = recent(job.record(), 500 * MILLISECOND_NS)
+    phases = summarise(record).phases
+    assert phases is not None and ms(phases.step_ns) == 20.0
+    assert {len(track) for track in record.step_tracks} == {26}
+    assert {len(track) for track in record.call_tracks} == {26}
+    assert all(len(track.sequence) == len(track.size_bytes) for track in record.call_tracks)
+
+
+def test_steps_are_paired_by_their_ordinal_where_rows_are_lost() -> None:
+    whole = MeasuredJob(2).run(60, EVEN, {1: {"forward": 20.0}}).record()
+    cut = recent(whole, 1_500 * MILLISECOND_NS)
+    summary = summarise(msgspec.structs.replace(whole, step_tracks=(whole.step_tracks[0], cut.step_tracks[1])))
+    assert ms(summary.ranks[0].waiting_ns) == 20.0
+
+
+def test_samples_are_unknown_where_a_rank_cannot_tell_them() -> None:
+    assert summarise(MeasuredJob(2).run(40, EVEN, samples=0).record()).samples_per_s is None
+
+
+def test_gradients_and_explicit_collectives_are_counted_by_group() -> None:
+    job = MeasuredJob(4, kinds=("barrier", "all_reduce"))
+    job.groups.append(Group(ranks=(0, 1), backend="gloo"))
+    for _ in range(40):
+        job.run(1, {**EVEN, "other": 30.0}, transfer=10.0, hidden=10.0)
+        for rank, early in ((0, 8.0), (1, 3.0)):
+            end = job.now_ms[rank] - 2.0
+            job.call(rank, "all_reduce", end - early, end + 1.0, group=1, size_bytes=4_000_000)
+    traffic = {(entry.group, entry.kind): entry for entry in summarise(job.record()).traffic}
+    gradients, pair = traffic["all 4 ranks", "gradients"], traffic["ranks 0 and 1", "all_reduce"]
+    assert (gradients.calls_per_step, gradients.bytes_per_step, ms(gradients.ns_per_step)) == (4, GRADIENT_BYTES, 20.0)
+    assert gradients.bus_bandwidth_bytes_per_s == pytest.approx(2 * 3 / 4 * GRADIENT_BYTES / 0.020)
+    assert (pair.calls_per_step, pair.bytes_per_step, ms(pair.ns_per_step)) == (1, 4_000_000, 6.5)
+    assert pair.bus_bandwidth_bytes_per_s == pytest.approx(4_000_000 / 0.004)
+    ranks = {rank.rank: rank for rank in summarise(job.record()).ranks}
+    assert [ms(ranks[rank].waiting_ns) for rank in (0, 1, 2)] == [5.0, 0.0, 0.0]
+
+
+def test_the_bandwidth_is_unknown_where_everything_was_hidden() -> None:
+    (gradients,) = summarise(MeasuredJob(2).run(40, EVEN, hidden=20.0).record()).traffic
+    assert (gradients.overlap_ratio, gradients.bus_bandwidth_bytes_per_s) == (1.0, None)
+
+
+def test_ranks_wait_only_for_those_they_average_gradients_with() -> None:
+    job = MeasuredJob(4).run(40, EVEN, {3: {"forward": 20.0}})
+    wraps = tuple(Wrap(rank=rank, wrap=0, ranks=(0, 1) if rank < 2 else (2, 3)) for rank in job.ranks)
+    summary = summarise(job.record(wraps=wraps))
+    assert [entry.group for entry in summary.traffic] == ["ranks 0 and 1", "ranks 2 and 3"]
+    ranks = {rank.rank: rank for rank in summary.ranks}
+    assert [ms(ranks[rank].phases.exposed_waiting_ns) for rank in job.ranks] == [0.0, 0.0, 20.0, 0.0]
+
+
+def test_on_a_gpu_the_stream_says_what_took_how_long_and_the_least_exposed_is_late() -> None:
+    job = MeasuredJob(2, device="cuda", backend="nccl")
+    job.run(40, {"data_wait": 1.0, "forward": 2.0, "backward": 2.0, "other": 95.0})
+    record = job.record()
+    tracks = []
+    for track, exposed_ms in zip(record.step_tracks, (35, 5), strict=True):
+        milliseconds = {"exposed_ns": exposed_ms, "window_ns": 60, "device_forward_ns": 20, "device_backward_ns": 65}
+        columns = {name: array("q", [value * MILLISECOND_NS] * 40) for name, value in milliseconds.items()}
+        tracks.append(msgspec.structs.replace(track, **columns))
+    rank, late = summarise(msgspec.structs.replace(record, step_tracks=tuple(tracks))).ranks
+    assert (ms(rank.phases.forward_ns), ms(rank.phases.backward_compute_ns)) == (20.0, 30.0)
+    assert (ms(rank.phases.exposed_waiting_ns), ms(rank.phases.exposed_transfer_ns)) == (30.0, 5.0)
+    assert (ms(late.late_ns), late.late_phase, ms(late.waiting_ns)) == (30.0, "backward", 0.0)
+    assert total(rank.phases) == pytest.approx(rank.phases.step_ns)
