@@ -16,7 +16,11 @@ from ddpdoctor.cli.command import ScriptCommand, help_option, result_option
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
 
-COMMANDS = {"check": "ddpdoctor.cli.check", "explain": "ddpdoctor.cli.explain"}
+COMMANDS = {
+    "check": "ddpdoctor.cli.check",
+    "profile": "ddpdoctor.cli.profile",
+    "explain": "ddpdoctor.cli.explain",
+}
 """Module of each sub-command, imported when it is asked for; the command has the name of its module."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -54,6 +54,13 @@ def read_stdin() -> bytes:
 def say(text: str) -> None:
     """Write a line of talk to stderr."""
     _write(sys.stderr, visible(text).rstrip("\n") + "\n")
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Write lines of talk to stderr in one piece, so that a job's own lines do not come between."""
+    text = "\n".join(lines)
+    if text:
+        say(text)
 
 
 def say_error(error: DdpDoctorError) -> None:

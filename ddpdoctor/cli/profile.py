@@ -1,0 +1,154 @@
+"""``ddpdoctor profile``: run a job under observation, or watch one that runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddpdoctor import __version__
+from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, help_option
+from ddpdoctor.cli.job_command import SCRIPT, JobCommand
+from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed_environment
+from ddpdoctor.record import layout
+from ddpdoctor.report import streams
+
+
+@click.command(cls=JobCommand, add_help_option=False)
+@click.option("-m", "--module", metavar="NAME", help="Start what `python -m NAME` runs, instead of a script.")
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks to start.  [default: one a GPU, or 2]")
+@click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
+@click.option(
+    "--run-dir",
+    metavar="DIR",
+    envvar=layout.RUN_VARIABLE,
+    help="Directory for the record, instead of a new one; without a job: the run to attach to.",
+)
+@click.option("--no-tui", is_flag=True, help="Plain lines on stderr instead of the screen.")
+@click.option(
+    "--env",
+    "print_environment",
+    is_flag=True,
+    help="Print the two variables that let a job be watched that another launcher starts, and exit.",
+)
+@help_option()
+@click.pass_context
+def profile(
+    ctx: click.Context,
+    module: str | None,
+    nproc: int | None,
+    python: str | None,
+    run_dir: str | None,
+    no_tui: bool,
+    print_environment: bool,
+) -> None:
+    """Run a job under observation, or attach to one that runs.
+
+    SCRIPT is started by torchrun on all GPUs of this machine, or on 2 CPU ranks; behind `--` stands any command that
+    launches a job, as in `ddpdoctor profile -- torchrun --nproc-per-node 8 train.py`. Without either, the newest
+    watched job of this user is attached to; it goes on when ddpdoctor ends.
+
+    The job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr. The exit code is the job's.
+    """
+    from ddpdoctor.cli import watching
+
+    if print_environment:
+        streams.write_result(_exports(run_dir))
+        ctx.exit()
+    command = _command(ctx, module, nproc, python)
+    if command is None:
+        ctx.exit(watching.attach(run_dir))
+    from ddpdoctor.launch.job import LaunchedJob
+    from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
+
+    directory = new_run_directory(run_dir)
+    given = {name: value for name, value in os.environ.items() if name not in command.without}
+    environment = observed_environment(directory, given | dict(command.environment))
+    plan = _plan(command, environment)
+    write_plan(directory, plan)
+    job = LaunchedJob(command.words, environment, directory)
+    write_plan(directory, plan | {"launcher_pid": job.pid})
+    ctx.exit(watching.watch_launched(directory, job))
+
+
+def _exports(run_dir: str | None) -> str:
+    """The variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
+    from ddpdoctor.launch.kept_runs import new_run_directory
+
+    environment = observed_environment(new_run_directory(run_dir), os.environ)
+    return "".join(f"export {name}={shlex.quote(environment[name])}\n" for name in ("PYTHONPATH", layout.RUN_VARIABLE))
+
+
+def _command(ctx: click.Context, module: str | None, nproc: int | None, python: str | None) -> ObservedCommand | None:
+    """What is to be started; None when nothing is named."""
+    from ddpdoctor.launch.command_line import looks_like_launch
+
+    script: str | None = ctx.meta.get(SCRIPT)
+    words: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
+    if script is not None and module is not None:
+        raise UsageError(f"either {script} or --module {module}, not both")
+    named = script or module
+    if named is None:
+        return launch_command(words) if words else None
+    if looks_like_launch((named,)) or looks_like_launch((named, *words)):
+        raise UsageError(f"{named} is a launcher", f"Write `ddpdoctor profile -- {' '.join((named, *words))}`.")
+    if script is not None and not Path(script).is_file():
+        raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
+    from ddpdoctor.launch.devices import visible_gpus
+    from ddpdoctor.launch.interpreter import find_interpreter
+    from ddpdoctor.launch.observed import script_command
+
+    return script_command(
+        find_interpreter(python).path,
+        named,
+        words,
+        nproc or visible_gpus(os.environ) or RANKS_WITHOUT_GPU,
+        module=module is not None,
+        spawns_ranks=script is not None and _spawns_ranks(Path(script)),
+    )
+
+
+def _spawns_ranks(script: Path) -> bool:
+    """Tell whether a script starts its ranks itself; one that cannot be read is left to Python to complain of."""
+    from ddpdoctor.source.script import read_script
+
+    try:
+        return read_script(script).spawns_ranks is not None
+    except UsageError:
+        return False
+
+
+def _plan(command: ObservedCommand, environment: Mapping[str, str]) -> dict[str, Any]:
+    import msgspec
+
+    from ddpdoctor.launch.environment import network_interfaces, recorded_environment
+    from ddpdoctor.record.model import Job
+
+    here = Path.cwd()
+    script = Path(command.script) if command.script.endswith(".py") else None
+    job = Job(
+        kind="run",
+        command=command.words,
+        script=str(here / script) if script is not None else command.script,
+        arguments=command.arguments,
+        environment=recorded_environment(environment),
+        python=command.python,
+        tool_version=__version__,
+        interfaces=network_interfaces(),
+        started_ns=time.time_ns(),
+    )
+    outside = script is not None and not (here / script).resolve().is_relative_to(here.resolve())
+    return {
+        "version": layout.VERSION,
+        "kind": "run",
+        "supervisor_pid": os.getpid(),
+        "project_root": str((here / script).resolve().parent if script is not None and outside else here),
+        "name": command.name,
+        "job": msgspec.to_builtins(job),
+    }

@@ -1,0 +1,96 @@
+"""A run directory as it grows: reads it, notes which ranks are gone, and looks for the proof that the job hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.launch.processes import is_alive, is_stopped
+from ddpdoctor.monitor.liveness import LivenessSampler
+from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.plan import RunPlan
+
+STALL_AFTER_S = 5.0
+"""A rank without any sign of life for so long, while others wait for it, is stuck."""
+QUIET_AFTER_NS = 1_000_000_000
+"""Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
+
+
+class LiveRun:
+    """One run while it is watched."""
+
+    def __init__(self, directory: Path, plan: RunPlan) -> None:
+        self._plan = plan
+        self._assembly = Assembly(directory)
+        self._watch = Watch()
+        self._liveness = LivenessSampler(STALL_AFTER_S)
+        self._stuck: frozenset[int] = frozenset()
+        self.divergence: Divergence | None = None
+        """The proof that the job will not go on, once there is one."""
+
+    def look(self, now_ns: int) -> RunRecord:
+        """Take in what was written since the last look; the record of what is known so far."""
+        assembly = self._assembly
+        assembly.poll()
+        for pid in assembly.book.pids().values():
+            if not is_alive(pid):
+                assembly.book.gone(pid, now_ns, None)
+        record = self._record(now_ns)
+        if self._is_quiet(record, now_ns):
+            self._stuck = self._liveness.look(assembly.files.rings)
+            record = self._record(now_ns)
+            self.divergence = live_verdict(self._watch, record, now_ns)
+        else:
+            self.divergence = None
+        return record
+
+    def living(self) -> dict[int, int]:
+        """Process id of each rank that lives."""
+        return {rank: pid for rank, pid in self._assembly.book.pids().items() if is_alive(pid)}
+
+    def faults(self) -> tuple[str, ...]:
+        """What could not be observed or read, in sentences."""
+        files, notes = self._assembly.files, []
+        if self._assembly.faults:
+            notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
+        notes += [f"part of the record cannot be read: {reason}" for reason in dict.fromkeys(files.refused.values())]
+        if files.damaged_lines:
+            notes.append(f"{files.damaged_lines:,} lines of the record are damaged")
+        return tuple(notes)
+
+    def close(self) -> None:
+        """Let go of every file."""
+        self._assembly.files.close()
+
+    def _is_quiet(self, record: RunRecord, now_ns: int) -> bool:
+        """Tell whether some rank has made no step for a while."""
+        newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
+        return not newest or now_ns - min(newest) > QUIET_AFTER_NS
+
+    def _record(self, now_ns: int) -> RunRecord:
+        book = self._assembly.book
+        world_size, backend = max(book.worlds.values(), default=(0, ""))
+        versions = [entry.torch for entry in book.processes.values() if entry.torch]
+        job = msgspec.structs.replace(
+            self._plan.job,
+            kind="run",
+            world_size=world_size,
+            backend=backend,
+            torch_version=versions[0] if versions else self._plan.job.torch_version,
+            ranks_expected=world_size,
+            ranks_reported=book.reported(),
+            ended_ns=now_ns,
+        )
+        record = self._assembly.record(job)
+        if not self._stuck:
+            return record
+        ranks = tuple(
+            msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid)) if rank.pid in self._stuck else rank
+            for rank in record.ranks
+        )
+        return msgspec.structs.replace(record, ranks=ranks)
+

@@ -1,0 +1,77 @@
+"""Reads ``job.json``, the first file of a run directory: what is run, and by whom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import RecordError
+from ddpdoctor.record import layout
+from ddpdoctor.record.model import Job, RunKind
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was known of a run before it started."""
+
+    version: int = layout.VERSION
+    kind: RunKind = "run"
+    supervisor_pid: int | None = None
+    """Process that started the job and watches it; None when the job was started without the doctor."""
+    launcher_pid: int | None = None
+    """Process that the supervisor started."""
+    project_root: str = ""
+    name: str = ""
+    """What people call the run: the file name of its script."""
+    job: Job = Job(kind="run")
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int = layout.VERSION
+
+
+def read_plan(directory: Path) -> RunPlan:
+    """Read the plan of a run.
+
+    Raises RecordError, with a sentence that says what is wrong, when ``directory`` is no run directory, belongs to
+    somebody else, is damaged, or was written by a newer version.
+    """
+    path = directory / layout.JOB_FILE
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not directory.is_dir():
+            raise RecordError(f"there is no run directory {directory}") from error
+        raise RecordError(f"{directory} is no run directory: it holds no {layout.JOB_FILE}") from error
+    except PermissionError as error:
+        raise RecordError(
+            f"{directory} belongs to {owner_of(directory)} and cannot be read",
+            "Run ddpdoctor as that user, or ask for a copy of the directory.",
+        ) from error
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+    if version > layout.VERSION:
+        raise RecordError(
+            f"{directory} was recorded by a newer ddpdoctor (format {version}; this one reads up to {layout.VERSION})",
+            "Read it with the version that recorded it.",
+        )
+    try:
+        return msgspec.json.decode(content, type=RunPlan)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+
+
+def owner_of(directory: Path) -> str:
+    """Name the user whom a directory belongs to."""
+    try:
+        import pwd
+
+        user_id = os.stat(directory).st_uid
+        return pwd.getpwuid(user_id).pw_name
+    except (OSError, KeyError, ImportError):
+        return "another user"

@@ -1,0 +1,179 @@
+"""What a job is left with when it is started by ``profile``: its streams, its signals, its exit code, its life."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.attachable import find_run
+from ddpdoctor.record import layout
+
+MAIN = (sys.executable, "-m", "ddpdoctor", "profile")
+Started = list["subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    processes: Started = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _start(started: Started, directory: Path, *words: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [*MAIN, *options, *words],
+        cwd=directory,
+        env={**os.environ, "XDG_STATE_HOME": str(directory / "state")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    started.append(process)
+    return process
+
+
+def _python(code: str) -> tuple[str, ...]:
+    return "--", sys.executable, "-u", "-c", code
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+def _gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_the_job_keeps_its_streams_and_its_exit_code(tmp_path: Path, started: Started) -> None:
+    code = "import sys; print('out', sys.stdin.read()); sys.stderr.buffer.write(b'err \\xff'); sys.exit(7)"
+    process = _start(started, tmp_path, *_python(code))
+    out, err = process.communicate(b"typed", timeout=60)
+    assert (out, process.returncode) == (b"out typed\n", 7)
+    assert b"err \xff" in err
+
+
+def test_a_signal_that_ends_the_job_gives_128_and_its_number(tmp_path: Path, started: Started) -> None:
+    process = _start(started, tmp_path, *_python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGSEGV
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_job_which_ends_as_it_likes(
+    number: signal.Signals, tmp_path: Path, started: Started
+) -> None:
+    code = (
+        "import signal, sys, pathlib, time\n"
+        f"signal.signal({int(number)}, lambda *_: (print('tidied up'), sys.exit(3)))\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(600)"
+    )
+    process = _start(started, tmp_path, *_python(code))
+    _wait_for(tmp_path / "ready")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == (b"tidied up\n", 3)
+
+
+def test_the_second_signal_kills_a_job_that_does_not_listen(tmp_path: Path, started: Started) -> None:
+    code = (
+        "import os, signal, pathlib, subprocess, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "pathlib.Path('child').write_text(str(child.pid))\n"
+        "pathlib.Path('child').rename('ready')\n"
+        "time.sleep(600)"
+    )
+    process = _start(started, tmp_path, *_python(code))
+    _wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert _gone(int((tmp_path / "ready").read_text()))
+
+
+def test_the_job_goes_on_when_the_doctor_is_killed(tmp_path: Path, started: Started) -> None:
+    code = (
+        "import pathlib, time\n"
+        "pathlib.Path('ready').touch()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.02)\n"
+        "print('trained'); pathlib.Path('done').touch()"
+    )
+    process = _start(started, tmp_path, *_python(code))
+    _wait_for(tmp_path / "ready")
+    process.kill()
+    process.wait(timeout=60)
+    (tmp_path / "go").touch()
+    _wait_for(tmp_path / "done")
+    assert process.communicate(timeout=60)[0] == b"trained\n"
+
+
+def test_the_run_is_written_down_before_the_job_starts(tmp_path: Path, started: Started) -> None:
+    code = f"import os, pathlib; print(pathlib.Path(os.environ['DDPDOCTOR_RUN'], '{layout.JOB_FILE}').read_text())"
+    process = _start(started, tmp_path, *_python(code))
+    out, err = process.communicate(timeout=60)
+    plan = json.loads(out)
+    assert (plan["kind"], plan["supervisor_pid"]) == ("run", process.pid), err
+    (directory,) = (tmp_path / "state" / "ddpdoctor" / "runs").iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "process_iter", lambda: iter(()))
+    with pytest.raises(UsageError, match="no watched job of yours runs on this machine"):
+        find_run(None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train.py",), "train.py does not exist"),
+        ((".",), ". is a directory"),
+        (("--", "torchrnu", "train.py"), "torchrnu: no such program on the PATH"),
+        (("torchrun", "train.py"), "Write `ddpdoctor profile -- torchrun train.py`."),
+        (("--no-tiu", "train.py"), "No such option"),
+        (("--run-dir", "nowhere"), "there is no run directory"),
+        (("--run-dir", "."), "is no run directory: it holds no job.json"),
+        (("--run-dir", "newer"), "was recorded by a newer ddpdoctor (format 99;"),
+        (("--run-dir", "damaged"), "is damaged"),
+        (("--run-dir", "over"), "the run in over is over"),
+        (("--run-dir", "over", "--", "true"), "over holds a run already"),
+    ],
+)
+def test_what_cannot_be_watched_is_said_in_one_sentence(
+    words: tuple[str, ...], message: str, tmp_path: Path, started: Started
+) -> None:
+    for name, content in (("newer", '{"version": 99}'), ("damaged", '{"version": '), ("over", '{"version": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / layout.JOB_FILE).write_text(content)
+    _, err = _start(started, tmp_path, *words).communicate(timeout=60)
+    assert message in err.decode()
+    assert b"Traceback" not in err
+    assert started[0].returncode == 2
