@@ -64,8 +64,10 @@ BUILT_IN: Mapping[str, str] = {
     "DDP316": "ddpdoctor.checks.collectives.reduce_before_backward",
     "DDP317": "ddpdoctor.checks.collectives.sum_as_mean",
     "DDP404": "ddpdoctor.checks.speed.input_bound",
+    "DDP405": "ddpdoctor.checks.speed.idle_gpu",
     "DDP406": "ddpdoctor.checks.speed.host_sync_in_loop",
     "DDP407": "ddpdoctor.checks.speed.full_precision_matmul",
+    "DDP409": "ddpdoctor.checks.speed.gpu_throttled",
     "DDP501": "ddpdoctor.checks.launch.wrong_rank_kind",
     "DDP502": "ddpdoctor.checks.launch.missing_set_device",
     "DDP503": "ddpdoctor.checks.launch.deprecated_launcher",
@@ -88,11 +90,12 @@ BUILT_IN: Mapping[str, str] = {
     "DDP605": "ddpdoctor.checks.state.log_on_all_ranks",
     "DDP606": "ddpdoctor.checks.state.local_metric",
     "DDP608": "ddpdoctor.checks.state.shared_path_race",
+    "DDP704": "ddpdoctor.checks.death.gpu_fault",
     "DDP706": "ddpdoctor.checks.death.root_exception",
 }
 """Dotted module of every check by its code."""
 
-AFTER_LAUNCH: frozenset[str] = frozenset()
+AFTER_LAUNCH: frozenset[str] = frozenset({"DDP405", "DDP409", "DDP704"})
 """Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal says anything about it."""
 
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
