@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import click
 from ddpdoctor import __version__
 from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, help_option
 from ddpdoctor.cli.job_command import SCRIPT, JobCommand
-from ddpdoctor.errors import UsageError
+from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed_environment
 from ddpdoctor.record import layout
 from ddpdoctor.report import streams
@@ -72,9 +73,14 @@ def profile(
     environment = observed_environment(directory, given | dict(command.environment))
     plan = _plan(command, environment)
     write_plan(directory, plan)
-    job = LaunchedJob(command.words, environment, directory)
-    write_plan(directory, plan | {"launcher_pid": job.pid})
-    ctx.exit(watching.watch_launched(directory, job))
+
+    def launch() -> LaunchedJob:
+        job = LaunchedJob(command.words, environment, directory)
+        with suppress(ConfigurationError):
+            write_plan(directory, plan | {"launcher_pid": job.pid})
+        return job
+
+    ctx.exit(watching.launch_and_watch(launch, directory))
 
 
 def _exports(run_dir: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,14 +19,16 @@ _SENT_BY_THE_KERNEL = 0
 """``si_code`` is above this when no process sent a signal: the terminal did, and to all of its foreground processes."""
 
 
-def watch_launched(directory: Path, job: LaunchedJob) -> int:
-    """Watch a job that we started until it ends; its exit code.
+def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path) -> int:
+    """Start a job and watch it until it ends; its exit code.
 
     A fault of ours ends the watching, never the job.
     """
     from ddpdoctor.observe import live_source
 
+    # A signal must find either no job or one that it can be passed on to.
     with _waiting_for_signals():
+        job = launch()
         source: SnapshotSource | None = None
         try:
             source = live_source(directory, job)

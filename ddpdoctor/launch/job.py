@@ -31,7 +31,7 @@ class LaunchedJob:
         """Start it with our own stdin, stdout and stderr; ``output`` takes the place of its stdout.
 
         With ``apart`` it gets a session of its own, nothing to read, and writes its stderr to ``output``, too.
-        Raises UsageError when it cannot be started.
+        Signals that are blocked here are not blocked there. Raises UsageError when it cannot be started.
         """
         self._run_directory = str(run_directory)
         self._started_s = time.time()
@@ -44,6 +44,7 @@ class LaunchedJob:
                 stdout=output,
                 stderr=subprocess.STDOUT if apart else None,
                 start_new_session=apart,
+                preexec_fn=_unblock_signals,
             )
         except OSError as error:
             raise UsageError(f"cannot start {words[0]}: {error.strerror or error}") from error
@@ -115,3 +116,7 @@ class LaunchedJob:
             except (psutil.Error, OSError):
                 continue
         return found
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -21,6 +21,7 @@ from ddpdoctor.record import layout
 MOST_RUNS = 50
 MOST_BYTES = 2_000_000_000
 """The newest runs are kept as long as there are no more, and they hold no more; one that is live is never removed."""
+_PLACE = "Name another one with `--run-dir`, or set XDG_STATE_HOME to a directory that can be written."
 _PREFIX = "run-"
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
 
@@ -41,7 +42,7 @@ def new_run_directory(named: str | None) -> Path:
     except (OSError, RuntimeError) as error:
         raise ConfigurationError(
             f"no directory for the run could be made: {error}",
-            "Name one with `--run-dir`, or set XDG_STATE_HOME to a directory that can be written.",
+            _PLACE,
         ) from error
 
 
@@ -60,11 +61,14 @@ def kept_runs() -> list[Path]:
 
 
 def write_plan(directory: Path, plan: Mapping[str, Any]) -> None:
-    """Write ``job.json`` whole or not at all: ranks may be reading it."""
+    """Write ``job.json`` whole or not at all: ranks may be reading it; raises ConfigurationError when it cannot be."""
     path = directory / layout.JOB_FILE
     part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(plan))
-    part.replace(path)
+    try:
+        part.write_bytes(msgspec.json.encode(plan))
+        part.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror or error}", _PLACE) from error
 
 
 def live_processes(directory: Path) -> tuple[int, ...]:
