@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.gpu_use import mean_utilisation
 from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.launch.kept_runs import live_processes
@@ -85,6 +86,7 @@ class RunSource:
         exit_code = self._job.exit_code() if self._job is not None else None
         state = self._state(record, exit_code)
         plan = self._plan
+        utilisation, computing = mean_utilisation(record)
         return Snapshot(
             now_ns=now_ns,
             source=self._source,
@@ -104,7 +106,10 @@ class RunSource:
             verdict=RunVerdict(state="unknown", text="no step has been measured yet"),
             steps=_steps(record),
             ranks=rank_views(record, summary, now_ns, culprits),
+            gpu_utilisation_percent=utilisation,
+            gpu_utilisation_corrected_percent=computing,
             gpus=record.gpus,
+            gpus_note=self._run.gpus_note(),
             stall=stall_view(divergence, None, self._stalled_since_ns) if divergence is not None else None,
             notes=self._run.faults(),
         )

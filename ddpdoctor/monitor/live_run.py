@@ -10,6 +10,7 @@ from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.liveness import LivenessSampler
+from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import RunPlan
@@ -29,6 +30,7 @@ class LiveRun:
         self._watch = Watch()
         self._liveness = LivenessSampler(STALL_AFTER_S)
         self._stuck: frozenset[int] = frozenset()
+        self._gpus = NodeGpus()
         self.divergence: Divergence | None = None
         """The proof that the job will not go on, once there is one."""
 
@@ -62,8 +64,13 @@ class LiveRun:
             notes.append(f"{files.damaged_lines:,} lines of the record are damaged")
         return tuple(notes)
 
+    def gpus_note(self) -> str:
+        """Why there are no figures of GPUs, or no new ones; empty when all is well."""
+        return self._gpus.note()
+
     def close(self) -> None:
         """Let go of every file."""
+        self._gpus.close()
         self._assembly.files.close()
 
     def _is_quiet(self, record: RunRecord, now_ns: int) -> bool:
@@ -85,7 +92,7 @@ class LiveRun:
             ranks_reported=book.reported(),
             ended_ns=now_ns,
         )
-        record = self._assembly.record(job)
+        record = self._gpus.added_to(self._assembly.record(job))
         if not self._stuck:
             return record
         ranks = tuple(

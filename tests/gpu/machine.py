@@ -88,17 +88,17 @@ class Machine:
         draft.write_text("".join(f"{name} {value}\n" for name, value in values.items()))
         draft.replace(self._state)
 
-    def look(self) -> Look:
-        """What the sampler says now."""
+    def look(self, words: str = "") -> Look:
+        """What is said now, to a line of words."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print("look", file=self._process.stdin, flush=True)
+        print(words, file=self._process.stdin, flush=True)
         return msgspec.json.decode(self._process.stdout.readline(), type=Look)
 
-    def wait_until(self, holds: Callable[[Look], bool]) -> Look:
+    def wait_until(self, holds: Callable[[Look], bool], words: str = "") -> Look:
         """The first look of which something holds."""
         deadline = time.monotonic() + PATIENCE_S
-        while not holds(look := self.look()):
+        while not holds(look := self.look(words)):
             assert time.monotonic() < deadline, look
             time.sleep(0.01)
         return look
@@ -109,7 +109,9 @@ class Machine:
 
 
 @contextmanager
-def machine(library: Path | None, directory: Path, values: Mapping[str, str]) -> Iterator[Machine]:
+def machine(
+    library: Path | None, directory: Path, values: Mapping[str, str], ask: str = "sampler"
+) -> Iterator[Machine]:
     """A process that samples the GPUs of a library with these values, or of a machine without one."""
     state = directory / "gpus"
     environment = os.environ | {
@@ -118,7 +120,7 @@ def machine(library: Path | None, directory: Path, values: Mapping[str, str]) ->
         "PYTHONPATH": str(ROOT),
     }
     with subprocess.Popen(
-        (sys.executable, "-m", "tests.gpu.sample_gpus"),
+        (sys.executable, "-m", "tests.gpu.sample_gpus", ask),
         env=environment,
         cwd=ROOT,
         stdin=subprocess.PIPE,

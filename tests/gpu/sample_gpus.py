@@ -1,4 +1,8 @@
-"""Samples the GPUs of the library that is on the loader's path: for each line on stdin a line of JSON."""
+"""Samples the GPUs of the library that is on the loader's path: for each line on stdin a line of JSON.
+
+The argument says who is asked: ``sampler``, or ``record`` for the GPUs as part of a record with the one rank that the
+line names, RANK PID.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,26 @@ import time
 import msgspec
 
 from ddpdoctor.monitor.gpu import GpuSampler
+from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.record.measured import Gpu
+from ddpdoctor.record.model import Job, Rank, RunRecord
 
 if __name__ == "__main__":
-    sampler = GpuSampler(sample_every_s=0.02, silent_after_s=1.0)
-    sampler.start()
-    for _ in sys.stdin:
+    sampler, node = GpuSampler(sample_every_s=0.02, silent_after_s=1.0), None
+    if sys.argv[1] == "sampler":
+        sampler.start()
+    else:
+        node = NodeGpus()
+    for line in sys.stdin:
         started_s = time.perf_counter()
-        gpus, note = sampler.gpus(), sampler.note()
+        if node is None:
+            gpus, note = sampler.gpus(), sampler.note()
+        else:
+            rank, _, pid = line.partition(" ")
+            ranks = (Rank(rank=int(rank), pid=int(pid)),) if pid else ()
+            record = node.added_to(RunRecord(job=Job(kind="run"), ranks=ranks))
+            gpus, state = record.gpus, record.stream("gpus")
+            note = f"{state.state}: {state.reason}" if state.reason else state.state
         answer: dict[str, tuple[Gpu, ...] | str | float] = {
             "gpus": tuple(msgspec.structs.replace(gpu, samples=gpu.samples[-1:]) for gpu in gpus),
             "note": note,

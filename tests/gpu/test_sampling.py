@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,21 @@ def test_a_machine_without_a_driver(tmp_path: Path) -> None:
         look = asked.wait_until(lambda look: look.note != "")
     assert look.note == "there is no NVIDIA driver (libnvidia-ml.so.1 was not found)"
     assert look.gpus == ()
+
+
+def test_the_gpus_of_a_run_come_with_their_ranks(library: Path, tmp_path: Path) -> None:
+    with machine(library, tmp_path, HEALTHY, ask="record") as asked:
+        found = asked.wait_until(lambda look: bool(look.gpus))
+        command = (sys.executable, "-c", "print('ready', flush=True); input()")
+        environment = {"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+            assert rank.stdout is not None
+            rank.stdout.readline()
+            named = asked.wait_until(lambda look: look.gpus[1].ranks == (3,), words=f"3 {rank.pid}")
+            rank.kill()
+    assert [gpu.ranks for gpu in found.gpus] == [(), ()]
+    assert [gpu.ranks for gpu in named.gpus] == [(), (3,)]
+    assert found.note == "complete"
+    with machine(None, tmp_path, {}, ask="record") as asked:
+        none = asked.wait_until(lambda look: "driver" in look.note)
+    assert none.note == "absent: there is no NVIDIA driver (libnvidia-ml.so.1 was not found)"
