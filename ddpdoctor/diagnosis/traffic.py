@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.diagnosis.link_limits import link_of
 from ddpdoctor.diagnosis.measured_steps import RankSteps
 from ddpdoctor.diagnosis.meetings import GRADIENTS, Meetings
 from ddpdoctor.diagnosis.summary import Traffic
@@ -42,6 +43,7 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
             bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
             ns_per_step=window_ns / len(pairs) if pairs else None,
             bus_bandwidth_bytes_per_s=_on_the_bus(GRADIENTS, len(members), sent_bytes, window_ns) if known else None,
+            limit_bytes_per_s=_limit(record, meeting.ranks),
             overlap_ratio=hidden,
         )
 
@@ -67,6 +69,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
                 bus_bandwidth_bytes_per_s=_on_the_bus(kind, len(meeting.ranks), sent_bytes, fastest_ns)
                 if backend in _BLOCKING
                 else None,
+                limit_bytes_per_s=_limit(record, meeting.ranks),
             )
 
 
@@ -101,6 +104,11 @@ def _on_the_bus(kind: str, ranks: int, sent_bytes: int, duration_ns: int) -> flo
     if kind in _ALL_REDUCES:
         return 2.0 * (ranks - 1) / ranks * sent_bytes / duration_ns * 1e9
     return sent_bytes / duration_ns * 1e9 if kind in _ONE_WAY else None
+
+
+def _limit(record: RunRecord, ranks: tuple[int, ...]) -> float | None:
+    link = link_of(record, ranks)
+    return None if link is None else link.bytes_per_s
 
 
 def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
