@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import opcode
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -16,13 +15,10 @@ from .division import described
 from .ending import Ending
 from .indices import Indices
 from .lengths import Lengths
+from .less_data import may_come_of_less_data
 from .schedule import STEPS_PER_PASS, Schedule, Trail
 from .short_pass import ShortPass, is_cut
 
-_OF_LESS_DATA = (ZeroDivisionError, IndexError, KeyError, AssertionError, ValueError, UnboundLocalError)
-"""What code raises that meets fewer batches than it counts on …"""
-_SIZES = re.compile(r"must match|shape|size|dimension", re.IGNORECASE)
-"""… and what torch says then."""
 _FOR_ITER = opcode.opmap["FOR_ITER"]
 _GENERATOR = 0x20 | 0x200
 """Flags of the code of generators and asynchronous generators."""
@@ -243,8 +239,7 @@ class Loaders:
             return ""
         if error.__context__ is not None and is_cut(error.__context__):
             return "cut"
-        sizes = isinstance(error, RuntimeError) and _SIZES.search(str(error))
-        return "perhaps-cut" if isinstance(error, _OF_LESS_DATA) or sizes else ""
+        return "perhaps-cut" if may_come_of_less_data(error, self._journal.user_code.holds) else ""
 
     def _length(self, loader: Any) -> Optional[int]:
         """The loader's true length; None when it has none."""
