@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -90,7 +91,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
 
     Only where every rank draws its own part of the data, every rank makes the steps, no collective of the user moves as
     much as the model, and no call that could was left unreached. Besides a DDP module only parameters that began equal
-    on all ranks count: others are meant to differ.
+    on all ranks count, and those that take the place of a wrapped model: others are meant to differ.
     """
     ranks = record.rank_numbers()
     sharding = [
@@ -106,6 +107,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     for optimizer, steps in by_optimizer.items():
         first = steps[0]
         meant = record.wraps and (optimizer not in begun or begun[optimizer].unequal)
+        meant = meant and not _takes_the_place_of_a_wrap(record, first)
         parted = all(s.unequal and (a := after.get((optimizer, s.ordinal))) is not None and a.unequal for s in steps)
         elements = first.steps[min(ranks)].elements
         if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):
@@ -122,6 +124,22 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
             step_location=site_location(record.site(first.steps[ranks[0]].site)),
             loader_location=site_location(record.site(sharding[0].site)),
         )
+
+
+def _takes_the_place_of_a_wrap(record: RunRecord, step: ReplicaStep) -> bool:
+    """Tell whether the line of the backward before a step has reached a wrap before, of as many parameters."""
+    rank = min(step.steps)
+    own = [entry for entry in record.backwards if entry.rank == rank and entry.time_ns < step.steps[rank].time_ns]
+    if not own:
+        return False
+    reached = {wrap for entry in own if entry.site == own[-1].site for wrap in entry.wraps}
+    sizes = {
+        (len(trained), sum(math.prod(tensor.shape) for tensor in trained))
+        for wrap in record.wraps
+        if wrap.rank == rank and wrap.wrap in reached
+        if (trained := [tensor for tensor in wrap.parameters if tensor.requires_grad])
+    }
+    return (step.compared, step.steps[rank].elements) in sizes
 
 
 def _trains(record: RunRecord, rank: int, loader: int) -> bool:

@@ -292,6 +292,33 @@ def test_without_shards_or_with_traffic_as_large_as_the_model_nothing_is_said() 
     assert said(equal.seen()) == []
 
 
+@pytest.mark.parametrize("elements", [1_000, 400])
+def test_a_model_made_anew_in_the_place_of_a_wrapped_one_is_meant_to_be_one_model(elements: int) -> None:
+    job = Replicas()
+    job.loader()
+    job.forward()
+    job.backward()
+    job.optimizer_step()
+    job.wrap = -1
+    for _ in range(2):
+        job.backward()
+        job.optimizer_step(NAMES, NAMES)
+    job.pass_ends("exhausted", 3, 3)
+    rows = job.rows["optimizer_steps"]
+    job.rows["optimizer_steps"] = [
+        msgspec.structs.replace(step, optimizer=1, ordinal=step.ordinal - 1, elements=elements)
+        if step.wraps == (-1,)
+        else step
+        for step in rows
+    ]
+    for stream in ("gradient_digests", "parameter_digests"):
+        job.rows[stream] = [
+            msgspec.structs.replace(entry, optimizer=1, step=entry.step - 1) if entry.wrap == -1 else entry
+            for entry in job.rows[stream]
+        ]
+    assert codes(job.seen()) == (["DDP214"] if elements == 1_000 else [])
+
+
 def test_parameters_beside_a_wrap_that_began_different_are_meant_to_differ() -> None:
     job = unwrapped()
     beside = {"wraps": tuple(job.wrapped(rank) for rank in job.ranks)}
