@@ -12,6 +12,10 @@ from ddpdoctor.diagnosis.wording import bytes_text, place, site_location
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 
+_OF_FRAMEWORKS = (
+    "Turn it off in the framework that wraps the model (ddp_broadcast_buffers=False for the Trainer, "
+    "broadcast_buffers=False for DDPStrategy and DistributedDataParallelKwargs)"
+)
 FORWARDS_NEEDED = 2
 """Synchronised training forwards that must have been seen on every rank."""
 
@@ -107,7 +111,7 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
     return WastedBroadcasts(
         sentence=f"{bytes_text(size)} of buffers of {name} are broadcast in every step and are the same on all ranks "
         f"anyway: {', '.join(names)}",
-        remedy=_remedy(record.job.torch_version, location, bool(needed)),
+        remedy=_remedy(record.job.torch_version, location, bool(needed), by_user=wraps[min(wraps)].by_user),
         location=location,
         names=names,
         buffers=len(wasted),
@@ -133,10 +137,10 @@ def _inputs_differ(record: RunRecord, number: int) -> bool:
     return bool(steps) and all(len(set(step)) > 1 for step in steps)
 
 
-def _remedy(torch_version: str, location: Location | None, needed: bool) -> str:
+def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_user: bool) -> str:
     option = "forward_sync_buffers=False" if _at_least(torch_version, (2, 13)) else "broadcast_buffers=False"
     where = "" if location is None else f" at {place(Frame(location.file, location.line))}"
-    text = f"Pass {option} to DistributedDataParallel{where}"
+    text = f"Pass {option} to DistributedDataParallel{where}" if by_user else _OF_FRAMEWORKS
     if needed:
         return (
             f"{text} if the buffers that differ between ranks may stay different (SyncBatchNorm makes running "

@@ -69,12 +69,19 @@ Digests = dict[int, list[dict[str, str]]]
 
 
 def buffers(
-    job: JobBuilder, sizes: dict[str, int], digests: Digests, *, equal_inputs: bool = False, **options: Any
+    job: JobBuilder,
+    sizes: dict[str, int],
+    digests: Digests,
+    *,
+    equal_inputs: bool = False,
+    by_user: bool = True,
+    **options: Any,
 ) -> list[Finding | Refuted]:
     streams = training(job)
     streams["wraps"] = tuple(
         msgspec.structs.replace(
             wrap,
+            by_user=by_user,
             options={**wrap.options, **options},
             buffers=tuple(
                 TensorInfo(
@@ -123,6 +130,12 @@ def test_the_remedy_names_the_option_that_the_version_has() -> None:
     (finding,) = buffers(JobBuilder(2, torch_version="2.6.0"), {"mask": 4_194_304}, CONSTANT)
     assert isinstance(finding, Finding)
     assert "Pass broadcast_buffers=False" in finding.remedy
+
+
+def test_the_remedy_for_a_wrap_of_a_framework_names_the_options_of_frameworks() -> None:
+    (finding,) = buffers(JobBuilder(2), {"mask": 4_194_304}, CONSTANT, by_user=False)
+    assert isinstance(finding, Finding)
+    assert "ddp_broadcast_buffers=False for the Trainer" in finding.remedy
 
 
 def test_a_small_constant_buffer_is_advice() -> None:
