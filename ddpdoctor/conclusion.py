@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.merge import DIVERGENCES
+from ddpdoctor.merge import DIVERGENCES, SUSPECTED
 from ddpdoctor.places import named_ranks, shown_path
 from ddpdoctor.record.headline import headline
 
@@ -57,7 +57,7 @@ _HINTS = {
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
 }
-_PARTINGS = DIVERGENCES | {"DDP305"}
+_PARTINGS = DIVERGENCES | SUSPECTED | {"DDP305"}
 _NO_WRAP = frozenset({"DDP214"})
 _SENTENCES = {
     "proof": "stopped at a proof",

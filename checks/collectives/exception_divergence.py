@@ -53,7 +53,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(found.location, found.collective_location),
             evidence=(
                 Fact(
-                    text=f"this handler catches {found.caught} and neither raises nor leaves the program",
+                    text=f"this handler catches {found.caught} and can go on as if nothing had happened",
                     basis="source",
                     location=found.location,
                 ),

@@ -106,8 +106,8 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
         by_optimizer.setdefault(step.optimizer, []).append(step)
     for optimizer, steps in by_optimizer.items():
         first = steps[0]
-        meant = record.wraps and (optimizer not in begun or begun[optimizer].unequal)
-        meant = meant and not _takes_the_place_of_a_wrap(record, first)
+        began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
+        meant = bool(record.wraps) and began_apart and not _takes_the_place_of_a_wrap(record, first)
         parted = all(s.unequal and (a := after.get((optimizer, s.ordinal))) is not None and a.unequal for s in steps)
         elements = first.steps[min(ranks)].elements
         if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):

@@ -12,7 +12,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.saving import is_distributed
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
-from ddpdoctor.source.values import Built, Unknown, Value, is_varying, options_of, tags_of
+from ddpdoctor.source.values import Built, Unknown, Value, constant, is_varying, options_of, tags_of
 from ddpdoctor.source.words import mentions_any
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
@@ -105,7 +105,8 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     for event in noted(projection, "builtins.print", "wandb.log", "add_scalar", "log_metric"):
         if event.node in seen or event.ranks != 1 or not event.guards or (reduces and _is_in_pass(event)):
             continue
-        local = any(_is_local(value) for value in (*event.positional, *event.named.values()))
+        said = [value for value in (*event.positional, *event.named.values()) if _is_local(value)]
+        local = any(_is_in_pass(event) or not _is_of_whole_set(projection, value) for value in said)
         if local and not _communicates(projection, event):
             seen.add(event.node)
             yield event
@@ -123,6 +124,24 @@ def _communicates(projection: Projection, event: Event) -> bool:
 
 def _is_local(value: Value) -> bool:
     return is_varying(value) and any(kind in ("batch", "ddp") for kind, _ in tags_of(value))
+
+
+def _is_of_whole_set(projection: Projection, value: Value) -> bool:
+    """Whether a value comes from batches of a loader that gives every rank the whole of one data set.
+
+    Names of another loop's batch are used again, and leave their loader among the origins.
+    """
+    numbers = {number for kind, number in tags_of(value) if kind == "batch"}
+    return any(_gives_all(projection.machine.events.get(number)) for number in numbers)
+
+
+def _gives_all(loader: Event | None) -> bool:
+    if loader is None or not loader.complete:
+        return False
+    samplers = (loader.argument("sampler", 3), loader.argument("batch_sampler", 4))
+    data = loader.argument("dataset", 0)
+    whole = all(sampler is None or constant(sampler) is None for sampler in samplers)
+    return whole and data is not None and not is_varying(data)
 
 
 def _is_in_pass(event: Event) -> bool:

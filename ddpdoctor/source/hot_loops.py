@@ -15,7 +15,7 @@ from ddpdoctor.source.values import ALL_LANES, tags_of
 
 _BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
 _REDUCTIONS = frozenset({"all_reduce", "reduce"})
-_FOR_LOGGING = re.compile(r"loss|acc|correct|top_?[15]|prec|err|metric", re.IGNORECASE)
+_FOR_LOGGING = re.compile(r"loss|acc|correct|top_?[15]|prec|err|metric|logged|log_(vals?|stats)$", re.IGNORECASE)
 
 
 class EveryStep(msgspec.Struct, frozen=True, eq=False):

@@ -113,11 +113,18 @@ def _catches_local_failures(handler: ast.ExceptHandler) -> bool:
     return any(ast.unparse(entry).rpartition(".")[2] in _LOCAL_FAILURES for entry in types)
 
 
+def _goes_on(arm: Sequence[ast.stmt]) -> bool:
+    """Whether one arm of a condition leaves the handler without a word to anybody."""
+    return bool(arm) and isinstance(arm[-1], (ast.Continue, ast.Break, ast.Return)) and not _ends(arm)
+
+
 def _ends(body: Sequence[ast.stmt]) -> bool:
     """Whether a handler ends the rank, so that its peers learn of it."""
     for statement in body:
         if isinstance(statement, ast.Raise):
             return True
+        if isinstance(statement, ast.If) and any(map(_goes_on, (statement.body, statement.orelse))):
+            return False
         if isinstance(statement, ast.If) and statement.orelse and _ends(statement.body) and _ends(statement.orelse):
             return True
         is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
