@@ -57,14 +57,24 @@ def rehearsal_environment(
             result["MASTER_ADDR"] = LOOPBACK
         if "MASTER_PORT" in given:
             result["MASTER_PORT"] = str(free_port())
-    path = result.get("PYTHONPATH", "")
-    result["PYTHONPATH"] = str(BOOT_DIRECTORY) + (os.pathsep + path if path else "")
-    result[layout.RUN_VARIABLE] = str(run_directory)
+    result |= observed(run_directory, result)
     # The user's tree must look the same afterwards, byte code included.
     result["PYTHONDONTWRITEBYTECODE"] = "1"
     result.setdefault("OMP_NUM_THREADS", "1")
     # MLflow has no switch; what it writes goes with the run directory.
     return result | _TRACKERS_OFF | {"MLFLOW_TRACKING_URI": (run_directory / "mlruns").as_uri()}
+
+
+def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that wake the probe in every Python process that is started with them.
+
+    They are all that a live run needs: where the run directory holds no plan, its first process writes one.
+    """
+    path = environment.get("PYTHONPATH", "")
+    return {
+        layout.RUN_VARIABLE: str(run_directory),
+        "PYTHONPATH": str(BOOT_DIRECTORY) + (os.pathsep + path if path else ""),
+    }
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:

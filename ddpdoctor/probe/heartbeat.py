@@ -19,6 +19,7 @@ WAITING_AFTER_MS = 250
 WAITING_CPU_SHARE = 0.1
 """… and it used less than this share of a core meanwhile."""
 SUPERVISOR_EVERY_BEATS = 10
+_kept_open: list[object] = []
 
 
 class Heartbeat:
@@ -27,7 +28,7 @@ class Heartbeat:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._main = threading.main_thread().ident or 0
-        self._clock = _main_thread_clock(self._main)
+        self._clock = thread_clock(self._main)
         self._stack_hash = 0
         self._stack_since = time.monotonic()
         self._cpu_at_change_ns = 0
@@ -35,7 +36,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start the thread; it dies with the process."""
-        self._register_signal()
+        register_for_stacks(self._journal.run_directory)
         threading.Thread(target=self._run, name="ddpdoctor-heartbeat", daemon=True).start()
 
     def _run(self) -> None:
@@ -69,7 +70,7 @@ class Heartbeat:
             waiting_row = -1
         requested = ring.requested()
         if requested != self._answered:
-            self._write_stacks()
+            write_stacks(self._journal, self._main)
             self._answered = requested
         ring.beat(
             cpu_ns,
@@ -96,23 +97,6 @@ class Heartbeat:
             frame = frame.f_back
         return hash(tuple(parts))
 
-    def _write_stacks(self) -> None:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            if ident != threading.get_ident():
-                self._journal.event(
-                    "stack", thread=names.get(ident, str(ident)), main=ident == self._main, frames=all_frames(frame)
-                )
-
-    def _register_signal(self) -> None:
-        """Let the supervisor have the stacks even when a C call holds the interpreter lock."""
-        path = os.path.join(self._journal.run_directory, layout.stacks_name(os.getpid()))
-        try:
-            self._stacks = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
-            faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True, chain=False)
-        except (OSError, ValueError, AttributeError):
-            pass
-
     def _end_with_the_supervisor(self) -> None:
         """A rehearsal does not outlive the doctor who started it."""
         supervisor = self._journal.plan.get("supervisor_pid")
@@ -126,7 +110,26 @@ class Heartbeat:
             pass
 
 
-def _main_thread_clock(ident: int) -> int | None:
+def write_stacks(journal: Journal, main: int) -> None:
+    """Write the stack of every thread but this one; ``main`` is the one that trains."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            journal.event("stack", thread=names.get(ident, str(ident)), main=ident == main, frames=all_frames(frame))
+
+
+def register_for_stacks(run_directory: str) -> None:
+    """Let the supervisor have the stacks even when a C call holds the interpreter lock, by a signal."""
+    path = os.path.join(run_directory, layout.stacks_name(os.getpid()))
+    try:
+        file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+        _kept_open.append(file)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def thread_clock(ident: int) -> int | None:
     """The CPU clock of one thread, where the platform has it."""
     try:
         return time.pthread_getcpuclockid(ident)

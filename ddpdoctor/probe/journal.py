@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
@@ -14,6 +15,7 @@ from .user_code import UserCode
 
 Result = TypeVar("Result")
 
+_MOST_HELD = 1_000
 _MOST_CHAINS = 10_000
 """Code that is made anew all the time makes a new chain each time."""
 
@@ -23,9 +25,10 @@ class Journal:
 
     def __init__(self, run_directory: str, plan: dict[str, Any]) -> None:
         self.run_directory = run_directory
+        self.pid = os.getpid()
         self.plan = plan
         """What ``job.json`` holds."""
-        self.writer = EventWriter(run_directory)
+        self.writer = EventWriter(run_directory, lazily=plan.get("kind") == "run")
         self.user_code = UserCode(str(plan.get("project_root", "")))
         self.rank: Optional[int] = None
         """Known from the environment or from ``init_process_group``; None in other processes of the job."""
@@ -51,6 +54,18 @@ class Journal:
         """Number of the site of each chain of instructions; holds their code, for its ``id`` must not be used again."""
         self._signatures: dict[object, int] = {}
         self._lock = threading.Lock()
+        self._held: Optional[list[tuple[str, dict[str, Any]]]] = None
+        """Events of a process that leaves no trace unless it becomes a rank."""
+
+    def hold(self) -> None:
+        """Keep events in memory until ``release``."""
+        self._held = []
+
+    def release(self) -> None:
+        """Write what was held: this process is a rank."""
+        held, self._held = self._held, None
+        for event, fields in held or ():
+            self.event(event, **fields)
 
     @property
     def is_rank(self) -> bool:
@@ -64,6 +79,10 @@ class Journal:
 
     def event(self, event: str, **fields: Any) -> None:
         """Write one event."""
+        if self._held is not None:
+            if len(self._held) < _MOST_HELD:
+                self._held.append((event, {"time_ns": time.time_ns(), **fields}))
+            return
         self.writer.write(event, **fields)
         if self.writer.lost and self.ring is not None:
             self.ring.note_lost(self.writer.lost)
@@ -134,5 +153,10 @@ class Journal:
         self._settling = threading.Lock()
         self._sites, self._chains, self._signatures = {}, {}, {}
         self._lock = threading.Lock()
+        self.pid = os.getpid()
+        if self.plan.get("kind") == "run":
+            self.hold()  # A loader's workers are made anew in each epoch.
+            self.writer = EventWriter(self.run_directory, lazily=True)
+            return
         self.writer.open()
         self.event("process", pid=os.getpid(), parent=parent, of_rank=rank, kind="fork")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from types import ModuleType
@@ -12,6 +11,7 @@ from ..record import layout
 from .imports import after_import
 from .journal import Journal
 from .parent import end_with_parent
+from .plan import plan_of
 from .process import ProcessEnd, rank_of_environment
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -19,8 +19,7 @@ _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 
 def start(run_directory: str) -> None:
     """Called by the boot directory's ``sitecustomize`` before the user's program."""
-    with open(os.path.join(run_directory, layout.JOB_FILE), encoding="utf-8") as file:
-        plan: dict[str, Any] = json.load(file)
+    plan = plan_of(run_directory)
     if int(plan.get("version", 0)) > layout.VERSION:
         return
     parent = os.getppid()
@@ -28,6 +27,8 @@ def start(run_directory: str) -> None:
     journal.rank = rank_of_environment()
     if plan.get("kind") == "rehearsal" and (journal.rank is not None or parent == plan.get("supervisor_pid")):
         end_with_parent(parent)
+    if journal.rank is None and plan.get("kind") == "run":
+        journal.hold()
     if journal.rank is not None and plan.get("nodes", 1) > 1:
         from ..rehearsal.pretended_nodes import pretend
 
@@ -53,6 +54,11 @@ def start(run_directory: str) -> None:
         rehearsal = Rehearsal(journal, process_end)
         rehearsal.before_torch()
         after_import("torch", lambda torch: _guarded(journal, rehearsal.after_torch, torch))
+    elif plan.get("kind") == "run":
+        from .live.inside import Live
+
+        live = Live(journal, process_end)
+        after_import("torch", lambda torch: _guarded(journal, live.after_torch, torch))
 
 
 def _guarded(journal: Journal, install: Any, torch: ModuleType) -> None:

@@ -11,10 +11,12 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.assemble_lines import LineRows
+from ddpdoctor.record.assemble_live import LiveRings
 from ddpdoctor.record.assemble_setup import SetupRows
 from ddpdoctor.record.assemble_states import StateRows
 from ddpdoctor.record.completeness import Completeness
 from ddpdoctor.record.early_events import EarlyEvents
+from ddpdoctor.record.endings import ending_of
 from ddpdoctor.record.files import FileEvent
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import (
@@ -72,6 +74,7 @@ class Assembly:
         """What the probe said of its own faults."""
         self.ending: tuple[StopReason, str] = ("", "")
         """Why a rank ended itself before it had shown enough, and the sentence for the user."""
+        self.live = LiveRings(directory, self.book.rank_of, self._number)
         self._completeness = Completeness(self.files, self.book)
         self.hosts: dict[str, None] = {}
         """Other machines that the script spoke to."""
@@ -130,6 +133,7 @@ class Assembly:
 
     def poll(self) -> None:
         """Take in what was written since the last call."""
+        self.live.poll(self.files.processes)
         for pid, event in self.files.poll():
             try:
                 self.book.take(pid, event)
@@ -174,6 +178,9 @@ class Assembly:
             **{name: tuple(found) for name, found in self._setup.streams.items()},
             reduced_losses=tuple(rows["reduced_losses"]),
             outsider_calls=tuple(rows["outsider_calls"]),
+            step_tracks=self.live.step_tracks(),
+            call_tracks=self.live.call_tracks(),
+            pulses=self.live.pulses(),
         )
 
     def _tracks(self) -> tuple[CollectiveTrack, ...]:
@@ -214,8 +221,11 @@ class Assembly:
             sleeping[pid] = beat.sleeps_until_ns
         return waiting, sleeping
 
+    def _number(self, pid: int, kind: str, number: int) -> int:
+        return self._local.get((pid, kind, number), -1)
+
     def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
-        known = {number: self._local.get((pid, kind, number), -1) for number in set(column)}
+        known = {number: self._number(pid, kind, number) for number in set(column)}
         return array("q", [known[number] for number in column])
 
     def _site(self, pid: int, number: object) -> int:
@@ -411,21 +421,8 @@ class Assembly:
         self.stressed = True
 
     def _on_ended(self, pid: int, event: dict[str, Any]) -> None:
-        reason, text = str(event["reason"]), str(event.get("text", ""))
-        if self.ending[0]:
-            return
-        if reason in ("slow", "memory"):
-            self.ending = (reason, text)  # type: ignore[assignment]
-        elif reason in ("cut", "perhaps-cut"):
-            place = _place(event["frames"])
-            said = text.strip().partition("\n")[0]
-            who = f"rank {self._rank(pid)}" if self._rank(pid) >= 0 else "the script"
-            raised = f"{who} raised {event['type']} at {place}" + (f": {said}" if said else "")
-            self.ending = ("cut", cut_sentence(place, raised, certain=reason == "cut"))
-        elif reason == "stand-in":
-            said = text.strip().partition("\n")[0]
-            raised = f"rank {self._rank(pid)} raised {event['type']}" + (f": {said}" if said else "")
-            self.ending = ("stand-in", f"the CUDA stand-in could not serve {_place(event['frames'])}: {raised}")
+        if not self.ending[0]:
+            self.ending = ending_of(event, self._rank(pid))
 
     def _on_stack(self, pid: int, event: dict[str, Any]) -> None:
         frames = tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"])
@@ -470,15 +467,3 @@ class Assembly:
             communication=bool(event["communication"]),
             attribute_owner=str(event.get("attribute_owner", "")),
         )
-
-
-def _place(frames: Any) -> str:
-    """File and line of the user's innermost frame, as an event has it."""
-    return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"
-
-
-def cut_sentence(place: str, raised: str, *, certain: bool) -> str:
-    """Say that the script met a cut of ours, or perhaps did."""
-    if certain:
-        return f"{place} asks a loader for more batches than the few that a pass is cut to"
-    return f"{raised}; it came right after a pass over a loader that the rehearsal had cut, which may be its cause"

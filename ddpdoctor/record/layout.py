@@ -2,14 +2,23 @@
 
 ``job.json``                 what was asked for; written by the launcher before the ranks start
 ``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a kill loses none
-``collectives-PID.ring``     a head of ``HEAD_BYTES`` with the heartbeat, then rows of ``ROW_BYTES``
+``collectives-PID.ring``     of a rehearsal: a head of ``HEAD_BYTES`` with the heartbeat, then rows of ``ROW_BYTES``
+``steps-PID.ring``           of a live run: a head with the pulse, then one row a step; see "Numbered rings" below
+``calls-PID.ring``           of a live run: a head, then one row for each explicit collective
 ``indices-PID-N.bin``        the sorted sample indices of one pass, signed 64-bit, native byte order
 ``stacks-PID.txt``           what ``faulthandler`` wrote when the rank could not answer itself
 ``created-files.log``        files that the ranks made
 ``rank-N.out``               what the ranks printed
 
-A row is committed by the count in the head, which is written after the row; strings that repeat (call chains,
-signatures, groups) are events that are written before the first row that refers to them.
+A row of a rehearsal's ring is committed by the count in the head, which is written after the row; strings that repeat
+(call chains, signatures, groups) are events that are written before the first row that refers to them.
+
+**Numbered rings** are written with ``pwrite`` and never mapped by the job: a file that is truncated or deleted under
+it, or a disk that is full, costs rows and nothing else. A row is its number (signed 64 bit, from 0), its fields (signed
+64 bit each) and the CRC-32 of both; row *n* lies in slot *n* modulo the number of slots. A slot whose checksum fits
+holds the row that it names, whatever else happened to the file. A row may be written again with the same number: a call
+when it is over. The head is written anew with each pulse, except for the request at ``NUMBERED_COMMAND_OFFSET``, which
+is the reader's.
 """
 
 from __future__ import annotations
@@ -48,6 +57,112 @@ HEARTBEAT_OFFSET = 128
 none), milliseconds for which the stack has not changed, training forwards, backwards, optimizer steps, stack requests
 answered, end of the sleep that the main thread is in (0: none)."""
 
+STEPS_MAGIC = b"DDPDSTEP"
+CALLS_MAGIC = b"DDPDCALL"
+NUMBERED_ROWS = 4096
+"""Slots of a numbered ring."""
+STEP_FIELDS = (
+    "step",
+    "started_at_ns",
+    "ended_at_ns",
+    "data_wait_ns",
+    "forward_ns",
+    "backward_ns",
+    "explicit_ns",
+    "optimizer_ns",
+    "exposed_ns",
+    "window_ns",
+    "ready_at_ns",
+    "reduced_at_ns",
+    "reduced_bytes",
+    "buckets",
+    "explicit_calls",
+    "explicit_bytes",
+    "samples",
+    "micro_batches",
+    "synchronised",
+    "device_forward_ns",
+    "device_backward_ns",
+    "device_optimizer_ns",
+)
+"""As in ``measured.StepTrack``."""
+CALL_FIELDS = ("kind", "group", "sequence", "step", "entered_at_ns", "left_at_ns", "size_bytes", "site")
+"""As in ``measured.CallTrack``; kind is an index into ``CALL_KINDS``, group and site are the process's own numbers."""
+CALL_KINDS = (
+    "buffers",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+    "reduction",
+)
+"""What is waited in: explicit collectives as users spell them, DDP's broadcast of buffers, and (in a pulse only) the
+reduction of gradients at the end of a backward."""
+PHASES = (
+    "starting",
+    "data_wait",
+    "forward",
+    "backward",
+    "explicit",
+    "optimizer",
+    "evaluation",
+    "saving",
+    "other",
+    "finished",
+)
+"""As ``measured.Phase``."""
+
+PULSE = struct.Struct("<19q")
+PULSE_FIELDS = (
+    "beat_at_ns",
+    "phase",
+    "phase_since_ns",
+    "step",
+    "kind",
+    "sequence",
+    "enqueued",
+    "completed",
+    "site",
+    "main_cpu_ns",
+    "unchanged_ms",
+    "stack_hash",
+    "forwards",
+    "backwards",
+    "optimizer_steps",
+    "answered",
+    "sleeps_until_ns",
+    "lost_events",
+    "lost_rows",
+)
+"""``kind`` is -1 outside of any collective; ``answered`` is the newest request that was served; the rest is as in
+``measured.Pulse``."""
+PULSE_OFFSET = 64
+"""In a numbered ring's head, behind the identity; a CRC-32 of the pulse follows it."""
+NUMBERED_COMMAND_OFFSET = 1024
+"""Number of the newest request for stacks and collectives, written by the reader."""
+
 JOB_FILE = "job.json"
 CREATED_FILES_LOG = "created-files.log"
 RUN_VARIABLE = "DDPDOCTOR_RUN"
@@ -72,3 +187,18 @@ def stacks_name(pid: int) -> str:
 def indices_name(pid: int, number: int) -> str:
     """Name of the file that holds the sample indices of one pass."""
     return f"indices-{pid}-{number}.bin"
+
+
+def steps_name(pid: int) -> str:
+    """Name of the ring of steps of one process."""
+    return f"steps-{pid}.ring"
+
+
+def calls_name(pid: int) -> str:
+    """Name of the ring of explicit collectives of one process."""
+    return f"calls-{pid}.ring"
+
+
+def numbered_row(fields: int) -> struct.Struct:
+    """The row of a numbered ring, without its checksum."""
+    return struct.Struct(f"<{fields + 1}q")

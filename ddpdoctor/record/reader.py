@@ -169,6 +169,11 @@ class RunFiles:
         return events
 
     @property
+    def processes(self) -> set[int]:
+        """Processes that have written events."""
+        return set(self._tails)
+
+    @property
     def damaged_lines(self) -> int:
         """Event lines that did not parse."""
         return sum(tail.damaged for tail in self._tails.values())

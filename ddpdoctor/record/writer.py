@@ -12,21 +12,28 @@ from typing import Any
 
 from . import layout
 
+MOST_EVENT_BYTES = 1 << 28
+"""No event is written once the file of a process is so large."""
+
 
 class EventWriter:
     """Appends events of one process, each with one ``write``; goes quiet for good when the disk does not take them."""
 
-    def __init__(self, run_directory: str) -> None:
+    def __init__(self, run_directory: str, *, lazily: bool = False) -> None:
         self._run_directory = run_directory
         self._descriptor = -1
         self._broken = False
         self.lost = 0
         """Events that could not be written; told by the next one that can."""
         self._told = 0
-        self.open()
+        self._room = MOST_EVENT_BYTES
+        self._unopened = True
+        if not lazily:
+            self.open()
 
     def open(self) -> None:
         """Open the file of this process; called again in a forked child."""
+        self._unopened = False
         path = os.path.join(self._run_directory, layout.events_name(os.getpid()))
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -35,7 +42,9 @@ class EventWriter:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event; ``fields`` must be JSON values."""
-        if self._broken:
+        if self._unopened:
+            self.open()
+        if self._broken or self._room < 0:
             self.lost += 1
             return
         fields["event"] = event
@@ -45,6 +54,7 @@ class EventWriter:
             if self.lost > self._told:
                 line = json.dumps({"event": "lost", "events": self.lost}) + "\n" + line
             content = line.encode("utf-8", "backslashreplace")
+            self._room -= len(content)
             if os.write(self._descriptor, content) == len(content):
                 self._told = self.lost
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from ..probe.groups import GroupBook, Groups
 from ..probe.heartbeat import Heartbeat
 from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
@@ -16,7 +17,6 @@ from .checkpoints import Checkpoints
 from .device_choices import DeviceChoices
 from .division import Division
 from .ending import Ending
-from .groups import Groups
 from .lightning import LightningTrainers
 from .lines import Lines
 from .loaders import Loaders
@@ -45,6 +45,7 @@ class Rehearsal:
         self._ending = Ending(journal, process_end)
         self._process_end = process_end
         self._tap: Optional[Tap] = None
+        self._groups: Optional[GroupBook] = None
         self._modules: Optional[Modules] = None
         self._lines = Lines(journal)
         self._stress = Stress(journal)
@@ -86,7 +87,8 @@ class Rehearsal:
         loaders = Loaders(journal, schedule, self._ending, torch)
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
         reduced = ReducedLosses(journal)
-        self._tap = Tap(journal, torch, reduced)
+        self._groups = GroupBook(journal, torch)
+        self._tap = Tap(journal, torch, reduced, self._groups)
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(self._lines.training_begins)
         loaders.hand_out = self._stress.hand_out
         loaders.install()
@@ -101,7 +103,7 @@ class Rehearsal:
         DeviceChoices(journal, torch).install()
         Ports(journal).install()
         LightningTrainers(journal).install()
-        Groups(journal, torch, self._world_made, self._tap.note_group).install()
+        Groups(journal, torch, self._groups, self._world_made).install()
         watch_outsiders(journal, torch)
         self._modules = modules
         self._process_end.before_exit = self._close
@@ -129,9 +131,9 @@ class Rehearsal:
                 return
             Heartbeat(journal).start()
         if self._tap is not None:
-            self._tap.forget_groups()
             self._tap.install()
-            self._tap.note_group(self._tap.world())
+        if self._groups is not None:
+            self._groups.note_world()
 
     def _child_started(self, command: str) -> None:
         """Note a program that the user's code starts; what torch starts for itself is no news."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Optional
 
+from ..probe.groups import GroupBook
 from ..probe.journal import Journal
 from .reduced_losses import ReducedLosses
 
@@ -52,11 +53,11 @@ _parts: dict[str, str] = {}
 class Tap:
     """Holds the library whose registrations must stay alive."""
 
-    def __init__(self, journal: Journal, torch: Any, reduced: ReducedLosses) -> None:
+    def __init__(self, journal: Journal, torch: Any, reduced: ReducedLosses, groups: GroupBook) -> None:
         self._journal = journal
         self._torch = torch
         self._reduced = reduced
-        self._groups: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._groups = groups
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
         self._unbox_group: Callable[[Any], Any] = torch.distributed.ProcessGroup.unbox
@@ -142,31 +143,7 @@ class Tap:
         if at is None:
             at = next(at for at, argument in enumerate(arguments) if _is_process_group(argument))
             self._group_at[operator] = at
-        return self.note_group(self._unbox_group(arguments[at]))
-
-    def note_group(self, group: Any) -> tuple[int, tuple[int, ...]]:
-        """Number a group when it is made: its ordinal must not depend on which rank uses which group first."""
-        distributed = self._torch.distributed
-        known = self._groups.get(group.group_name)
-        if known is None:
-            ranks = tuple(sorted(distributed.get_process_group_ranks(group)))
-            known = self._groups[group.group_name] = (len(self._groups), ranks)
-            self._journal.event(
-                "group",
-                number=known[0],
-                ranks=ranks,
-                backend=distributed.get_backend(group),
-                timeout_ns=_timeout_ns(group, self._torch),
-            )
-        return known
-
-    def world(self) -> Any:
-        """The default group."""
-        return self._torch.distributed.group.WORLD
-
-    def forget_groups(self) -> None:
-        """A new world has begun: groups made from now on are others, even under old names."""
-        self._groups = {name + "\0old": known for name, known in self._groups.items()}
+        return self._groups.note(self._unbox_group(arguments[at]))
 
 
 def origin_of(frame: Optional[FrameType]) -> str:
@@ -205,16 +182,6 @@ def _part_of(frame: FrameType) -> str:
         part = "autograd" if _AUTOGRAD in name else part if _TORCH in name else ""
         _parts[name] = part
     return part
-
-
-def _timeout_ns(group: Any, torch: Any) -> int:
-    """How long a collective of a group may wait; 0 when its backend does not say."""
-    for device in ("cuda", "cpu"):
-        try:
-            return int(group._get_backend(torch.device(device)).options._timeout.total_seconds() * 1e9)
-        except (RuntimeError, AttributeError, TypeError):
-            continue
-    return 0
 
 
 def _is_process_group(argument: Any) -> bool:

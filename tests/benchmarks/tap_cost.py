@@ -41,6 +41,7 @@ def measure() -> tuple[float, float]:
     import torch
     import torch.distributed as dist
 
+    from ddpdoctor.probe.groups import GroupBook
     from ddpdoctor.probe.journal import Journal
     from ddpdoctor.record.writer import CollectiveRing
     from ddpdoctor.rehearsal.reduced_losses import ReducedLosses
@@ -57,9 +58,9 @@ def measure() -> tuple[float, float]:
         without_us = min(block_us(reduce) for _ in range(BLOCKS))
         journal = Journal(directory, {"project_root": str(Path(__file__).parents[2])})
         journal.rank, journal.ring = 0, CollectiveRing(directory)
-        tap = Tap(journal, torch, ReducedLosses(journal))
-        tap.install()
-        tap.note_group(tap.world())
+        groups = GroupBook(journal, torch)
+        Tap(journal, torch, ReducedLosses(journal), groups).install()
+        groups.note_world()
         block_us(reduce)
         with_us = min(block_us(reduce) for _ in range(BLOCKS))
         if journal.ring.count != (BLOCKS + 1) * CALLS:

@@ -1,4 +1,4 @@
-"""Waits that are no collectives: making the world, making and destroying groups."""
+"""Process groups, and the waits that are no collectives: making the world, making and destroying groups."""
 
 from __future__ import annotations
 
@@ -9,10 +9,45 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..probe.journal import Journal
+from .journal import Journal
 
 FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
+
+
+class GroupBook:
+    """Numbers the process groups of this process."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._world = -1
+
+    def note(self, group: Any) -> tuple[int, tuple[int, ...]]:
+        """Number a group when it is made: its ordinal must not depend on which rank uses which group first."""
+        distributed = self._torch.distributed
+        known = self._known.get(group.group_name)
+        if known is None:
+            ranks = tuple(sorted(distributed.get_process_group_ranks(group)))
+            known = self._known[group.group_name] = (len(self._known), ranks)
+            self._journal.event(
+                "group",
+                number=known[0],
+                ranks=ranks,
+                backend=distributed.get_backend(group),
+                timeout_ns=_timeout_ns(group, self._torch),
+            )
+        return known
+
+    def number_of(self, group: Any) -> int:
+        """Number of a group; None is the default one."""
+        return self._world if group is None else self.note(group)[0]
+
+    def note_world(self) -> None:
+        """A new world has begun: groups made from now on are others, even under old names."""
+        self._known = {name + "\0old": known for name, known in self._known.items()}
+        self._world = self.note(self._torch.distributed.group.WORLD)[0]
 
 
 class Groups:
@@ -22,13 +57,13 @@ class Groups:
         self,
         journal: Journal,
         torch: Any,
+        book: GroupBook,
         world_made: Callable[[int, int], None],
-        group_made: Callable[[Any], object],
     ) -> None:
         self._journal = journal
         self._torch = torch
         self._world_made = world_made
-        self._group_made = group_made
+        self._book = book
         self._waits = 0
 
     def install(self) -> None:
@@ -73,7 +108,7 @@ class Groups:
             if name == "init_process_group":
                 journal.guarded(self._note_world)
             elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):
-                journal.guarded(self._group_made, result)
+                journal.guarded(self._book.note, result)
             return result
 
         return wait_noted
@@ -117,3 +152,13 @@ def _plain(ranks: Any) -> list[int]:
         return [int(rank) for rank in ranks] if ranks is not None and len(ranks) else []
     except (TypeError, ValueError):
         return []
+
+
+def _timeout_ns(group: Any, torch: Any) -> int:
+    """How long a collective of a group may wait; 0 when its backend does not say."""
+    for device in ("cuda", "cpu"):
+        try:
+            return int(group._get_backend(torch.device(device)).options._timeout.total_seconds() * 1e9)
+        except (RuntimeError, AttributeError, TypeError):
+            continue
+    return 0

@@ -1,0 +1,1 @@
+"""What a live run has in its ranks: a stopwatch on the training thread, and a thread that writes down what it says."""

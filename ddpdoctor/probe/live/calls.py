@@ -1,0 +1,268 @@
+"""The explicit collectives: calls of ``torch.distributed``, waits for asynchronous ones, DDP's broadcast of buffers.
+
+A call inside of another one is not counted, and none inside of a backward is: the communication of gradients is
+measured as such. Point-to-point calls have no sequence number (-1).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any, Callable, Optional
+
+from ...record import layout
+from ..groups import GroupBook
+from .observer import Observer
+from .stopwatch import BACKWARD, EPOCH_NS, EXPLICIT, EXPLICIT_BYTES, EXPLICIT_CALLS
+
+_now_ns = time.monotonic_ns
+_PAYLOAD = {
+    "all_reduce": (0, "tensor"),
+    "all_reduce_coalesced": (0, "tensors"),
+    "broadcast": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "all_gather": (0, "tensor_list"),
+    "all_gather_into_tensor": (0, "output_tensor"),
+    "all_gather_coalesced": (0, "output_tensor_lists"),
+    "gather": (0, "tensor"),
+    "scatter": (0, "tensor"),
+    "reduce_scatter": (1, "input_list"),
+    "reduce_scatter_tensor": (1, "input"),
+    "all_to_all": (1, "input_tensor_list"),
+    "all_to_all_single": (1, "input"),
+    "barrier": None,
+    "monitored_barrier": None,
+    "send": (0, "tensor"),
+    "recv": (0, "tensor"),
+    "isend": (0, "tensor"),
+    "irecv": (0, "tensor"),
+    "batch_isend_irecv": None,
+    "all_gather_object": None,
+    "gather_object": None,
+    "broadcast_object_list": None,
+    "scatter_object_list": None,
+    "send_object_list": None,
+    "recv_object_list": None,
+}
+"""Functions, and where each has the largest of what it moves; None for those that do not say."""
+_POINT_TO_POINT = frozenset(
+    {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
+)
+_MOST_PENDING = 1024
+_MOST_SITES = 10_000
+_BUFFERS = layout.CALL_KINDS.index("buffers")
+
+
+class Calls:
+    """Replaces the functions of ``torch.distributed``, in both modules that users take them from."""
+
+    def __init__(self, observer: Observer, torch: Any, groups: GroupBook) -> None:
+        self._observer = observer
+        self._torch = torch
+        self._groups = groups
+        self._sequences: dict[int, int] = {}
+        self._pending: dict[int, tuple[Any, tuple[int, int, int, int]]] = {}
+        """Asynchronous collectives that nobody has waited for, by the identity of their work."""
+        self._sites: dict[tuple[CodeType, int, Optional[CodeType], int], int] = {}
+        self._inside = False
+        self._bytes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Buffers of each DDP module."""
+
+    def install(self) -> None:
+        """Replace what this torch has."""
+        distributed = self._torch.distributed
+        modules = (distributed, distributed.distributed_c10d)
+        for name, payload in _PAYLOAD.items():
+            function = getattr(distributed, name, None)
+            if function is None:
+                continue
+            replacement = self._timed(name, function, payload)
+            for module in modules:
+                if getattr(module, name, None) is function:
+                    setattr(module, name, replacement)
+        work_class = self._torch._C._distributed_c10d.Work
+        work_class.wait = self._wait_timed(work_class.wait)
+        ddp_class = self._torch.nn.parallel.DistributedDataParallel
+        ddp_class._sync_buffers = self._buffers_timed(ddp_class._sync_buffers)
+
+    def _timed(self, name: str, function: Callable[..., Any], payload: Optional[tuple[int, str]]) -> Callable[..., Any]:
+        calls, observer = self, self._observer
+        kind, has_sequence = layout.CALL_KINDS.index(name), name not in _POINT_TO_POINT
+        is_compiling = self._torch.compiler.is_compiling
+
+        @functools.wraps(function)
+        def collective(*arguments: Any, **options: Any) -> Any:
+            if calls._inside or observer.thread != get_ident() or is_compiling() or observer.watch.is_in(BACKWARD):
+                return function(*arguments, **options)
+            noted = calls._begins(kind, has_sequence, payload, arguments, options, sys._getframe(1))
+            work = None
+            try:
+                work = function(*arguments, **options)
+                return work
+            finally:
+                calls._ended(noted, work)
+
+        return collective
+
+    def _wait_timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        calls, observer = self, self._observer
+
+        @functools.wraps(wait)
+        def wait_for_work(work: Any, *arguments: Any, **options: Any) -> Any:
+            if calls._inside or observer.thread != get_ident() or id(work) not in calls._pending:
+                return wait(work, *arguments, **options)
+            noted = calls._wait_begins(work, sys._getframe(1))
+            try:
+                return wait(work, *arguments, **options)
+            finally:
+                calls._ended(noted, None)
+
+        return wait_for_work
+
+    def _buffers_timed(self, synchronise: Callable[[Any], None]) -> Callable[[Any], None]:
+        calls, observer = self, self._observer
+
+        @functools.wraps(synchronise)
+        def _sync_buffers(ddp: Any) -> None:
+            if calls._inside or observer.thread != get_ident():
+                return synchronise(ddp)
+            noted = calls._buffers_begin(ddp, sys._getframe(1))
+            try:
+                return synchronise(ddp)
+            finally:
+                calls._ended(noted, None)
+
+        return _sync_buffers
+
+    def _begins(
+        self,
+        kind: int,
+        has_sequence: bool,
+        payload: Optional[tuple[int, str]],
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        frame: FrameType,
+    ) -> bool:
+        """Note a call; False when it could not be noted."""
+        self._inside = True
+        try:
+            group = self._groups.number_of(options.get("group") or _group_among(arguments))
+            sequence = -1
+            if has_sequence:
+                sequence = self._sequences.get(group, 0)
+                self._sequences[group] = sequence + 1
+            size_bytes = 0
+            if payload is not None:
+                at, name = payload
+                moved = arguments[at] if len(arguments) > at else options.get(name)
+                size_bytes = _bytes_of(moved)
+            return self._enter(kind, group, sequence, size_bytes, frame)
+        except Exception as error:
+            self._observer.fault("call", error)
+            return False
+
+    def _wait_begins(self, work: Any, frame: FrameType) -> bool:
+        self._inside = True
+        try:
+            _, (kind, group, sequence, size_bytes) = self._pending.pop(id(work))
+            return self._enter(kind, group, sequence, size_bytes, frame)
+        except Exception as error:
+            self._observer.fault("wait", error)
+            return False
+
+    def _buffers_begin(self, ddp: Any, frame: FrameType) -> bool:
+        self._inside = True
+        try:
+            size_bytes = self._bytes.get(ddp)
+            if size_bytes is None:
+                size_bytes = self._bytes[ddp] = _bytes_of(ddp.modules_buffers)
+            group = self._groups.number_of(ddp.process_group)
+            # Its own count: DDP decides from the forwards before whether it broadcasts.
+            key = -1 - group
+            sequence = self._sequences.get(key, 0)
+            self._sequences[key] = sequence + 1
+            return self._enter(_BUFFERS, group, sequence, size_bytes, frame)
+        except Exception as error:
+            self._observer.fault("buffers", error)
+            return False
+
+    def _enter(self, kind: int, group: int, sequence: int, size_bytes: int, frame: FrameType) -> bool:
+        observer = self._observer
+        ring = observer.call_ring
+        if ring is None:
+            return False
+        site = self._site(frame)
+        now_ns = _now_ns()
+        observer.watch.enter(EXPLICIT, now_ns)
+        observer.open_call = (
+            ring.next,
+            (kind, group, sequence, observer.steps.current, now_ns + EPOCH_NS, 0, size_bytes, site),
+        )
+        return True
+
+    def _ended(self, noted: bool, work: Any) -> None:
+        self._inside = False
+        if not noted:
+            return
+        observer = self._observer
+        try:
+            now_ns = _now_ns()
+            watch = observer.watch
+            watch.leave(now_ns)
+            observer.steps.called(now_ns)
+            call, observer.open_call = observer.open_call, None
+            if call is None or observer.call_ring is None:
+                return
+            kind, group, sequence, step, entered_at_ns, _, size_bytes, site = call[1]
+            if work is not None and hasattr(work, "is_completed"):
+                self._await(work, (kind, group, sequence, size_bytes))
+                return
+            watch.tally[EXPLICIT_CALLS] += 1
+            watch.tally[EXPLICIT_BYTES] += size_bytes
+            observer.call_ring.put((kind, group, sequence, step, entered_at_ns, now_ns + EPOCH_NS, size_bytes, site))
+        except Exception as error:
+            observer.fault("call", error)
+
+    def _await(self, work: Any, call: tuple[int, int, int, int]) -> None:
+        """Remember an asynchronous collective without keeping it alive."""
+        key, pending = id(work), self._pending
+        if len(pending) < _MOST_PENDING:
+            pending[key] = weakref.ref(work, lambda gone: pending.pop(key, None)), call
+
+    def _site(self, frame: FrameType) -> int:
+        """The call's place; looked up in full once for each pair of the two innermost places."""
+        outer = frame.f_back
+        key = (
+            frame.f_code,
+            frame.f_lasti,
+            outer.f_code if outer is not None else None,
+            outer.f_lasti if outer is not None else 0,
+        )
+        site = self._sites.get(key)
+        if site is None:
+            site = self._observer.journal.site(frame)
+            if len(self._sites) < _MOST_SITES:
+                self._sites[key] = site
+        return site
+
+
+def _group_among(arguments: tuple[Any, ...]) -> Any:
+    """The process group that was given by position; None for the default one."""
+    for argument in arguments:
+        if hasattr(argument, "group_name"):
+            return argument
+    return None
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of those in a list."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes_of, value))
+    try:
+        return int(value.numel()) * int(value.element_size())
+    except (AttributeError, TypeError):
+        return 0

@@ -1,0 +1,56 @@
+"""Puts together what a live run has inside a process of the job."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional
+
+from ..groups import GroupBook, Groups
+from ..journal import Journal
+from ..process import ProcessEnd
+from .calls import Calls
+from .observer import Observer
+from .pulse import PulseThread
+from .reductions import Reductions
+from .training import Training
+
+
+class Live:
+    """The hooks of one process, which live as long as it."""
+
+    def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
+        self._journal = journal
+        self._process_end = process_end
+        self._observer = Observer(journal)
+        self._pulse: Optional[PulseThread] = None
+        self._groups: Optional[GroupBook] = None
+
+    def after_torch(self, torch: Any) -> None:
+        """Install the hooks once torch is there; they do nothing before there is a world."""
+        if not torch.distributed.is_available():
+            return
+        journal, observer = self._journal, self._observer
+        self._groups = GroupBook(journal, torch)
+        self._pulse = PulseThread(observer, torch)
+        Training(observer, torch, Reductions(observer)).install()
+        Calls(observer, torch, self._groups).install()
+        Groups(journal, torch, self._groups, self._world_made).install()
+        self._process_end.before_exit = self._close
+        os.register_at_fork(after_in_child=observer.become_forked_child)
+
+    def _world_made(self, rank: int, world_size: int) -> None:
+        """This process is a rank: measure it."""
+        self._journal.rank = rank
+        self._journal.release()
+        if self._groups is not None:
+            self._groups.note_world()
+        if self._observer.step_ring is None:
+            self._observer.start()
+            if self._pulse is not None and self._observer.step_ring is not None:
+                self._pulse.start()
+
+    def _close(self) -> None:
+        """The process is about to end: write what is still open."""
+        if self._observer.step_ring is not None and self._pulse is not None:
+            self._observer.steps.finish()
+            self._pulse.last_beat()

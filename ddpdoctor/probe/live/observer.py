@@ -1,0 +1,89 @@
+"""The state that the hooks of a live run share, and the way they are kept from doing harm."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Optional
+
+from ...record import layout
+from ...record.numbered_ring import NumberedRing
+from ..journal import Journal
+from .steps import Steps
+from .stopwatch import Stopwatch
+
+_NOBODY = -1
+MOST_FAULTS = 3
+
+
+class Observer:
+    """What one rank knows of its own training."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.thread = _NOBODY
+        """The training thread; nobody's before there is a world, and when the probe has switched itself off."""
+        self.watch = Stopwatch()
+        self.steps = Steps(self.watch, self._put_step)
+        self.step_ring: Optional[NumberedRing] = None
+        self.call_ring: Optional[NumberedRing] = None
+        self.open_call: Optional[tuple[int, tuple[int, ...]]] = None
+        """The explicit collective that the training thread is in: number and fields of its row."""
+        self._faults = 0
+
+    def start(self) -> None:
+        """This process is a rank: what its current thread does is measured from now on."""
+        self.thread = threading.get_ident()
+        if self.step_ring is None:
+            directory, journal = self.journal.run_directory, self.journal
+            try:
+                self.step_ring = NumberedRing(
+                    f"{directory}/{layout.steps_name(journal.pid)}", layout.STEPS_MAGIC, len(layout.STEP_FIELDS)
+                )
+                self.call_ring = NumberedRing(
+                    f"{directory}/{layout.calls_name(journal.pid)}", layout.CALLS_MAGIC, len(layout.CALL_FIELDS)
+                )
+            except OSError as error:
+                self.thread = _NOBODY
+                journal.event("probe_fault", where="ring", text=repr(error))
+
+    def fault(self, where: str, error: Exception) -> None:
+        """A part of the probe has failed: note it, and after some faults be silent for good."""
+        self._faults += 1
+        self.journal.event("probe_fault", where=where, text=repr(error))
+        if self._faults >= MOST_FAULTS:
+            self.thread = _NOBODY
+
+    def flush(self) -> None:
+        """Take the rows to their files; for the heartbeat's thread, and at the end."""
+        if self.call_ring is not None:
+            self.call_ring.flush(self.open_call)
+        if self.step_ring is not None:
+            self.step_ring.flush()
+
+    def become_forked_child(self) -> None:
+        """A child that a rank forked measures nothing."""
+        self.thread = _NOBODY
+        for ring in (self.step_ring, self.call_ring):
+            if ring is not None:
+                ring.close()
+        self.step_ring = self.call_ring = None
+        self.open_call = None
+
+    def _put_step(self, row: tuple[int, ...]) -> None:
+        if self.step_ring is not None:
+            self.step_ring.put(row)
+
+
+def rows_of(batch: Any) -> int:
+    """Samples of a batch: the length of the first tensor in it; 0 when there is none at hand."""
+    for _ in range(4):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 1
+        if isinstance(batch, (list, tuple)) and batch:
+            batch = batch[0]
+        elif hasattr(batch, "values") and len(batch):
+            batch = next(iter(batch.values()))
+        else:
+            return 0
+    return 0

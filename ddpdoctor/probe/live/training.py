@@ -1,0 +1,260 @@
+"""Hooks around the phases of training: the fetch of a batch, forward, backward, the optimizer's step, saving.
+
+Each hook runs the original whatever happens to its own part.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from threading import get_ident
+from typing import Any
+
+from .observer import Observer, rows_of
+from .reductions import Reductions
+from .steps import ACTIVE, CANDIDATE, Source
+from .stopwatch import BACKWARD, DATA_WAIT, EVALUATION, FORWARD, OPTIMIZER, SAVING
+
+_now_ns = time.monotonic_ns
+
+
+class Training:
+    """Replaces what a training loop calls."""
+
+    def __init__(self, observer: Observer, torch: Any, reductions: Reductions) -> None:
+        self._observer = observer
+        self._torch = torch
+        self._reductions = reductions
+        self._sources: dict[int, Source] = {}
+        self._backwards = 0
+        """Backwards that are running; more than one when checkpointing recomputes inside of one."""
+
+    def install(self) -> None:
+        """Patch the classes and functions; each once a process."""
+        torch = self._torch
+        self._watch_loaders(torch.utils.data)
+        self._watch_forwards(torch.nn.parallel.DistributedDataParallel)
+        self._watch_backwards(torch.autograd)
+        self._watch_saving(torch)
+        # The package hides its module of the same name.
+        optimizer = sys.modules["torch.optim.optimizer"]
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+
+    def _watch_loaders(self, data: Any) -> None:
+        iterator_class = data.dataloader._BaseDataLoaderIter
+        advance, iterate, training = iterator_class.__next__, data.DataLoader.__iter__, self
+        observer = self._observer
+
+        @functools.wraps(advance)
+        def __next__(iterator: Any) -> Any:
+            if observer.thread != get_ident():
+                return advance(iterator)
+            source = training._fetch_begins(iterator)
+            try:
+                batch = advance(iterator)
+            except BaseException as error:
+                training._fetch_failed(source, isinstance(error, StopIteration))
+                raise
+            training._fetch_ended(iterator, batch)
+            return batch
+
+        @functools.wraps(iterate)
+        def __iter__(loader: Any) -> Any:
+            if observer.thread != get_ident():
+                return iterate(loader)
+            training._pause_begins(DATA_WAIT)
+            try:
+                iterator = iterate(loader)
+            finally:
+                training._pause_ended()
+            training._remember(loader, iterator)
+            return iterator
+
+        iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
+
+    def _watch_forwards(self, ddp_class: Any) -> None:
+        forward, training, observer = ddp_class.forward, self, self._observer
+        is_compiling = self._torch.compiler.is_compiling
+
+        @functools.wraps(forward)
+        def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
+            if is_compiling() or observer.thread != get_ident():
+                return forward(ddp, *arguments, **options)
+            training._forward_begins(ddp)
+            try:
+                return forward(ddp, *arguments, **options)
+            finally:
+                training._forward_ended(ddp)
+
+        ddp_class.forward = forward_timed
+
+    def _watch_backwards(self, autograd: Any) -> None:
+        backward, training, observer = autograd.backward, self, self._observer
+
+        @functools.wraps(backward)
+        def backward_timed(*arguments: Any, **options: Any) -> Any:
+            if observer.thread != get_ident() or training._backwards:
+                return backward(*arguments, **options)
+            training._backward_begins()
+            try:
+                return backward(*arguments, **options)
+            finally:
+                training._backward_ended()
+
+        autograd.backward = backward_timed
+
+    def _watch_saving(self, torch: Any) -> None:
+        save, training, observer = torch.save, self, self._observer
+
+        @functools.wraps(save)
+        def save_timed(*arguments: Any, **options: Any) -> Any:
+            if observer.thread != get_ident():
+                return save(*arguments, **options)
+            training._pause_begins(SAVING)
+            try:
+                return save(*arguments, **options)
+            finally:
+                training._pause_ended()
+
+        torch.save = save_timed
+
+    def _fetch_begins(self, iterator: Any) -> Any:
+        observer = self._observer
+        try:
+            now_ns = _now_ns()
+            number = iterator.__dict__.get("_ddpdoctor_number", -1)
+            source = self._sources.get(number)
+            if source is None:
+                source = self._sources.setdefault(number, Source())
+            observer.steps.fetch_begins(source, self._torch.is_grad_enabled(), now_ns)
+            observer.watch.enter(EVALUATION if observer.steps.evaluating else DATA_WAIT, now_ns)
+            return source
+        except Exception as error:
+            observer.fault("fetch", error)
+            return None
+
+    def _fetch_ended(self, iterator: Any, batch: Any) -> None:
+        observer = self._observer
+        try:
+            now_ns = _now_ns()
+            observer.watch.leave(now_ns)
+            fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
+            observer.steps.fetch_ended(rows_of(batch), fresh and self._has_started_workers(iterator), now_ns)
+        except Exception as error:
+            observer.fault("fetch", error)
+
+    def _has_started_workers(self, iterator: Any) -> bool:
+        """Tell whether a pass is the first of its workers."""
+        known = "_ddpdoctor_served" in iterator.__dict__
+        iterator._ddpdoctor_served = True
+        return not known
+
+    def _fetch_failed(self, source: Any, exhausted: bool) -> None:
+        observer = self._observer
+        try:
+            observer.watch.leave(_now_ns())
+            if exhausted and source is not None:
+                observer.steps.pass_ended(source)
+        except Exception as error:
+            observer.fault("fetch", error)
+
+    def _remember(self, loader: Any, iterator: Any) -> None:
+        """Let an iterator know its loader's number."""
+        try:
+            number = loader.__dict__.get("_ddpdoctor_number")
+            if number is None:
+                number = len(self._sources)
+                self._sources[number] = Source()
+                object.__setattr__(loader, "_ddpdoctor_number", number)
+            iterator._ddpdoctor_number = number
+        except Exception:  # an iterator of the user's own takes no attributes
+            return
+
+    def _forward_begins(self, ddp: Any) -> None:
+        observer = self._observer
+        try:
+            now_ns, steps = _now_ns(), observer.steps
+            phase = FORWARD
+            if self._torch.is_grad_enabled():
+                steps.trains(now_ns)
+                observer.journal.forwards += ddp.training
+                self._reductions.forward_begins(ddp)
+            else:
+                if steps.state == CANDIDATE and not ddp.training:
+                    steps.evaluating = True
+                if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
+                    phase = EVALUATION
+                    steps.pause(now_ns)
+            observer.watch.enter(phase, now_ns)
+        except Exception as error:
+            observer.fault("forward", error)
+
+    def _forward_ended(self, ddp: Any) -> None:
+        observer = self._observer
+        try:
+            observer.watch.leave(_now_ns())
+            self._reductions.forward_ended(ddp)
+        except Exception as error:
+            observer.fault("forward", error)
+
+    def _backward_begins(self) -> None:
+        observer = self._observer
+        self._backwards += 1
+        try:
+            now_ns = _now_ns()
+            observer.steps.trains(now_ns)
+            observer.watch.enter(BACKWARD, now_ns)
+        except Exception as error:
+            observer.fault("backward", error)
+
+    def _backward_ended(self) -> None:
+        observer = self._observer
+        self._backwards -= 1
+        try:
+            now_ns = _now_ns()
+            observer.watch.leave(now_ns)
+            observer.journal.backwards += 1
+            self._reductions.backward_ended(observer.watch.tally)
+            observer.steps.backward_ended(now_ns)
+        except Exception as error:
+            observer.fault("backward", error)
+
+    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        observer = self._observer
+        if observer.thread != get_ident() or self._torch.compiler.is_compiling():
+            return
+        try:
+            observer.watch.enter(OPTIMIZER, _now_ns())
+        except Exception as error:
+            observer.fault("optimizer", error)
+
+    def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        observer = self._observer
+        if observer.thread != get_ident() or self._torch.compiler.is_compiling():
+            return
+        try:
+            now_ns = _now_ns()
+            observer.watch.leave(now_ns)
+            observer.journal.optimizer_steps += 1
+            observer.steps.optimizer_stepped(id(optimizer), now_ns)
+        except Exception as error:
+            observer.fault("optimizer", error)
+
+    def _pause_begins(self, phase: int) -> None:
+        """Something begins that belongs to no step, once the optimizer has stepped."""
+        observer = self._observer
+        try:
+            now_ns = _now_ns()
+            observer.steps.pause(now_ns)
+            observer.watch.enter(phase, now_ns)
+        except Exception as error:
+            observer.fault("pause", error)
+
+    def _pause_ended(self) -> None:
+        observer = self._observer
+        try:
+            observer.watch.leave(_now_ns())
+        except Exception as error:
+            observer.fault("pause", error)

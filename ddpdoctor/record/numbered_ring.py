@@ -1,0 +1,88 @@
+"""Writes the rings of a live run from inside a training process; stdlib only, never raises into the training.
+
+The training's own threads only put rows into memory; the heartbeat's thread takes them to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections import deque
+
+from . import layout
+
+_CHECKSUM_BYTES = 4
+
+
+class NumberedRing:
+    """One file of numbered rows; see ``layout``."""
+
+    def __init__(self, path: str, magic: bytes, fields: int) -> None:
+        self._row = layout.numbered_row(fields)
+        self._row_bytes = self._row.size + _CHECKSUM_BYTES
+        self._waiting: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=layout.NUMBERED_ROWS)
+        self.next = 0
+        """Number of the next row."""
+        self._head = layout.IDENTITY.pack(
+            magic, layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, os.getpid(), time.time_ns()
+        )
+        self.lost = 0
+        """Rows that could not be written."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        size = layout.HEAD_BYTES + layout.NUMBERED_ROWS * self._row_bytes
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)  # The rows have room when the disk is full later.
+        except (OSError, AttributeError):
+            pass
+        self.write_head()
+
+    def put(self, fields: tuple[int, ...]) -> None:
+        """Have the next row written; touches no file."""
+        if len(self._waiting) == layout.NUMBERED_ROWS:
+            self.lost += 1
+        self._waiting.append((self.next, fields))
+        self.next += 1
+
+    def flush(self, unfinished: tuple[int, tuple[int, ...]] | None = None) -> None:
+        """Write what waits, after a row that is not finished and may be among what waits; for one thread at a time."""
+        if unfinished is not None:
+            self._write(*unfinished)
+        while self._waiting:
+            self._write(*self._waiting.popleft())
+
+    def _write(self, number: int, fields: tuple[int, ...]) -> None:
+        try:
+            row = self._row.pack(number, *fields)
+            offset = layout.HEAD_BYTES + number % layout.NUMBERED_ROWS * self._row_bytes
+            os.pwrite(self._descriptor, row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little"), offset)
+        except (OSError, ValueError, struct.error):
+            self.lost += 1
+
+    def write_head(self, pulse: tuple[int, ...] | None = None) -> None:
+        """Write the identity, and the newest pulse where there is one."""
+        head = self._head.ljust(layout.PULSE_OFFSET, b"\0")
+        if pulse is not None:
+            packed = layout.PULSE.pack(*pulse)
+            head += packed + zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")
+        try:
+            os.pwrite(self._descriptor, head, 0)
+        except OSError:
+            self.lost += 1
+
+    def requested(self) -> int:
+        """Number of the newest request of a reader; 0 when there is none."""
+        try:
+            content = os.pread(self._descriptor, layout.COMMAND.size, layout.NUMBERED_COMMAND_OFFSET)
+        except OSError:
+            return 0
+        return int(layout.COMMAND.unpack(content)[0]) if len(content) == layout.COMMAND.size else 0
+
+    def close(self) -> None:
+        """Let go of the file without writing: in a forked child it is the parent's."""
+        self._waiting.clear()
+        try:
+            os.close(self._descriptor)
+        except OSError:
+            pass

@@ -1,0 +1,204 @@
+"""Reads a numbered ring of a live run while it grows; see ``layout``."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import RecordError
+from ddpdoctor.record import layout
+from ddpdoctor.record.reader import Heartbeat
+
+_CHECKSUM_BYTES = 4
+_SLOTS_AT_ONCE = 256
+
+
+class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest pulse in the process's own numbers; see ``layout.PULSE_FIELDS``."""
+
+    beat_at_ns: int
+    phase: int
+    phase_since_ns: int
+    step: int
+    kind: int
+    sequence: int
+    enqueued: int
+    completed: int
+    site: int
+    main_cpu_ns: int
+    unchanged_ms: int
+    stack_hash: int
+    forwards: int
+    backwards: int
+    optimizer_steps: int
+    answered: int
+    sleeps_until_ns: int
+    lost_events: int
+    lost_rows: int
+
+
+class NumberedTail:
+    """The rows of one ring of one process.
+
+    Raises ``RecordError`` for a file that another version wrote, ``OSError`` where it cannot be opened, and
+    ``ValueError`` for one that has no identity (yet).
+    """
+
+    def __init__(self, path: Path, magic: bytes, fields: tuple[str, ...]) -> None:
+        self._path = path
+        self._row = layout.numbered_row(len(fields))
+        self._row_bytes = self._row.size + _CHECKSUM_BYTES
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.pid = self._check(magic)
+        except (RecordError, ValueError):
+            os.close(self._descriptor)
+            raise
+        self.columns: dict[str, array[int]] = {name: array("q") for name in fields}
+        self.numbers = array("q")
+        """Number of each row that was read, ascending."""
+        self.dropped = 0
+        """Rows that were overwritten before they were read."""
+        self._next = 0
+        self._finishing = fields.index("left_at_ns") if "left_at_ns" in fields else -1
+        self._unfinished: list[int] = []
+        """Positions of rows that will be written again."""
+
+    def read(self) -> None:
+        """Take in new rows, and what became of unfinished ones."""
+        self._unfinished = [position for position in self._unfinished if not self._finished_now(position)]
+        while self._read_ahead() == _SLOTS_AT_ONCE:
+            pass
+        self._keep_newest()
+
+    def pulse(self) -> RawPulse | None:
+        """The newest pulse; None while there is none, or when the file is damaged."""
+        content = self._bytes_at(layout.PULSE_OFFSET, layout.PULSE.size + _CHECKSUM_BYTES)
+        packed = content[: layout.PULSE.size]
+        if len(content) < layout.PULSE.size + _CHECKSUM_BYTES or not _fits(packed, content[layout.PULSE.size :]):
+            return None
+        return RawPulse(**dict(zip(layout.PULSE_FIELDS, layout.PULSE.unpack(packed), strict=True)))
+
+    def heartbeat(self) -> Heartbeat:
+        """The newest pulse in the form that a rehearsal's ring has it."""
+        pulse = self.pulse()
+        return Heartbeat(
+            beat_ns=pulse.beat_at_ns if pulse else 0,
+            main_cpu_ns=pulse.main_cpu_ns if pulse else 0,
+            stack_hash=pulse.stack_hash & 0xFFFFFFFFFFFFFFFF if pulse else 0,
+            waiting_row=-1,
+            unchanged_ms=pulse.unchanged_ms if pulse else 0,
+            forwards=pulse.forwards if pulse else 0,
+            backwards=pulse.backwards if pulse else 0,
+            optimizer_steps=pulse.optimizer_steps if pulse else 0,
+            answered=pulse.answered if pulse else 0,
+            sleeps_until_ns=pulse.sleeps_until_ns if pulse else 0,
+        )
+
+    def ask_for_stacks(self, number: int) -> None:
+        """Ask the rank for its stacks and its newest collectives; ``OSError`` where the run belongs to another user."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, layout.COMMAND.pack(number), layout.NUMBERED_COMMAND_OFFSET)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+    def _check(self, magic: bytes) -> int:
+        head = self._bytes_at(0, layout.IDENTITY.size)
+        if len(head) < layout.IDENTITY.size or not any(head):
+            raise ValueError(f"{self._path.name} is still empty")
+        found, version, row_bytes, rows, pid, _ = layout.IDENTITY.unpack(head)
+        if found != magic:
+            raise RecordError(f"{self._path.name} is damaged", "its rows cannot be read")
+        if version > layout.VERSION or row_bytes != self._row_bytes or rows != layout.NUMBERED_ROWS:
+            raise RecordError(f"{self._path.name} was not written by this version", "use the version that wrote it")
+        return int(pid)
+
+    def _read_ahead(self) -> int:
+        """Read the slots from the next expected row on; how many new rows there were."""
+        start = self._next % layout.NUMBERED_ROWS
+        slots = min(_SLOTS_AT_ONCE, layout.NUMBERED_ROWS - start)
+        rows = self._slots(start, slots)
+        taken = 0
+        for row in rows:
+            if row is None or row[0] < self._next:
+                return taken
+            if row[0] > self._next:
+                return self._catch_up()
+            self._append(row)
+            taken += 1
+        return _SLOTS_AT_ONCE if taken == slots else taken
+
+    def _catch_up(self) -> int:
+        """Take in the whole ring: rows were overwritten before they were read."""
+        rows = [row for row in self._slots(0, layout.NUMBERED_ROWS) if row is not None and row[0] >= self._next]
+        for row in sorted(rows):
+            self.dropped += row[0] - self._next
+            self._append(row)
+        return len(rows)
+
+    def _slots(self, start: int, slots: int) -> list[tuple[int, ...] | None]:
+        content = self._bytes_at(layout.HEAD_BYTES + start * self._row_bytes, slots * self._row_bytes)
+        rows = (
+            self._parsed(content[offset : offset + self._row_bytes])
+            for offset in range(0, len(content), self._row_bytes)
+        )
+        # A row in a slot that is not its own was put there by nobody.
+        return [row if row and row[0] % layout.NUMBERED_ROWS == start + at else None for at, row in enumerate(rows)]
+
+    def _append(self, row: tuple[int, ...]) -> None:
+        self._next = row[0] + 1
+        self.numbers.append(row[0])
+        for column, value in zip(self.columns.values(), row[1:], strict=True):
+            column.append(value)
+        if self._finishing >= 0 and row[1 + self._finishing] == 0:
+            self._unfinished.append(len(self.numbers) - 1)
+
+    def _finished_now(self, position: int) -> bool:
+        """Read a row again; whether it will not change any more."""
+        number = self.numbers[position]
+        slot = number % layout.NUMBERED_ROWS
+        row = self._parsed(self._bytes_at(layout.HEAD_BYTES + slot * self._row_bytes, self._row_bytes))
+        if row is None:
+            return False
+        if row[0] != number:
+            return row[0] > number
+        for column, value in zip(self.columns.values(), row[1:], strict=True):
+            column[position] = value
+        return row[1 + self._finishing] != 0
+
+    def _keep_newest(self) -> None:
+        """Keep as many rows as the ring itself holds, so that a run of a month needs no more memory."""
+        over = len(self.numbers) - layout.NUMBERED_ROWS
+        if over <= layout.NUMBERED_ROWS // 4:
+            return
+        for column in (self.numbers, *self.columns.values()):
+            del column[:over]
+        self.dropped += over
+        self._unfinished = [position - over for position in self._unfinished if position >= over]
+
+    def _parsed(self, content: bytes) -> tuple[int, ...] | None:
+        """The number and the fields of a row; None when the slot holds none."""
+        packed = content[: self._row.size]
+        if len(content) < self._row_bytes or not _fits(packed, content[self._row.size :]):
+            return None
+        row: tuple[int, ...] = self._row.unpack(packed)
+        return row if row[0] >= 0 else None
+
+    def _bytes_at(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, size, offset)
+        except OSError:
+            return b""
+
+
+def _fits(packed: bytes, checksum: bytes) -> bool:
+    return any(packed) and zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little") == checksum
