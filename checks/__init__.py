@@ -63,6 +63,9 @@ BUILT_IN: Mapping[str, str] = {
     "DDP315": "ddpdoctor.checks.collectives.discarded_collective_result",
     "DDP316": "ddpdoctor.checks.collectives.reduce_before_backward",
     "DDP317": "ddpdoctor.checks.collectives.sum_as_mean",
+    "DDP401": "ddpdoctor.checks.speed.exposed_communication",
+    "DDP402": "ddpdoctor.checks.speed.poor_overlap",
+    "DDP403": "ddpdoctor.checks.speed.straggler",
     "DDP404": "ddpdoctor.checks.speed.input_bound",
     "DDP405": "ddpdoctor.checks.speed.idle_gpu",
     "DDP406": "ddpdoctor.checks.speed.host_sync_in_loop",
@@ -95,7 +98,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 """Dotted module of every check by its code."""
 
-AFTER_LAUNCH: frozenset[str] = frozenset({"DDP405", "DDP409", "DDP704"})
+AFTER_LAUNCH: frozenset[str] = frozenset({"DDP401", "DDP402", "DDP403", "DDP405", "DDP409", "DDP704"})
 """Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal says anything about it."""
 
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {

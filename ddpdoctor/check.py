@@ -90,3 +90,10 @@ class BoundHit(Exception):
 
     The argument is a sentence that names the function or the place where the bound was hit.
     """
+
+
+class TooLittleEvidence(Exception):
+    """Raised by a check of a run in which too little happened to judge it; it is then not evaluated.
+
+    The argument is a clause that says how much was seen and how much it takes.
+    """

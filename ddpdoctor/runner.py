@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from ddpdoctor.check import BoundHit, LoadedCheck, Outcome, OutcomeState
+from ddpdoctor.check import BoundHit, LoadedCheck, Outcome, OutcomeState, TooLittleEvidence
 from ddpdoctor.finding import Finding, Refuted
 from ddpdoctor.registry import CatalogueEntry, load
 from ddpdoctor.source.gaps import deep_recursion, take_gap
@@ -140,6 +140,8 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
             yielded.append(item)
     except BoundHit as bound:
         return _Said(tuple(yielded), gap=str(bound), bound_hit=True)
+    except TooLittleEvidence as gap:
+        return _Said(tuple(yielded), gap=str(gap))
     except RecursionError:
         return _Said(tuple(yielded), gap="the script holds code that is nested too deeply", bound_hit=True)
     except Exception as error:

@@ -1,8 +1,9 @@
-"""The GPU waits for data that one process loads.
+"""Training waits for its data.
 
 What it finds
     A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
-    processes; and one with workers but without pinned memory.
+    processes; and one with workers but without pinned memory. In a live run: steps that wait for their batch for more
+    than 10 % of their time on half of the ranks or more; that one rank's data come late is DDP403.
 
 Why it is bad
     Without workers each batch is read and decoded in the training process, between two steps, while the GPU and,
@@ -16,7 +17,8 @@ Remedy
     num_workers=4 or more per rank (cores divided by ranks), persistent_workers=True, and pin_memory=True.
 
 When it is wrong
-    Where the data set is small and lies in memory, or loading is a small part of the step. A run measures it.
+    From the source: where the data set is small and lies in memory, or loading is a small part of the step. A run
+    measures it.
 
 References
     https://docs.pytorch.org/docs/stable/data.html#memory-pinning
@@ -26,14 +28,24 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.input_speed import slow_loaders
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP404", name="input-bound", severity={"source": Severity.ADVICE})
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.data_waits import DataWait
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP404",
+    name="input-bound",
+    severity={"source": Severity.ADVICE, "run": Severity.WARNING},
+    needs=frozenset({"step_tracks"}),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -47,3 +59,40 @@ def in_source(script: Script) -> Iterator[Finding]:
             title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
             remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
         yield CHECK.finding("source", title, remedy=remedy, locations=(loader.module.location(loader.node),))
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report steps that wait for data, with the loader that feeds them."""
+    from ddpdoctor.diagnosis.data_waits import data_wait
+    from ddpdoctor.diagnosis.wording import milliseconds_text, site_location
+
+    wait = data_wait(record)
+    if wait is None:
+        return
+    location = None if wait.loader is None else site_location(record.site(wait.loader.site))
+    yield CHECK.finding(
+        "run",
+        f"training waits for data for {wait.share:.0%} of the step ({milliseconds_text(wait.wait_ns)} of "
+        f"{milliseconds_text(wait.step_ns)})",
+        remedy=_remedy(wait),
+        locations=() if location is None else (location,),
+        evidence=(
+            Fact(
+                text=f"rank {wait.worst_rank} waits longest, {milliseconds_text(wait.worst_wait_ns)} a step",
+                basis="run",
+                numbers={"wait_ns": wait.wait_ns, "worst_wait_ns": wait.worst_wait_ns, "step_ns": wait.step_ns},
+                rank=wait.worst_rank,
+            ),
+        ),
+    )
+
+
+def _remedy(wait: DataWait) -> str:
+    if wait.loader is None:
+        return "Prepare the batches in worker processes, ahead of the step that needs them."
+    if not wait.loader.workers:
+        return "Give the loader worker processes: num_workers (cores over ranks) and persistent_workers=True."
+    return (
+        f"The {wait.loader.workers} workers of each rank do not keep up: give it more, make the samples cheaper "
+        "(smaller files, less decoding), or keep the workers between epochs with persistent_workers=True."
+    )

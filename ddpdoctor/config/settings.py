@@ -12,6 +12,9 @@
     [tool.ddpdoctor.per-file-ignores]
     "examples/" = ["DDP605"]
 
+    [tool.ddpdoctor.thresholds]                      # of checks of live runs, by their names
+    straggler = 0.10
+
 Paths are patterns as in ``.gitignore``, relative to the directory of the file. What the command line says wins.
 """
 
@@ -46,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fail_on: Severity | None = None
     exclude: tuple[Pattern, ...] = ()
     entry_points: tuple[Pattern, ...] = ()
+    thresholds: Mapping[str, float] = {}
+    """In the place of the checks' own, as ``ddpdoctor.diagnosis.thresholds`` lists them."""
 
     def relative(self, path: Path) -> str | None:
         """The path as patterns see it; None when it lies outside of the project."""
@@ -155,6 +160,21 @@ def _by_pattern(file: Path, key: str, value: Any) -> tuple[tuple[str, tuple[str,
     return tuple((pattern, _strings(file, f'{key}."{pattern}"', words)) for pattern, words in value.items())
 
 
+def _thresholds(file: Path, key: str, value: Any) -> Mapping[str, float]:
+    from ddpdoctor.diagnosis.thresholds import DEFAULTS
+
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file}: {key} has to be a table", "As in `straggler = 0.10` below its head.")
+    for name, number in value.items():
+        if name not in DEFAULTS:
+            raise ConfigurationError(
+                f"{file}: {key}: there is no threshold called {name!r}", f"There are {', '.join(sorted(DEFAULTS))}."
+            )
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
+            raise ConfigurationError(f"{file}: {key}: {name} has to be a number from 0 to 1, not {number!r}")
+    return {name: float(number) for name, number in value.items()}
+
+
 _READERS: Mapping[str, Any] = {
     "select": _strings,
     "ignore": _strings,
@@ -162,4 +182,5 @@ _READERS: Mapping[str, Any] = {
     "fail-on": _severity,
     "exclude": _patterns,
     "entry-points": _patterns,
+    "thresholds": _thresholds,
 }

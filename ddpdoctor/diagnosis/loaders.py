@@ -72,3 +72,17 @@ def feeds_ddp(record: RunRecord, loader: Loader) -> bool:
         and forward.training
         for forward in record.forwards
     )
+
+
+def training_loader(record: RunRecord) -> Loader | None:
+    """The loader whose batches the first rank trained on most, or the only one that it made; None if neither."""
+    first = min((loader.rank for loader in record.loaders), default=None)
+    own = [loader for loader in record.loaders if loader.rank == first]
+    backwards: dict[int, int] = {}
+    for entry in record.passes:
+        if entry.rank == first and entry.backwards:
+            backwards[entry.loader] = backwards.get(entry.loader, 0) + entry.backwards
+    if backwards:
+        most = max(backwards, key=lambda loader: backwards[loader])
+        return next((loader for loader in own if loader.loader == most), None)
+    return own[0] if len(own) == 1 else None

@@ -41,7 +41,7 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     explicit_ns: float | None = None
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _summarise(key: ByIdentity) -> RunSummary:
     record = key.record
     measured = measured_steps(record)

@@ -63,6 +63,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_step: float
     ns_per_step: float | None = None
     """Blocked time; for gradients the communication window."""
+    waiting_ns_per_step: float | None = None
+    """What of the blocked time was waiting for the last rank; None for gradients."""
     bus_bandwidth_bytes_per_s: float | None = None
     limit_bytes_per_s: float | None = None
     """What the link should give, where that is known."""

@@ -53,9 +53,11 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
     for meeting in meetings:
         assert meeting.group is not None
         backend = record.groups[meeting.group].backend
+        waiting = meeting.waiting_ns()
         for kind in dict.fromkeys(meeting.kinds):
             at = [index for index, own in enumerate(meeting.kinds) if own == kind]
             blocked_ns = sum(column[index] for column in meeting.held_ns for index in at) / len(meeting.ranks)
+            waited_ns = sum(column[index] for column in waiting for index in at) / len(meeting.ranks)
             # The last that came waited for nobody.
             fastest_ns = sum(min(column[index] for column in meeting.held_ns) for index in at)
             sent_bytes = sum(meeting.size_bytes[index] for index in at)
@@ -66,6 +68,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
                 calls_per_step=len(at) / meeting.steps,
                 bytes_per_step=sent_bytes / meeting.steps,
                 ns_per_step=blocked_ns / meeting.steps,
+                waiting_ns_per_step=waited_ns / meeting.steps,
                 bus_bandwidth_bytes_per_s=_on_the_bus(kind, len(meeting.ranks), sent_bytes, fastest_ns)
                 if backend in _BLOCKING
                 else None,

@@ -77,6 +77,14 @@ def duration_text(nanoseconds: int) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:,.1f} h"
 
 
+def milliseconds_text(nanoseconds: float) -> str:
+    """Write a time of the order of a step: ``0.42 ms``, ``4.1 ms``, ``120 ms``, ``1.30 s``."""
+    milliseconds = nanoseconds / 1e6
+    if milliseconds >= 999.5:
+        return f"{milliseconds / 1e3:.2f} s"
+    return f"{milliseconds:.{0 if milliseconds >= 99.95 else 1 if milliseconds >= 0.95 else 2}f} ms"
+
+
 def details(signature: Signature) -> str:
     """Write what must agree between ranks: ``1,024 elements, float32, sum``."""
     parts = []

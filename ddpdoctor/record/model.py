@@ -152,6 +152,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The last lines of what was printed before there was a rank."""
     early_exceptions: tuple[RankException, ...] = ()
     """Exceptions that ended processes of the script before they had become ranks, first in time first."""
+    thresholds: Mapping[str, float] = {}
+    """What the project has set in the place of the checks' own thresholds, by their names."""
+    one_rank_samples_per_s: float | None = None
+    """Throughput of the same training on one rank, where a run of it was recorded."""
     started_ns: int = 0
     training_started_ns: int = 0
     """First collective or training forward of any rank; 0 when there was none."""

@@ -29,6 +29,9 @@ entry-points = ["train*.py"]
 
 [tool.ddpdoctor.per-file-ignores]
 "tests/" = ["DDP301"]
+
+[tool.ddpdoctor.thresholds]
+straggler = 0.2
 """
 
 
@@ -40,6 +43,7 @@ def test_the_nearest_file_counts(tmp_path: Path) -> None:
     settings = find_settings(inner)
     assert (settings.file, settings.directory) == (str(tmp_path / "pyproject.toml"), tmp_path)
     assert (settings.select, settings.ignore, settings.fail_on) == (("DDP1", "DDP3"), ("DDP101",), Severity.ERROR)
+    assert settings.thresholds == {"straggler": 0.2}
     assert settings.excludes(tmp_path / "third_party" / "x.py")
     assert settings.ignored_in(tmp_path / "tests" / "x.py") == ("DDP301",)
     assert settings.ignored_in(tmp_path / "x.py") == settings.ignored_in(Path("/elsewhere/tests/x.py")) == ()
@@ -63,6 +67,10 @@ def test_no_file_is_no_settings(tmp_path: Path) -> None:
         ("fail-on = []", "fail-on has to be one of", ""),
         ("per-file-ignores = []", "per-file-ignores has to be a table", "As in"),
         ("per-file-ignores = {'a' = 'b'}", "has to be a list of strings", ""),
+        ("thresholds = 0.1", "thresholds has to be a table", "As in"),
+        ("thresholds = {stragler = 0.1}", "there is no threshold called 'stragler'", "straggler"),
+        ("thresholds = {straggler = 10}", "straggler has to be a number from 0 to 1, not 10", ""),
+        ("thresholds = {straggler = true}", "straggler has to be a number", ""),
         ("select = [", "is not valid TOML", ""),
     ],
 )

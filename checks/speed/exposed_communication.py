@@ -1,0 +1,92 @@
+"""Steps wait for communication that nothing hides.
+
+What it finds
+    In a live run: gradients that are on their way for more than 10 % of the step while backward has nothing left to
+    compute, and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the
+    ranks wait for one that comes late is not counted: that is a straggler (DDP403). Ranks that take turns in being late
+    are told from the rest from 20 % on.
+
+Why it is bad
+    Every rank stands still for that time, and with more ranks or a slower network it grows.
+
+Example
+    model = DDP(Wide())                 # 400 MB of gradients
+    for batch in loader:                # batch size 1: 30 ms of backward
+        model(batch).mean().backward()
+
+Remedy
+    Send less or less often: larger batches, accumulation under no_sync(), gradients in bfloat16
+    (bf16_compress_hook). Where batches differ in length, group them by length, so that ranks have equal work.
+
+When it is wrong
+    Where the job is small on purpose; a toy model shows 30 % and more.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+    https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.exposure import Exposure
+    from ddpdoctor.diagnosis.summary import Traffic
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP401",
+    name="exposed-communication",
+    severity={"run": Severity.WARNING},
+    needs=frozenset({"step_tracks", "call_tracks"}),
+)
+_REMEDIES = {
+    "transfer": "Send less or less often: larger batches, accumulation under no_sync(), or gradients in bfloat16 "
+    "(bf16_compress_hook).",
+    "uneven": "Give the ranks equal work in each step: group samples by length, and pad or pack them alike.",
+    "explicit": "Run these collectives less often, or several as one: reduce metrics when they are logged, set "
+    "broadcast_buffers=False where buffers need no sync.",
+}
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the kinds of communication that take too much of the step."""
+    from ddpdoctor.diagnosis.exposure import exposures
+
+    for exposure in exposures(record):
+        yield CHECK.finding(
+            "run",
+            _told(exposure),
+            remedy=_REMEDIES[exposure.kind],
+            evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
+        )
+
+
+def _told(exposure: Exposure) -> str:
+    from ddpdoctor.diagnosis.wording import milliseconds_text
+
+    part = f"{exposure.share:.0%} of the step ({milliseconds_text(exposure.exposed_ns)} of "
+    part += f"{milliseconds_text(exposure.step_ns)})"
+    if exposure.kind == "uneven":
+        return f"the ranks wait for each other for {part}, and take turns in being late"
+    if exposure.kind == "transfer":
+        return f"backward waits for gradients on their way for {part}"
+    names = list(dict.fromkeys(entry.kind for entry in exposure.traffic))
+    return f"collectives outside of backward ({', '.join(names[:3])}) take {part}"
+
+
+def _fact(entry: Traffic) -> Fact:
+    from ddpdoctor.diagnosis.wording import bytes_text
+
+    text = f"{entry.kind} of {entry.group}: {bytes_text(round(entry.bytes_per_step))} in {entry.calls_per_step:.3g} "
+    text += "buckets a step" if entry.kind == "gradients" else "calls a step"
+    numbers: dict[str, int | float] = {"bytes_per_step": entry.bytes_per_step, "calls_per_step": entry.calls_per_step}
+    if entry.bus_bandwidth_bytes_per_s is not None:
+        numbers["bus_bandwidth_bytes_per_s"] = entry.bus_bandwidth_bytes_per_s
+        text += f", at least {bytes_text(round(entry.bus_bandwidth_bytes_per_s))}/s on the bus"
+    return Fact(text=text, basis="run", numbers=numbers)

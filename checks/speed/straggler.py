@@ -1,0 +1,94 @@
+"""One rank keeps the others waiting.
+
+What it finds
+    In a live run: ranks for which the others wait 5 % of the step or more where they meet, in the reduction of
+    gradients or in an explicit collective, while they hardly wait themselves; in most of the run, not once. With the
+    phase that makes them late.
+
+Why it is bad
+    Every step takes as long as on its slowest rank: the time of all the others is lost.
+
+Example
+    sampler.num_samples += 100 * (rank == 3)        # one rank augments, logs or loads more than the others
+
+Remedy
+    Look for what that rank alone does in the phase that is named: work for rank 0, longer samples, a slower disk, other
+    programs on its cores, a slower GPU.
+
+When it is wrong
+    Where the ranks' clocks differ (several machines without a common time), and on machines that are shared with other
+    jobs.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP403",
+    name="straggler",
+    severity={"run": Severity.WARNING},
+    needs=frozenset({"step_tracks", "call_tracks"}),
+)
+_PHASES = {
+    "data_wait": ("its loader", "See what its loader does: longer samples, a slower disk, fewer workers or cores."),
+    "forward": ("its forward", "See what it computes in forward that the others do not: longer samples, other layers."),
+    "backward": ("its backward", "See what slows its backward: longer samples, hooks, a busy or throttled device."),
+    "optimizer": ("its optimizer step", "See what its optimizer step does that the others' do not."),
+    "explicit": ("collectives of its own", "See which collectives it runs that the others do not."),
+    "other": (
+        "code between the phases",
+        "See what it does between the steps: printing, metrics, checkpoints, work that only one rank has.",
+    ),
+}
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the ranks that the others wait for."""
+    from ddpdoctor.diagnosis.stragglers import straggler
+    from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
+
+    late = straggler(record)
+    if late is None:
+        return
+    cause, remedy = _PHASES.get(late.phase, ("", "Compare what this rank and the others do in a step."))
+    several = len(late.ranks) > 1
+    others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
+    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ""
+    facts = [
+        Fact(
+            text=f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} "
+            f"{milliseconds_text(late.waiting_ns)} of each step longer than {rank_list(late.ranks)}",
+            basis="run",
+            numbers={"waiting_ns_per_step": late.waiting_ns, "share_of_step": late.share},
+        )
+    ]
+    if late.phase:
+        facts.append(
+            Fact(
+                text=f"{late.phase.replace('_', ' ')} takes {rank_list(late.ranks)} "
+                f"{milliseconds_text(late.phase_ns)} a step, and the others "
+                f"{milliseconds_text(late.phase_elsewhere_ns)}",
+                basis="run",
+                numbers={"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns},
+                rank=late.ranks[0],
+            )
+        )
+    part = f"{late.share:.0%} of the step ({milliseconds_text(late.waiting_ns)})"
+    yield CHECK.finding(
+        "run",
+        f"{rank_list(late.ranks)} {verb(late.ranks, 'keeps', 'keep')} {others} waiting for {part}{because}",
+        remedy=remedy,
+        ranks=late.ranks,
+        evidence=tuple(facts),
+    )

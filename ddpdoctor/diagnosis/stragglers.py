@@ -1,0 +1,106 @@
+"""The ranks that keep the others waiting, step after step."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+import msgspec
+
+from ddpdoctor.diagnosis.steadiness import enough_steps, holds
+from ddpdoctor.diagnosis.summary import RankSummary, RunSummary
+from ddpdoctor.diagnosis.thresholds import threshold
+from ddpdoctor.record.model import RunRecord
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that the others wait for."""
+
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    """All others that meet them."""
+    waiting_ns: float
+    """What the others wait more per step than these ranks do, at the least."""
+    share: float
+    """The same as a share of the step."""
+    phase: str
+    """What makes them late: a phase as ``RankSummary.late_phase`` names it; empty where none stands out."""
+    phase_ns: float
+    """Mean per step of that phase on them."""
+    phase_elsewhere_ns: float
+    """The same on the others."""
+
+
+def straggler(record: RunRecord) -> Straggler | None:
+    """The ranks that the others wait for, if there are such; at most half of those that wait for each other.
+
+    Ranks are told apart by how long they wait themselves: a straggler hardly does. Where ranks take turns in being late
+    all wait alike and nobody is one. Raises TooLittleEvidence where too few steps were measured.
+    """
+    found = late_ranks(enough_steps(record), threshold(record, "straggler"))
+    if found is None:
+        return None
+    ranks, gap_ns = found
+    if not holds(record, lambda part: (late_ranks(part, threshold(record, "straggler")) or ((), 0))[0] == ranks):
+        return None
+    summary = enough_steps(record)
+    late = [rank for rank in summary.ranks if rank.rank in ranks]
+    others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
+    phase = _phase(late, others)
+    return Straggler(
+        ranks=ranks,
+        waiting=tuple(rank.rank for rank in others),
+        waiting_ns=gap_ns,
+        share=gap_ns / _step_ns(summary),
+        phase=phase,
+        phase_ns=fmean(own_time_ns(rank, phase) for rank in late) if phase else 0.0,
+        phase_elsewhere_ns=median(own_time_ns(rank, phase) for rank in others) if phase else 0.0,
+    )
+
+
+def late_ranks(summary: RunSummary, share: float) -> tuple[tuple[int, ...], float] | None:
+    """The ranks that wait less than all others by a ``share`` of the step or more, and by how much."""
+    ranks = sorted((rank for rank in summary.ranks if rank.waiting_ns is not None), key=_waiting_ns)
+    if len(ranks) < 2:
+        return None
+    gaps = [
+        (_waiting_ns(ranks[count]) - _waiting_ns(ranks[count - 1]), count) for count in range(1, len(ranks) // 2 + 1)
+    ]
+    gap_ns, count = max(gaps)
+    if gap_ns < share * _step_ns(summary):
+        return None
+    return tuple(sorted(rank.rank for rank in ranks[:count])), gap_ns
+
+
+def own_time_ns(rank: RankSummary, phase: str) -> float:
+    """Mean per step of a phase, as ``RankSummary.late_phase`` names them."""
+    phases = rank.phases
+    return {
+        "data_wait": phases.data_wait_ns,
+        "forward": phases.forward_ns,
+        "backward": phases.backward_compute_ns,
+        "explicit": phases.explicit_ns,
+        "optimizer": phases.optimizer_ns,
+        "other": phases.other_ns,
+    }[phase]
+
+
+def _phase(late: list[RankSummary], others: list[RankSummary]) -> str:
+    """The phase that made them late most; of several ranks the one by which their means exceed the others' most."""
+    if len(late) == 1 and late[0].late_phase:
+        return late[0].late_phase
+    excess = {
+        phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
+        for phase in ("data_wait", "forward", "backward", "optimizer", "other")
+    }
+    phase = max(excess, key=lambda name: excess[name])
+    return phase if excess[phase] > 0 else ""
+
+
+def _waiting_ns(rank: RankSummary) -> float:
+    assert rank.waiting_ns is not None
+    return rank.waiting_ns
+
+
+def _step_ns(summary: RunSummary) -> float:
+    assert summary.phases is not None
+    return summary.phases.step_ns

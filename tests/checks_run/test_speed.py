@@ -1,0 +1,153 @@
+"""What makes steps slow, on records of measured jobs built by hand."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ddpdoctor.check import TooLittleEvidence
+from ddpdoctor.checks.speed import exposed_communication, input_bound, poor_overlap, straggler
+from ddpdoctor.finding import Finding, Frame, Severity
+from ddpdoctor.record.model import Loader, Pass, Site
+from tests.diagnosis.measured_job import MeasuredJob
+
+COMPUTE = {"data_wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 5.0, "other": 2.0}
+CHECKS = (exposed_communication, poor_overlap, straggler, input_bound)
+
+
+def said(check: ModuleType, job: MeasuredJob, **streams: Any) -> list[Finding]:
+    return list(check.in_run(job.record(**streams)))
+
+
+def codes(job: MeasuredJob) -> list[str]:
+    return [finding.code for check in CHECKS for finding in said(check, job)]
+
+
+def test_a_job_that_computes_has_no_finding() -> None:
+    assert codes(MeasuredJob(4).run(60, COMPUTE, transfer=4.0, hidden=30.0)) == []
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_few_steps_are_not_judged(check: ModuleType) -> None:
+    with pytest.raises(TooLittleEvidence, match=r"^16 steps were measured after the warm-up, and it takes 20$"):
+        said(check, MeasuredJob(2).run(19, {"data_wait": 50.0, "forward": 10.0}, transfer=50.0))
+
+
+def test_gradients_on_their_way_are_exposed_communication() -> None:
+    job = MeasuredJob(2).run(60, {**COMPUTE, "backward": 10.0}, transfer=62.0, hidden=5.0)
+    (finding,) = said(exposed_communication, job)
+    assert finding.title == "backward waits for gradients on their way for 62% of the step (62.0 ms of 100 ms)"
+    assert finding.severity is Severity.WARNING
+    assert finding.evidence[0].text == (
+        "gradients of all 2 ranks: 40.0 MB in 4 buckets a step, at least 597.0 MB/s on the bus"
+    )
+    assert codes(job) == ["DDP401"]
+
+
+def test_what_a_long_backward_does_not_hide_is_poor_overlap_as_well() -> None:
+    job = MeasuredJob(2).run(60, COMPUTE, transfer=32.0, hidden=5.0, buckets=1)
+    (finding,) = said(poor_overlap, job)
+    assert finding.severity is Severity.ADVICE
+    assert finding.title == (
+        "14% of the communication of gradients is hidden, though backward computes for 40.0 ms a step and 32.0 ms of "
+        "transfer come on top"
+    )
+    assert "bucket_cap_mb" in finding.remedy
+    assert codes(job) == ["DDP401", "DDP402"]
+
+
+def test_a_straggler_is_named_with_its_phase_and_nothing_is_laid_to_the_link() -> None:
+    job = MeasuredJob(4).run(60, COMPUTE, {2: {"data_wait": 25.0}}, transfer=4.0, hidden=30.0)
+    (finding,) = said(straggler, job)
+    assert finding.ranks == (2,)
+    assert finding.title == "rank 2 keeps the others waiting for 26% of the step (25.0 ms), for its loader"
+    assert [fact.text for fact in finding.evidence] == [
+        "ranks 0-1, 3 wait 25.0 ms of each step longer than rank 2",
+        "data wait takes rank 2 26.0 ms a step, and the others 1.0 ms",
+    ]
+    assert codes(job) == ["DDP403"]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "other"])
+def test_a_straggler_of_two_is_known_in_every_phase(phase: str) -> None:
+    (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {0: {phase: 20.0}}))
+    assert finding.title.startswith("rank 0 keeps rank 1 waiting for 23% of the step (20.0 ms), for ")
+
+
+def test_a_slow_half_of_the_ranks_is_found_together() -> None:
+    slow = {rank: {"forward": 30.0} for rank in (2, 3)}
+    (finding,) = said(straggler, MeasuredJob(4).run(60, COMPUTE, slow))
+    assert finding.title == (
+        "ranks 2 and 3 keep the others waiting for 31% of the step (30.0 ms), for their forward"
+    )
+
+
+def test_ranks_that_take_turns_are_no_stragglers() -> None:
+    job = MeasuredJob(2)
+    for step in range(60):
+        job.run(1, COMPUTE, {step % 2: {"forward": 60.0}})
+    assert codes(job) == ["DDP401"]
+    (finding,) = said(exposed_communication, job)
+    assert finding.title == (
+        "the ranks wait for each other for 23% of the step (30.0 ms of 128 ms), and take turns in being late"
+    )
+
+
+def test_one_long_delay_is_no_straggler_and_some_jitter_is_nothing() -> None:
+    job = MeasuredJob(2).run(30, COMPUTE).run(1, COMPUTE, {1: {"other": 900.0}}).run(30, COMPUTE)
+    assert codes(job) == []
+    jittering = MeasuredJob(2)
+    for step in range(60):
+        jittering.run(1, COMPUTE, {step * 7 % 5 % 2: {"forward": 3.0 * (step % 4)}})
+    assert codes(jittering) == []
+
+
+def test_a_project_sets_its_own_threshold() -> None:
+    def job(share: float) -> MeasuredJob:
+        return MeasuredJob(2, thresholds={"straggler": share}).run(60, COMPUTE, {1: {"forward": 10.0}})
+
+    assert (codes(job(0.05)), codes(job(0.3))) == (["DDP403"], [])
+
+
+def test_waiting_for_data_names_the_loader_and_its_workers() -> None:
+    job = MeasuredJob(2).run(60, {**COMPUTE, "data_wait": 20.0})
+    frame = Frame("/job/train.py", 20, "main")
+    streams: dict[str, Any] = {
+        "sites": (Site((frame,)),),
+        "loaders": tuple(
+            Loader(rank=rank, loader=loader, site=0 if loader else -1, workers=2 * loader)
+            for rank in (0, 1)
+            for loader in (0, 1)
+        ),
+        "passes": (Pass(rank=0, loader=1, ordinal=0, backwards=60), Pass(rank=0, loader=0, ordinal=0, backwards=1)),
+    }
+    (finding,) = said(input_bound, job, **streams)
+    assert finding.title == "training waits for data for 23% of the step (20.0 ms of 87.0 ms)"
+    assert finding.remedy.startswith("The 2 workers of each rank do not keep up")
+    assert finding.location is not None and finding.location.line == 20
+    assert codes(job) == ["DDP404"]
+
+
+def test_the_start_of_workers_at_the_beginning_of_epochs_is_no_wait_for_data() -> None:
+    job = MeasuredJob(2)
+    for _ in range(2):
+        job.run(1, {**COMPUTE, "data_wait": 400.0}).run(40, COMPUTE)
+    assert codes(job) == []
+
+
+def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -> None:
+    def job(kind: str, late: float, transfer: float) -> MeasuredJob:
+        job = MeasuredJob(2, kinds=("barrier", "all_reduce"))
+        for _ in range(60):
+            job.run(1, {**COMPUTE, "other": 60.0}, explicit_ns=int((late + transfer) * 1e6))
+            for rank in job.ranks:
+                end = job.now_ms[rank] - 1.0
+                job.call(rank, kind, end - transfer - (0.0 if rank else late), end, size_bytes=1_000)
+        return job
+
+    (finding,) = said(exposed_communication, job("all_reduce", 1.0, 40.0))
+    assert finding.title.startswith("collectives outside of backward (all_reduce) take 32% of the step")
+    assert said(exposed_communication, job("all_reduce", 40.0, 1.0)) == []
+    assert said(exposed_communication, job("barrier", 1.0, 40.0)) == []
