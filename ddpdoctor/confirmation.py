@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.finding import Finding, Location
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.merge import SUSPECTED
 from ddpdoctor.places import same_file, shown_path
 from ddpdoctor.runner import CheckResult
@@ -40,17 +40,20 @@ def with_confirmation(
     """Mark the suspicions that a rehearsal could have confirmed and did not.
 
     Only checks that looked at the run can have confirmed one, and checks of divergences, which the run may call by
-    another name.
+    another name. Advice of a check that otherwise warns is of habits that a run does not show.
     """
     if rehearsal.status == "skipped":
         return tuple(findings)
     looked = {result.code for result in results if result.looked_at_run}
+    usual = {result.code: result.source_severity for result in results if result.source_severity is not None}
     nodes_wanted = {result.code: result.nodes_wanted for result in results if result.nodes_wanted}
     if looked:
         looked |= SUSPECTED
 
     def confirmed(finding: Finding) -> Finding:
         if finding.basis != {"source"} or finding.code not in looked:
+            return finding
+        if finding.severity is Severity.ADVICE is not usual.get(finding.code, Severity.ADVICE):
             return finding
         sentence = _sentence(finding, rehearsal, reached, root, nodes_wanted.get(finding.code, 0))
         return msgspec.structs.replace(finding, unconfirmed=sentence)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ddpdoctor.check import BoundHit, LoadedCheck, Outcome, OutcomeState, TooLittleEvidence
-from ddpdoctor.finding import Finding, Refuted
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.registry import CatalogueEntry, load
 from ddpdoctor.source.gaps import deep_recursion, take_gap
 from ddpdoctor.source.words import mentions_any
@@ -37,6 +37,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The gap is a bound of the analysis."""
     crashed: bool = False
     """The gap is a defect of the check."""
+    source_severity: Severity | None = None
+    """How bad the check calls what it sees in the source, unless it says otherwise; None where it was not asked."""
     nodes_wanted: int = 0
     """The nodes that a run must have to show it, where the run had fewer; 0 where it had enough."""
 
@@ -86,6 +88,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
         return result
     check = load(entry)
     if check.in_source is not None and triggered:
+        result = msgspec.structs.replace(result, source_severity=check.check.severity.get("source"))
         take_gap(script)
         said = _ask(check.in_source, script)
         gap = take_gap(script)

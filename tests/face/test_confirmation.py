@@ -57,6 +57,15 @@ def test_a_suspicion_that_one_node_cannot_show_says_which_layout_does(nodes_want
     assert found.unconfirmed.startswith("not confirmed") and found.unconfirmed.endswith(expected)
 
 
+@pytest.mark.parametrize(("severity", "said"), [(Severity.WARNING, True), (Severity.ADVICE, False)])
+def test_nothing_is_said_of_what_is_milder_than_the_rest(severity: Severity, said: bool) -> None:
+    habit = finding("DDP313", "hot", severity, at(14))
+    result = CheckResult(
+        code="DDP313", name="hot", from_source=(habit,), looked_at_run=True, source_severity=Severity.WARNING
+    )
+    assert bool(concluded(result).findings[0].unconfirmed) is said
+
+
 def test_nothing_is_said_of_what_was_confirmed_and_of_what_no_run_can_show() -> None:
     confirmed = CheckResult(
         code="DDP101",
