@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank), pg_options=options)
     torch.set_float32_matmul_precision("high")
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).cuda()
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -161,6 +161,7 @@ def queries() -> None:
     assert cuda.get_device_capability(0) >= (7, 0)
     properties = cuda.get_device_properties(torch.device("cuda", 0))
     assert properties.total_memory > 2**30 and properties.name and properties.major >= 7
+    assert len(str(properties.uuid)) == 36 and properties.uuid != cuda.get_device_properties(1).uuid
     assert cuda.is_bf16_supported() and cuda.nccl.version() > (2, 0)
     assert cuda.synchronize(torch.ones(1).cuda().device) is None and cuda.memory_allocated(torch.ones(1).device) == 0
     with raises(ValueError, "Expected a cuda device"):
@@ -220,6 +221,8 @@ def generators() -> None:
     assert pickle.loads(pickle.dumps(generator)).initial_seed() == copy.deepcopy(generator).initial_seed() == 3
     one = torch.randn(2, generator=generator, device="cuda")
     assert torch.equal(one, torch.randn(2, generator=torch.Generator("cuda:1").manual_seed(3), device="cuda"))
+    own = type("Own", (torch.Generator,), {})("cuda")
+    assert isinstance(own, torch.Generator) and torch.randn(2, generator=own, device="cuda").device == CPU
 
 
 @case
@@ -240,6 +243,22 @@ def streams_and_events() -> None:
     stream.synchronize()
     with raises(ValueError, "enable_timing"):
         torch.cuda.Event().elapsed_time(torch.cuda.Event())
+
+
+@case
+def streams_and_events_of_any_device() -> None:
+    if not hasattr(torch, "Event"):
+        return
+    stream, event = torch.Stream(device="cuda:1", priority=-1), torch.Event(device="cuda", enable_timing=True)
+    assert isinstance(stream, torch.Stream) and isinstance(torch.cuda.current_stream(), torch.Stream)
+    assert isinstance(event, torch.Event) and stream.device == torch.device("cuda", 1)
+    with stream:
+        assert torch.cuda.current_stream() is stream and torch.cuda.current_device() == 1
+    event.record(stream)
+    stream.wait_event(event)
+    assert stream.query() and event.query() and torch.Stream(device="cuda") != stream
+    with raises(RuntimeError, "invalid device ordinal"):
+        torch.Stream(device="cuda:9")
 
 
 @case

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from .devices import Devices
 from .gaps import Gaps
-from .streams import stream_classes
+from .streams import for_any_device, stream_classes
 
 NAME = "CUDA stand-in"
 MEMORY_BYTES = 16 * 2**30
@@ -81,6 +82,9 @@ def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
     for name in ("start", "stop", "init"):
         if hasattr(cuda.profiler, name):
             setattr(cuda.profiler, name, _always(None))
+    for name in ("Stream", "Event"):
+        if hasattr(torch, name):
+            setattr(torch, name, for_any_device(getattr(torch, name), answers[name], devices))
     if hasattr(torch, "accelerator"):
         _accelerator(torch, devices, answers)
 
@@ -96,9 +100,10 @@ def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
     """Questions about the machine."""
 
     def properties(device: Any = None) -> Any:
-        devices.checked(devices.index(device))
+        index = devices.checked(devices.index(device))
         return SimpleNamespace(
             name=NAME,
+            uuid=uuid.UUID(int=index),
             major=CAPABILITY[0],
             minor=CAPABILITY[1],
             total_memory=MEMORY_BYTES,
@@ -108,6 +113,8 @@ def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
             max_threads_per_block=1024,
             regs_per_multiprocessor=65536,
             shared_memory_per_block=48 * 2**10,
+            shared_memory_per_block_optin=163 * 2**10,
+            shared_memory_per_multiprocessor=164 * 2**10,
             L2_cache_size=40 * 2**20,
             is_integrated=False,
             is_multi_gpu_board=False,

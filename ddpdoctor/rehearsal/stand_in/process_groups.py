@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from .devices import Devices
@@ -23,6 +24,19 @@ def install(torch: Any, devices: Devices) -> None:
     _ddp(torch, devices)
 
 
+class ProcessGroupNCCL:
+    """Stands for the class that a torch without NCCL lacks; no group is one."""
+
+    class Options:
+        """Options of an NCCL group, which are taken and not used."""
+
+        backend = NCCL
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = SimpleNamespace()
+
+
 class _Backends:
     """Remembers which groups were asked of NCCL, because ``get_backend`` must say so."""
 
@@ -36,6 +50,8 @@ class _Backends:
         distributed = self._distributed
         functions = distributed.distributed_c10d
         distributed.is_nccl_available = functions.is_nccl_available = lambda: True
+        if not hasattr(distributed, "ProcessGroupNCCL"):
+            distributed.ProcessGroupNCCL = functions.ProcessGroupNCCL = ProcessGroupNCCL
         for name in ("init_process_group", "new_group"):
             replacement = self._with_gloo(name, getattr(functions, name))
             setattr(functions, name, replacement)

@@ -134,3 +134,21 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
         "current_stream": current_stream,
         "set_stream": set_stream,
     }
+
+
+def for_any_device(real: type, served: type, devices: Devices) -> type:
+    """``torch.Stream`` or ``torch.Event``: served where a GPU is named, or no device, which means one."""
+
+    class OfAnyDevice(type):
+        """Makes objects of other classes, and takes them for its own."""
+
+        def __call__(cls, device: Any = None, *arguments: Any, **options: Any) -> Any:
+            if device is not None and not devices.is_cuda(device):
+                return real(device, *arguments, **options)
+            index = devices.checked(devices.index(device))
+            return served(index, *arguments, **options) if "Stream" in real.__name__ else served(**options)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (real, served))
+
+    return OfAnyDevice(real.__name__, (), {"__module__": real.__module__})
