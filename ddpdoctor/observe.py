@@ -1,35 +1,55 @@
 """Watches a run: reads what its ranks write, runs the checks on it, and hands out snapshots for a face to show.
 
-``live_source`` is for a run that goes on, ``replay`` for one that is over::
+::
 
     from ddpdoctor.observe import live_source
 
-    source = live_source(Path("~/.local/state/ddpdoctor/runs/run-20260101-120000-abcd").expanduser())
+    source = live_source(Path.home() / ".local/state/ddpdoctor/runs/run-20260101-120000-abcd")
     print(source.snapshot().verdict.text)
 
-Both raise RecordError for a directory that cannot be read.
+``live_source`` raises RecordError for a directory that cannot be read. ``ddpdoctor.monitor.playback`` shows a run that
+is over.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.gpu_use import mean_utilisation
-from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
+from ddpdoctor.diagnosis.measured_steps import recent
+from ddpdoctor.diagnosis.summarise import summarise
+from ddpdoctor.diagnosis.summary import RunVerdict
+from ddpdoctor.errors import RecordError
+from ddpdoctor.finding import Finding
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.launch.kept_runs import live_processes
+from ddpdoctor.live_findings import LiveChecks
+from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.live_run import LiveRun
-from ddpdoctor.monitor.rank_view import rank_views
-from ddpdoctor.monitor.snapshot import RunState, Snapshot
+from ddpdoctor.monitor.playback import final_snapshot
+from ddpdoctor.monitor.run_snapshot import Look, build_snapshot, steps_made
+from ddpdoctor.monitor.series import Series
+from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
 from ddpdoctor.monitor.stall_view import stall_view
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.monitor.standing import Standing
+from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 
-LOOK_EVERY_NS = 250_000_000
+LOOK_EVERY_NS = 1_000_000_000
+LOOK_AT_STALL_EVERY_NS = 250_000_000
+"""While some rank makes no steps: a hang has to be named within seconds."""
+CHECK_EVERY_NS = 3_000_000_000
+SHOWN_WINDOW_NS = 30_000_000_000
+"""The figures of a live run are those of its newest steps …"""
+JUDGED_WINDOW_NS = 60_000_000_000
+"""… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
+JUDGED_STEPS = 60
+RECORD_EVERY_NS = 5_000_000_000
+_FAILED = ("raised", "signalled", "left-by-exit")
 
 
 def live_source(directory: Path, job: LaunchedJob | None = None) -> RunSource:
@@ -37,98 +57,158 @@ def live_source(directory: Path, job: LaunchedJob | None = None) -> RunSource:
     return RunSource(directory, read_plan(directory), job)
 
 
-def replay(directory: Path) -> RunSource:
-    """Show a run that is over as it was at its end."""
-    return RunSource(directory, read_plan(directory), None, source="replay")
+def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
+    """What was shown last of a run, and its record; a run that is over and that nobody watched is looked at now.
+
+    Raises RecordError when the directory cannot be read.
+    """
+    plan = read_plan(directory)
+    source = RunSource(directory, plan, None, is_over=not live_processes(directory))
+    try:
+        try:
+            snapshot = final_snapshot(directory)
+        except RecordError:
+            snapshot = source.final_snapshot()
+        return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
+    finally:
+        source.close()
 
 
 class RunSource:
     """A run directory as a source of snapshots; fulfils ``SnapshotSource``."""
 
-    def __init__(
-        self, directory: Path, plan: RunPlan, job: LaunchedJob | None, source: Literal["live", "replay"] = "live"
-    ) -> None:
+    def __init__(self, directory: Path, plan: RunPlan, job: LaunchedJob | None, *, is_over: bool = False) -> None:
+        """``is_over``: nothing of it runs any more, and its directory is not written to."""
         self._directory = directory
         self._plan = plan
         self._job = job
-        self._source = source
-        self._run = LiveRun(directory, plan)
+        self._run = LiveRun(directory, plan, is_over=is_over)
+        self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
+        self._history = None if is_over else HistoryWriter(directory)
+        self._series = Series()
+        self._standing = Standing()
+        self._checked_at_ns = 0
+        self._recorded_at_ns = 0
         self._stalled_since_ns = 0
         self._newest: Snapshot | None = None
+        self._lock = threading.Lock()
 
     def snapshot(self) -> Snapshot:
-        """The newest one; looks at the files at most four times a second."""
-        now_ns = time.time_ns()
-        if self._newest is None or now_ns - self._newest.now_ns >= LOOK_EVERY_NS:
-            self._newest = self._look(now_ns)
-        return self._newest
+        """The newest one; looks at the files once a second, and more often while the job may stand still."""
+        with self._lock:
+            now_ns = time.time_ns()
+            every_ns = LOOK_AT_STALL_EVERY_NS if self._run.is_quiet else LOOK_EVERY_NS
+            if self._newest is None or now_ns - self._newest.now_ns >= every_ns:
+                self._newest = self._look(now_ns)
+            return self._newest
+
+    def final_snapshot(self) -> Snapshot:
+        """The figures and findings of the whole run, and its exit code; called once the job has ended."""
+        with self._lock:
+            self._newest = self._look(time.time_ns(), whole=True)
+            return self._newest
+
+    def record(self) -> RunRecord:
+        """What is known of the run now, for a trace."""
+        with self._lock:
+            return self._run.look(time.time_ns())
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have the stack of one rank taken."""
 
     def end_job(self) -> None:
-        """End the job if this program started it."""
-        import signal
-
+        """End the job if this program started it; the second call kills it."""
         if self._job is not None:
             self._job.forward(signal.SIGTERM)
 
     def close(self) -> None:
         """Let go of files; the job goes on."""
         self._run.close()
+        if self._history is not None:
+            self._history.close()
 
-    def _look(self, now_ns: int) -> Snapshot:
+    def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
         record = self._run.look(now_ns)
-        summary = RunSummary()
-        divergence = self._run.divergence
-        self._stalled_since_ns = 0 if divergence is None else self._stalled_since_ns or now_ns
-        culprits = (divergence.culprit,) if divergence is not None and divergence.culprit is not None else ()
+        shown = record if whole else recent(record, SHOWN_WINDOW_NS)
+        summary = summarise(shown)
+        if self._series.is_due(now_ns):
+            self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
         exit_code = self._job.exit_code() if self._job is not None else None
         state = self._state(record, exit_code)
-        plan = self._plan
-        utilisation, computing = mean_utilisation(record)
-        return Snapshot(
+        stall = self._stall(record, now_ns)
+        views = self._findings(record, now_ns, whole=whole)
+        look = Look(
             now_ns=now_ns,
-            source=self._source,
-            name=plan.name or self._directory.name,
-            command=record.job.command,
-            run_directory=str(self._directory),
-            launched=self._job is not None,
-            state=state,
-            started_at_ns=record.job.started_ns,
-            ended_at_ns=now_ns if state == "ended" else None,
-            exit_code=exit_code,
-            world_size=record.job.world_size or None,
-            nodes=len({rank.node for rank in record.ranks}) or None,
-            backend=record.job.backend,
-            device=record.job.device,
-            torch_version=record.job.torch_version,
+            record=record,
+            summary=summary,
             verdict=RunVerdict(state="unknown", text="no step has been measured yet"),
-            steps=_steps(record),
-            ranks=rank_views(record, summary, now_ns, culprits),
-            gpu_utilisation_percent=utilisation,
-            gpu_utilisation_corrected_percent=computing,
-            gpus=record.gpus,
+            state=state,
+            findings=views,
+            stall=stall,
+            culprit=self._run.divergence.culprit if self._run.divergence is not None else None,
             gpus_note=self._run.gpus_note(),
-            stall=stall_view(divergence, None, self._stalled_since_ns) if divergence is not None else None,
-            notes=self._run.faults(),
+            notes=self._notes(),
+            launched=self._job is not None,
+            exit_code=exit_code,
         )
+        snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
+        if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
+            self._recorded_at_ns = now_ns
+            self._history.write(snapshot)
+        return snapshot
+
+    def _notes(self) -> tuple[str, ...]:
+        fault = self._history.fault if self._history is not None else ""
+        return (*self._run.faults(), *((fault,) if fault else ()))
+
+    def _findings(self, record: RunRecord, now_ns: int, *, whole: bool) -> tuple[FindingView, ...]:
+        """What holds now; of the whole run what the checks say of all its steps, and what held for a while."""
+        stalled = self._run.divergence is not None
+        if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
+            record = _without_collectives(record)
+        if whole:
+            final = self._checks.findings(record)
+            return _with_final(final, self._standing.views(), record.job.started_ns)
+        if stalled or now_ns - self._checked_at_ns >= CHECK_EVERY_NS:
+            self._checked_at_ns = now_ns
+            self._standing.take(self._checks.findings(recent(record, self._judged_ns(record))), now_ns)
+        return self._standing.views()
+
+    def _judged_ns(self, record: RunRecord) -> int:
+        times = summarise(recent(record, JUDGED_WINDOW_NS)).step_times
+        return max(JUDGED_WINDOW_NS, int(JUDGED_STEPS * times.p50_ns) if times is not None else 0)
+
+    def _stall(self, record: RunRecord, now_ns: int) -> StallView | None:
+        divergence = self._run.divergence
+        if divergence is None:
+            self._stalled_since_ns = 0
+            return None
+        self._stalled_since_ns = self._stalled_since_ns or now_ns
+        speaking = [view.finding for view in self._standing.views() if view.until_ns is None]
+        finding = next((one for one in speaking if one.severity.value == "error"), None)
+        return stall_view(divergence, finding, self._stalled_since_ns)
 
     def _state(self, record: RunRecord, exit_code: int | None) -> RunState:
         if exit_code is not None or (self._job is None and record.ranks and not self._run.living()):
             return "ended"
-        if self._source == "replay" and not live_processes(self._directory):
-            return "ended"
         if self._run.divergence is not None:
             return "stalled"
-        return "running" if _steps(record) else "waiting"
+        return "running" if steps_made(record) else "waiting"
 
 
-def _steps(record: RunRecord) -> int | None:
-    """Steps that every rank has made; None before the first."""
-    return min((track.step[-1] if len(track) else 0 for track in record.step_tracks), default=None)
+def _without_collectives(record: RunRecord) -> RunRecord:
+    """Keep from the checks what ranks told of their collectives at different moments, unless it proves something."""
+    absent = StreamState("absent", "the job goes on, so nobody asked the ranks for their collectives")
+    return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
 
 
-def with_exit_code(snapshot: Snapshot, exit_code: int) -> Snapshot:
-    """The last snapshot of a job that has ended."""
-    return msgspec.structs.replace(snapshot, state="ended", exit_code=exit_code, ended_at_ns=snapshot.now_ns)
+def _with_final(
+    final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int
+) -> tuple[FindingView, ...]:
+    """What the checks say of the whole run, since when as far as that was seen; then what held for a while only."""
+    fingerprints = {finding.fingerprint for finding in final}
+    since_ns = {view.finding.fingerprint: view.since_ns for view in reversed(held)}
+    views = [
+        FindingView(finding=finding, since_ns=since_ns.get(finding.fingerprint, started_ns)) for finding in final
+    ]
+    return (*views, *(view for view in held if view.finding.fingerprint not in fingerprints))

@@ -56,6 +56,19 @@ def run_checks(
         return tuple([_run_check(entry, script, record, static=static) for entry in entries])
 
 
+def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
+    """Run every check that looks at runs of this kind on a record alone.
+
+    Raises ConfigurationError when a built-in check cannot be loaded.
+    """
+    results = []
+    for entry in entries:
+        check = load(entry)
+        if check.in_run is not None and record.job.kind in check.check.severity:
+            results.append(_look_at_run(_said_nothing(entry.code, entry.name, ""), check, check.in_run, record))
+    return tuple(results)
+
+
 def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
     """Say what became of a check.
 
@@ -102,10 +115,21 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
             )
     if static or check.in_run is None or (record is not None and record.job.kind not in check.check.severity):
         return result
-    missing = "there was no rehearsal" if record is None else _missing_evidence(check, record)
-    if record is None or (missing and _absent(check, record)):
+    if record is None:
+        return msgspec.structs.replace(result, gap=result.gap or "there was no rehearsal")
+    return _look_at_run(result, check, check.in_run, record)
+
+
+def _look_at_run(
+    result: CheckResult,
+    check: LoadedCheck,
+    in_run: Callable[[RunRecord], Iterator[Finding | Refuted]],
+    record: RunRecord,
+) -> CheckResult:
+    missing = _missing_evidence(check, record)
+    if missing and _absent(check, record):
         return msgspec.structs.replace(result, gap=result.gap or missing)
-    heard = _ask(check.in_run, record)
+    heard = _ask(in_run, record)
     return msgspec.structs.replace(
         result,
         from_run=tuple(item for item in heard.yielded if isinstance(item, Finding)),

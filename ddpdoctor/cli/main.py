@@ -19,6 +19,7 @@ from ddpdoctor.report import streams
 COMMANDS = {
     "check": "ddpdoctor.cli.check",
     "profile": "ddpdoctor.cli.profile",
+    "report": "ddpdoctor.cli.report",
     "explain": "ddpdoctor.cli.explain",
 }
 """Module of each sub-command, imported when it is asked for; the command has the name of its module."""

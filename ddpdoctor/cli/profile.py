@@ -8,15 +8,17 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, help_option
 from ddpdoctor.cli.job_command import SCRIPT, JobCommand
+from ddpdoctor.cli.run_output import RunOutput, run_output_options
 from ddpdoctor.errors import ConfigurationError, UsageError
-from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed_environment
+from ddpdoctor.launch.environment import observed
+from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command
 from ddpdoctor.record import layout
 from ddpdoctor.report import streams
 
@@ -38,6 +40,7 @@ from ddpdoctor.report import streams
     is_flag=True,
     help="Print the two variables that let a job be watched that another launcher starts, and exit.",
 )
+@run_output_options
 @help_option()
 @click.pass_context
 def profile(
@@ -48,6 +51,10 @@ def profile(
     run_dir: str | None,
     no_tui: bool,
     print_environment: bool,
+    output_format: Literal["text", "json"],
+    output: str | None,
+    export: str | None,
+    no_color: bool,
 ) -> None:
     """Run a job under observation, or attach to one that runs.
 
@@ -55,40 +62,47 @@ def profile(
     launches a job, as in `ddpdoctor profile -- torchrun --nproc-per-node 8 train.py`. Without either, the newest
     watched job of this user is attached to; it goes on when ddpdoctor ends.
 
-    The job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr. The exit code is the job's.
+    The job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr, the report at the end included. For
+    JSON without a file the job's stdout goes to stderr, so that stdout holds the JSON alone. The exit code is the
+    job's.
     """
     from ddpdoctor.cli import watching
 
     if print_environment:
         streams.write_result(_exports(run_dir))
         ctx.exit()
+    wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
+    wanted.refuse_what_cannot_be_written()
     command = _command(ctx, module, nproc, python)
     if command is None:
-        ctx.exit(watching.attach(run_dir))
+        ctx.exit(watching.attach(run_dir, wanted))
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
 
     directory = new_run_directory(run_dir)
-    given = {name: value for name, value in os.environ.items() if name not in command.without}
-    environment = observed_environment(directory, given | dict(command.environment))
+    environment = {name: value for name, value in os.environ.items() if name not in command.without}
+    environment |= command.environment
+    environment |= observed(directory, environment)
     plan = _plan(command, environment)
     write_plan(directory, plan)
 
+    to_stderr = wanted.format == "json" and wanted.file is None
+
     def launch() -> LaunchedJob:
-        job = LaunchedJob(command.words, environment, directory)
+        job = LaunchedJob(command.words, environment, directory, output=streams.STDERR if to_stderr else None)
         with suppress(ConfigurationError):
             write_plan(directory, plan | {"launcher_pid": job.pid})
         return job
 
-    ctx.exit(watching.launch_and_watch(launch, directory))
+    ctx.exit(watching.launch_and_watch(launch, directory, wanted))
 
 
 def _exports(run_dir: str | None) -> str:
     """The variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
     from ddpdoctor.launch.kept_runs import new_run_directory
 
-    environment = observed_environment(new_run_directory(run_dir), os.environ)
-    return "".join(f"export {name}={shlex.quote(environment[name])}\n" for name in ("PYTHONPATH", layout.RUN_VARIABLE))
+    variables = observed(new_run_directory(run_dir), os.environ)
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def _command(ctx: click.Context, module: str | None, nproc: int | None, python: str | None) -> ObservedCommand | None:

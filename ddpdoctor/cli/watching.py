@@ -6,12 +6,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.errors import DdpDoctorError, ExitCode
-from ddpdoctor.launch.job import LaunchedJob
-from ddpdoctor.monitor.snapshot import SnapshotSource
 from ddpdoctor.report import streams
 from ddpdoctor.report.run_lines import RunLines
+
+if TYPE_CHECKING:
+    from ddpdoctor.cli.run_output import RunOutput
+    from ddpdoctor.launch.job import LaunchedJob
+    from ddpdoctor.observe import RunSource
 
 LOOK_EVERY_S = 0.25
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -19,62 +23,81 @@ _SENT_BY_THE_KERNEL = 0
 """``si_code`` is above this when no process sent a signal: the terminal did, and to all of its foreground processes."""
 
 
-def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path) -> int:
-    """Start a job and watch it until it ends; its exit code.
+def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted: RunOutput) -> int:
+    """Start a job, watch it until it ends, and report; its exit code.
 
     A fault of ours ends the watching, never the job.
     """
-    from ddpdoctor.observe import live_source
-
     # A signal must find either no job or one that it can be passed on to.
     with _waiting_for_signals():
         job = launch()
-        source: SnapshotSource | None = None
-        try:
-            source = live_source(directory, job)
-        except Exception as error:
-            _say_fault(error)
-        lines = RunLines()
-        while True:
-            code = job.exit_code()
-            if source is not None:
-                try:
-                    streams.say_lines(lines.news(source.snapshot(), ended=code is not None))
-                except Exception as error:
-                    _say_fault(error)
-                    source = None
-            if code is not None:
-                break
+        watcher = _Watcher(directory, job)
+        while (code := job.exit_code()) is None:
+            watcher.look()
             _pass_on(job, LOOK_EVERY_S)
         job.end_leftovers()
-        if source is not None:
-            source.close()
+        watcher.report(wanted)
     return code
 
 
-def attach(run_directory: str | None) -> int:
+def attach(run_directory: str | None, wanted: RunOutput) -> int:
     """Watch a job that runs, which goes on when we leave."""
     from ddpdoctor.launch.attachable import find_run
     from ddpdoctor.observe import live_source
 
     directory, others = find_run(run_directory)
     source = live_source(directory)
-    streams.say(f"ddpdoctor: attached to {directory}")
+    streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C leaves it alone")
     if others:
         streams.say("ddpdoctor: other live runs, for `--run-dir`: " + ", ".join(map(str, others)))
-    lines = RunLines()
+    lines = RunLines(str(Path.cwd()))
     with _waiting_for_signals():
         try:
-            while True:
-                snapshot = source.snapshot()
-                streams.say_lines(lines.news(snapshot, ended=snapshot.state == "ended"))
-                if snapshot.state == "ended":
-                    return ExitCode.CLEAN
+            while (snapshot := source.snapshot()).state != "ended":
+                streams.say_lines(lines.news(snapshot))
                 if signal.sigtimedwait(_PASSED_ON, LOOK_EVERY_S) is not None:
                     streams.say("ddpdoctor: detached; the job goes on")
-                    return ExitCode.INTERRUPTED
+                    break
+            wanted.write(source.final_snapshot())
+            wanted.write_trace(source.record())
         finally:
             source.close()
+    return ExitCode.CLEAN
+
+
+class _Watcher:
+    """Looks at a job that we started; after a fault it looks no more."""
+
+    def __init__(self, directory: Path, job: LaunchedJob) -> None:
+        self._lines = RunLines(str(Path.cwd()))
+        self._source: RunSource | None = None
+        with self._guarded():
+            from ddpdoctor.observe import live_source
+
+            self._source = live_source(directory, job)
+
+    def look(self) -> None:
+        """Say what is new."""
+        with self._guarded():
+            if self._source is not None:
+                streams.say_lines(self._lines.news(self._source.snapshot()))
+
+    def report(self, wanted: RunOutput) -> None:
+        """Write what is wanted of the run that has ended."""
+        with self._guarded():
+            if self._source is not None:
+                wanted.write(self._source.final_snapshot(), beside_a_job=True)
+                wanted.write_trace(self._source.record())
+                self._source.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._source = None
+            said = error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
+            streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
 
 
 def _pass_on(job: LaunchedJob, seconds: float) -> None:
@@ -96,9 +119,4 @@ def _waiting_for_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _say_fault(error: Exception) -> None:
-    said = error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
-    streams.say(f"ddpdoctor: the observation failed ({said}); the job goes on")
 

@@ -1,4 +1,4 @@
-"""The command and the environment of a job that is watched: the user's own, with the probe in it."""
+"""The command of a job that is watched: the user's own, or the script under torch's launcher."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.environment import BOOT_DIRECTORY, LOOPBACK, free_port
+from ddpdoctor.launch.environment import LOOPBACK, free_port
 from ddpdoctor.launch.wrappers import without_wrappers
-from ddpdoctor.record import layout
 
 RANKS_WITHOUT_GPU = 2
 
@@ -36,17 +35,6 @@ class ObservedCommand(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What people call the run."""
         return Path(self.script or self.words[0]).name
-
-
-def observed_environment(run_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment with the probe in it; two variables are all that it takes, whoever starts the job."""
-    path = environment.get("PYTHONPATH", "")
-    entries = [entry for entry in path.split(os.pathsep) if entry and entry != str(BOOT_DIRECTORY)]
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join([str(BOOT_DIRECTORY), *entries]),
-        layout.RUN_VARIABLE: str(run_directory),
-    }
 
 
 def script_command(

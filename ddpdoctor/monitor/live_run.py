@@ -22,28 +22,32 @@ QUIET_AFTER_NS = 1_000_000_000
 
 
 class LiveRun:
-    """One run while it is watched."""
+    """One run while it is watched, or when it is over: then nobody looks at processes, nor at the GPUs of today."""
 
-    def __init__(self, directory: Path, plan: RunPlan) -> None:
+    def __init__(self, directory: Path, plan: RunPlan, *, is_over: bool = False) -> None:
         self._plan = plan
+        self._is_over = is_over
         self._assembly = Assembly(directory)
         self._watch = Watch()
         self._liveness = LivenessSampler(STALL_AFTER_S)
         self._stuck: frozenset[int] = frozenset()
-        self._gpus = NodeGpus()
+        self._gpus = None if is_over else NodeGpus()
         self.divergence: Divergence | None = None
         """The proof that the job will not go on, once there is one."""
+        self.is_quiet = False
+        """Some rank has made no step for a while."""
 
     def look(self, now_ns: int) -> RunRecord:
         """Take in what was written since the last look; the record of what is known so far."""
         assembly = self._assembly
         assembly.poll()
         for pid in assembly.book.pids().values():
-            if not is_alive(pid):
+            if self._is_over or not is_alive(pid):
                 assembly.book.gone(pid, now_ns, None)
         record = self._record(now_ns)
-        if self._is_quiet(record, now_ns):
-            self._stuck = self._liveness.look(assembly.files.rings)
+        self.is_quiet = not self._is_over and _is_quiet(record, now_ns)
+        if self.is_quiet:
+            self._stuck = self._liveness.look(assembly.live.steps)
             record = self._record(now_ns)
             self.divergence = live_verdict(self._watch, record, now_ns)
         else:
@@ -52,31 +56,30 @@ class LiveRun:
 
     def living(self) -> dict[int, int]:
         """Process id of each rank that lives."""
-        return {rank: pid for rank, pid in self._assembly.book.pids().items() if is_alive(pid)}
+        pids = {} if self._is_over else self._assembly.book.pids()
+        return {rank: pid for rank, pid in pids.items() if is_alive(pid)}
 
     def faults(self) -> tuple[str, ...]:
         """What could not be observed or read, in sentences."""
         files, notes = self._assembly.files, []
         if self._assembly.faults:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
-        notes += [f"part of the record cannot be read: {reason}" for reason in dict.fromkeys(files.refused.values())]
+        refused = dict.fromkeys((*files.refused.values(), *self._assembly.live.refused.values()))
+        notes += [f"part of the record cannot be read: {reason}" for reason in refused]
         if files.damaged_lines:
             notes.append(f"{files.damaged_lines:,} lines of the record are damaged")
         return tuple(notes)
 
     def gpus_note(self) -> str:
         """Why there are no figures of GPUs, or no new ones; empty when all is well."""
-        return self._gpus.note()
+        return self._gpus.note() if self._gpus is not None else ""
 
     def close(self) -> None:
         """Let go of every file."""
-        self._gpus.close()
+        if self._gpus is not None:
+            self._gpus.close()
         self._assembly.files.close()
-
-    def _is_quiet(self, record: RunRecord, now_ns: int) -> bool:
-        """Tell whether some rank has made no step for a while."""
-        newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
-        return not newest or now_ns - min(newest) > QUIET_AFTER_NS
+        self._assembly.live.close()
 
     def _record(self, now_ns: int) -> RunRecord:
         book = self._assembly.book
@@ -92,7 +95,9 @@ class LiveRun:
             ranks_reported=book.reported(),
             ended_ns=now_ns,
         )
-        record = self._gpus.added_to(self._assembly.record(job))
+        record = self._assembly.record(job)
+        if self._gpus is not None:
+            record = self._gpus.added_to(record)
         if not self._stuck:
             return record
         ranks = tuple(
@@ -101,3 +106,7 @@ class LiveRun:
         )
         return msgspec.structs.replace(record, ranks=ranks)
 
+
+def _is_quiet(record: RunRecord, now_ns: int) -> bool:
+    newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
+    return not newest or now_ns - min(newest) > QUIET_AFTER_NS

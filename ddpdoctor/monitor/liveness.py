@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from ddpdoctor.diagnosis.liveness import Sample, at_rest, judge_liveness
-from ddpdoctor.record.reader import RingTail
+from ddpdoctor.record.reader import Beating
 
 SAMPLE_EVERY_S = 0.5
 
@@ -20,7 +20,7 @@ class LivenessSampler:
         self._samples: dict[int, deque[Sample]] = {}
         self._sampled_s = 0.0
 
-    def look(self, rings: Mapping[int, RingTail]) -> frozenset[int]:
+    def look(self, rings: Mapping[int, Beating]) -> frozenset[int]:
         """Take a sample when one is due; the processes that are stuck."""
         now_s = time.monotonic()
         if now_s - self._sampled_s >= SAMPLE_EVERY_S:
@@ -37,7 +37,7 @@ class LivenessSampler:
         """Tell whether none of the processes has done anything for the stall time but ask for something and sleep."""
         return all(at_rest(tuple(self._samples.get(pid, ())), self._stall_after_s) for pid in pids)
 
-    def _take(self, pid: int, ring: RingTail) -> None:
+    def _take(self, pid: int, ring: Beating) -> None:
         import psutil
 
         cpu_s, io_bytes = 0.0, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -32,9 +32,13 @@ _DOING: Mapping[Phase, str] = {
 
 
 def rank_views(
-    record: RunRecord, summary: RunSummary, now_ns: int, culprits: Collection[int] = ()
+    record: RunRecord,
+    summary: RunSummary,
+    now_ns: int,
+    culprits: Collection[int] = (),
+    lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
 ) -> tuple[RankView, ...]:
-    """One view for each rank that is known, ascending."""
+    """One view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
     pulses = {pulse.rank: pulse for pulse in record.pulses}
     figures = {entry.rank: entry for entry in summary.ranks}
     steps = {track.rank: track.step[-1] for track in record.step_tracks if len(track)}
@@ -59,6 +63,7 @@ def rank_views(
             alive=rank.end == "running",
             culprit=number in culprits,
             step=steps.get(number),
+            lateness_ns=lateness_ns(number),
             pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
             calls=_call_views(record, calls.get(number)),
             stack=stack.frames if stack is not None else (),
@@ -104,6 +109,12 @@ def _with_figures(view: RankView, figure: RankSummary) -> RankView:
         step_times=figure.step_times,
         phases=figure.phases,
         waiting_ns=figure.waiting_ns,
+        late_ns=figure.late_ns,
+        late_phase=figure.late_phase,
+        overlap_ratio=figure.overlap_ratio,
+        bytes_per_step=figure.bytes_per_step,
+        collectives_per_step=figure.collectives_per_step,
+        measured_steps=figure.steps,
         samples_per_s=figure.samples_per_s,
         measured_at_ns=figure.measured_at_ns or None,
     )

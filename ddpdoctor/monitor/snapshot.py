@@ -45,7 +45,17 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Mean per step that it spends waiting for other ranks."""
     lateness_ns: tuple[float | None, ...] = ()
     """How late it came after the first rank, per slice of ``History.slices_at_ns``; None where nothing was measured."""
+    late_ns: float | None = None
+    """Mean per step that the others wait for it alone."""
+    late_phase: str = ""
+    """The phase that makes it late; empty where it is not."""
+    overlap_ratio: float | None = None
+    """Hidden share of its communication window."""
+    bytes_per_step: float | None = None
+    collectives_per_step: float | None = None
     samples_per_s: float | None = None
+    measured_steps: int = 0
+    """Steps behind these figures."""
     measured_at_ns: int | None = None
     """Time of the newest step behind these figures."""
     pulse_at_ns: int | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
-from ddpdoctor.record.reader import RingTail
+from ddpdoctor.record.reader import Beating
 from ddpdoctor.record.stacks import StackDump
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -25,7 +25,7 @@ _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
-def ask_for_stacks(rings: Mapping[int, RingTail], number: int) -> tuple[int, ...]:
+def ask_for_stacks(rings: Mapping[int, Beating], number: int) -> tuple[int, ...]:
     """Ask every living rank for its stacks and wait until they are written; the processes that did not answer.
 
     A rank whose heart has stopped is asked too, and not waited for.
@@ -40,7 +40,7 @@ def ask_for_stacks(rings: Mapping[int, RingTail], number: int) -> tuple[int, ...
     return tuple(silent)
 
 
-def _beats(ring: RingTail) -> bool:
+def _beats(ring: Beating) -> bool:
     return time.time_ns() - ring.heartbeat().beat_ns < _STILL_NS
 
 

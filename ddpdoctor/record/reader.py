@@ -9,7 +9,7 @@ import mmap
 import os
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -70,6 +70,18 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the newest request for stacks that was served."""
     sleeps_until_ns: int
     """End of the ``time.sleep`` that the main thread is in; 0 when it is in none."""
+
+
+class Beating(Protocol):
+    """The ring of one process, of a rehearsal or of a live run: it has a heartbeat, and its process can be asked."""
+
+    def heartbeat(self) -> Heartbeat:
+        """The newest heartbeat."""
+        ...
+
+    def ask_for_stacks(self, number: int) -> None:
+        """Ask the process for its stacks."""
+        ...
 
 
 class RingTail:

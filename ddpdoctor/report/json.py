@@ -50,7 +50,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "unreached": [_unreached(place, examination.root) for place in rehearsal.unreached],
             "notes": [_plain(note) for note in rehearsal.all_notes],
         },
-        "findings": [_finding(finding, examination.root) for finding in examination.findings],
+        "findings": [finding_object(finding, examination.root) for finding in examination.findings],
         "refuted": [
             {
                 "code": refuted.code,
@@ -79,7 +79,8 @@ def _unreached(place: Unreached, root: str) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding, root: str) -> dict[str, Any]:
+def finding_object(finding: Finding, root: str) -> dict[str, Any]:
+    """Build the object of one finding; its paths are relative to ``root``."""
     return {
         "code": finding.code,
         "name": finding.name,

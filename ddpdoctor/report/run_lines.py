@@ -5,30 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpdoctor.places import named_ranks
+from ddpdoctor.places import named_ranks, shown_path
 from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.figures import added, milliseconds, percent, rate, seconds, share_of
 
 if TYPE_CHECKING:
-    from ddpdoctor.finding import Frame
-    from ddpdoctor.monitor.snapshot import Snapshot, StallView
+    from ddpdoctor.finding import Finding, Frame
+    from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallView
 
 PREFIX = "ddpdoctor: "
 PROGRESS_EVERY_NS = 5_000_000_000
+STALE_AFTER_NS = 10_000_000_000
+"""A run whose newest step is older says so in its lines."""
 
 
 class RunLines:
     """Remembers what was said of a run, so that each thing is said once."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        self._root = root
+        """Paths are shown relative to it."""
         self._progress_at_ns = 0
         self._stall = ""
         self._notes: set[str] = set()
+        self._holding: dict[tuple[str, str, int], FindingView] = {}
 
-    def news(self, snapshot: Snapshot, *, ended: bool) -> list[str]:
+    def news(self, snapshot: Snapshot) -> list[str]:
         """What is worth saying since the last call, in order."""
-        lines = [*self._new_notes(snapshot), *self._stalled(snapshot)]
+        lines = [*self._new_notes(snapshot), *self._findings(snapshot), *self._stalled(snapshot)]
         due = snapshot.now_ns - self._progress_at_ns >= PROGRESS_EVERY_NS
-        if due and not ended and snapshot.state != "waiting":
+        if due and snapshot.state in ("running", "stalled"):
             self._progress_at_ns = snapshot.now_ns
             lines.append(progress(snapshot))
         return [PREFIX + line for line in lines]
@@ -38,32 +44,82 @@ class RunLines:
         self._notes.update(new)
         return [one_line(note) for note in new]
 
+    def _findings(self, snapshot: Snapshot) -> list[str]:
+        holding = {_key(view): view for view in snapshot.findings if view.until_ns is None}
+        ended = {_key(view) for view in snapshot.findings if view.until_ns is not None}
+        lines = []
+        for key, view in holding.items():
+            if key not in self._holding:
+                lines += finding_lines(view.finding, self._root)
+        for key, view in self._holding.items():
+            if key not in holding and key in ended:
+                lines.append(f"over: {view.finding.name} ({view.finding.code}): {one_line(view.finding.title)}")
+        self._holding = holding
+        return lines
+
     def _stalled(self, snapshot: Snapshot) -> list[str]:
         title = snapshot.stall.title if snapshot.stall is not None else ""
         known, self._stall = self._stall, title
         if snapshot.stall is not None and title != known:
-            return stall_lines(snapshot.stall)
+            return stall_lines(snapshot.stall, self._root)
         return ["the job goes on"] if known and not title and snapshot.state == "running" else []
 
 
 def progress(snapshot: Snapshot) -> str:
-    """One line: where the job is, and how fast."""
+    """One line: where the job is, how fast, and what its steps are spent on."""
     parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
+    stale_ns = snapshot.now_ns - snapshot.measured_at_ns if snapshot.measured_at_ns is not None else 0
+    if stale_ns > STALE_AFTER_NS:
+        return ", ".join([*parts, f"no step for {seconds(stale_ns)}", *_doing(snapshot)])
     if snapshot.steps_per_s is not None:
-        parts.append(f"{snapshot.steps_per_s:.1f} steps/s")
+        parts.append(f"{rate(snapshot.steps_per_s)} steps/s")
+    if snapshot.samples_per_s is not None:
+        parts.append(f"{rate(snapshot.samples_per_s)} samples/s")
+    if snapshot.step_times is not None:
+        times = snapshot.step_times
+        parts.append(f"p50 {milliseconds(times.p50_ns)} ms, p95 {milliseconds(times.p95_ns)} ms")
+    phases = snapshot.phases
+    if phases is not None:
+        exposed = added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
+        parts.append(f"data wait {percent(share_of(phases.data_wait_ns, phases.step_ns))}")
+        parts.append(f"exposed {percent(share_of(exposed, phases.step_ns))}")
+    late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase]
+    parts += [f"rank {rank.rank} late by {milliseconds(rank.late_ns)} ms ({rank.late_phase})" for rank in late]
     return ", ".join(parts)
 
 
-def stall_lines(stall: StallView) -> list[str]:
+def finding_lines(finding: Finding, root: str) -> list[str]:
+    """A finding that has arisen: what, where, and what to do."""
+    place = finding.location
+    where = f" at {one_line(shown_path(place.file, root))}:{place.line}" if place is not None else ""
+    ranks = f" on {named_ranks(finding.ranks)}" if finding.ranks else ""
+    head = f"{finding.severity.value}: {finding.name} ({finding.code}){ranks}{where}: {one_line(finding.title)}"
+    return [head, f"  do: {one_line(finding.remedy)}"]
+
+
+def stall_lines(stall: StallView, root: str) -> list[str]:
     """The verdict on a standstill: what, who, where, and what to do."""
     lines = [f"STALLED: {one_line(stall.title)}"]
     for side in stall.sides:
-        mark = "culprit " if side.culprit else ""
-        lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side.stack)}")
+        mark = "culprit: " if side.culprit else ""
+        lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side.stack, root)}")
     if stall.remedy:
         lines.append(f"  do: {one_line(stall.remedy)}")
     return lines
 
 
-def _at(stack: Sequence[Frame]) -> str:
-    return f" (at {one_line(stack[0].file)}:{stack[0].line})" if stack else ""
+def _doing(snapshot: Snapshot) -> list[str]:
+    """What the ranks do meanwhile, those that do the same together."""
+    alike: dict[str, list[int]] = {}
+    for rank in snapshot.ranks:
+        at = f" at {rank.where.file.rpartition('/')[2]}:{rank.where.line}" if rank.where is not None else ""
+        alike.setdefault(one_line(rank.state + at), []).append(rank.rank)
+    return [f"{named_ranks(ranks)} {state}" for state, ranks in list(alike.items())[:4]]
+
+
+def _at(stack: Sequence[Frame], root: str) -> str:
+    return f" (at {one_line(shown_path(stack[0].file, root))}:{stack[0].line})" if stack else ""
+
+
+def _key(view: FindingView) -> tuple[str, str, int]:
+    return view.finding.code, view.finding.fingerprint, view.since_ns

@@ -18,6 +18,8 @@ from ddpdoctor.report.escape import one_line, visible
 if TYPE_CHECKING:
     from ddpdoctor.launch.request import Progress
 
+STDERR = 2
+"""File descriptor of stderr, for a process that shall write there."""
 PLAIN_WIDTH = 80
 """Columns of text that goes to a file or a pipe."""
 MAXIMUM_WIDTH = 100

@@ -1,0 +1,37 @@
+"""``ddpdoctor report``: show again what was recorded of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from ddpdoctor.cli.command import help_option
+from ddpdoctor.cli.run_output import RunOutput, run_output_options
+from ddpdoctor.errors import UsageError
+
+
+@click.command(add_help_option=False)
+@click.argument("run", required=False)
+@run_output_options
+@help_option()
+def report(
+    run: str | None, output_format: Literal["text", "json"], output: str | None, export: str | None, no_color: bool
+) -> None:
+    """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest."""
+    from ddpdoctor.launch.kept_runs import kept_runs, kept_runs_directory
+    from ddpdoctor.observe import recorded
+
+    wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
+    wanted.refuse_what_cannot_be_written()
+    if run is None:
+        runs = kept_runs()
+        if not runs:
+            raise UsageError("no run was recorded yet", "`ddpdoctor profile train.py` records one.")
+        directory = runs[0]
+    else:
+        directory = Path(run) if Path(run).is_dir() or "/" in run else kept_runs_directory() / run
+    snapshot, record = recorded(directory.absolute())
+    wanted.write(snapshot)
+    wanted.write_trace(record)

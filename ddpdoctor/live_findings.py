@@ -1,0 +1,50 @@
+"""Asks the checks about a watched job: those that the project wants, less what its comments suppress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpdoctor.config.settings import find_settings
+from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
+from ddpdoctor.finding import Finding
+from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.merge import merge
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.registry import read_catalogue
+from ddpdoctor.runner import run_live_checks
+from ddpdoctor.selection import chosen_checks, heard
+
+
+class LiveChecks:
+    """The checks of one watched job."""
+
+    def __init__(self, root: str, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> None:
+        """Read the settings of the project that ``root`` is in.
+
+        Raises ConfigurationError for wrong settings and UsageError for words that mean no check.
+        """
+        self._root = root
+        self._settings = find_settings(Path(root))
+        self._catalogue = read_catalogue()
+        self._chosen = chosen_checks(self._catalogue, select, ignore, self._settings)
+        self._codes = {entry.code: entry.code for entry in self._catalogue.entries}
+        self._codes |= {entry.name: entry.code for entry in self._catalogue.entries}
+        self._comments: dict[str, tuple[Suppression, ...]] = {}
+
+    def findings(self, record: RunRecord) -> tuple[Finding, ...]:
+        """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only."""
+        results = heard(run_live_checks(self._chosen, record), self._settings, self._catalogue)
+        seen = [finding for result in results for finding in result.from_run]
+        for finding in seen:
+            if finding.location is not None and finding.location.file not in self._comments:
+                self._comments[finding.location.file] = _comments_in(finding.location.file)
+        kept = suppress(merge((), seen), self._comments, self._codes).kept
+        return with_fingerprints(kept, self._root)
+
+
+def _comments_in(file: str) -> tuple[Suppression, ...]:
+    try:
+        return suppressions_in(file, Path(file).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return ()

@@ -1,0 +1,227 @@
+"""``history.sqlite`` of a run directory: the course of a run, thinned, for reports, replays, and any SQL tool.
+
+One monitor writes, whichever came first; others read. Tables (times in ns since the epoch, durations in ns):
+
+* ``steps``: one row a rank and slice of time, with the means of the steps that ended in it;
+* ``gpus``: one row a GPU and slice, the newest sample;
+* ``findings``: what held, since when and until when (null while it holds);
+* ``snapshots``: what was shown, as zlib-compressed JSON, for replays.
+
+A table never holds more than ``MOST_ROWS`` (snapshots: ``MOST_SNAPSHOTS``): then every other moment is dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import RecordError
+from ddpdoctor.monitor.snapshot import Snapshot
+
+FILE = "history.sqlite"
+LOCK = "history.lock"
+VERSION = 1
+MOST_ROWS = 100_000
+MOST_SNAPSHOTS = 600
+_TABLES = """
+create table if not exists steps (
+    at_ns integer not null, rank integer not null, step integer, step_p50_ns real, step_p95_ns real, data_wait_ns real,
+    forward_ns real, backward_compute_ns real, exposed_waiting_ns real, exposed_transfer_ns real, explicit_ns real,
+    optimizer_ns real, other_ns real, waiting_ns real, samples_per_s real, primary key (at_ns, rank)
+) without rowid;
+create table if not exists gpus (
+    at_ns integer not null, gpu integer not null, name text, utilisation_percent real, memory_used_bytes integer,
+    temperature_c real, power_w real, sm_clock_mhz integer, throttle_reasons text, primary key (at_ns, gpu)
+) without rowid;
+create table if not exists findings (
+    since_ns integer not null, until_ns integer, code text not null, name text not null, severity text not null,
+    title text not null, ranks text not null, place text not null, primary key (since_ns, code, ranks, place)
+) without rowid;
+create table if not exists snapshots (at_ns integer primary key, content blob not null) without rowid;
+"""
+
+
+class HistoryWriter:
+    """Writes the history of one run; a fault of the disk ends the writing and nothing else."""
+
+    def __init__(self, directory: Path) -> None:
+        self.fault = ""
+        """Why nothing is written any more; empty while all is well, or while another monitor writes."""
+        self._connection: sqlite3.Connection | None = None
+        self._lock = -1
+        try:
+            self._lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.fault = f"the history is not written: {error.strerror or error}"
+            return
+        try:
+            self._connection = sqlite3.connect(
+                directory / FILE, isolation_level=None, timeout=0.2, check_same_thread=False
+            )
+            self._connection.execute("pragma journal_mode=wal")
+            self._connection.execute("pragma synchronous=off")
+            self._connection.executescript(_TABLES)
+            self._connection.execute(f"pragma user_version={VERSION}")
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Add what one snapshot shows."""
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            with connection:
+                connection.execute("begin")
+                connection.executemany(f"insert or replace into steps values ({_marks(15)})", _steps(snapshot))
+                connection.executemany(f"insert or replace into gpus values ({_marks(9)})", _gpus(snapshot))
+                connection.executemany(f"insert or replace into findings values ({_marks(8)})", _findings(snapshot))
+                content = zlib.compress(msgspec.json.encode(snapshot), 1)
+                connection.execute("insert or replace into snapshots values (?, ?)", (snapshot.now_ns, content))
+                for table, most in (("steps", MOST_ROWS), ("gpus", MOST_ROWS), ("snapshots", MOST_SNAPSHOTS)):
+                    _thin(connection, table, most)
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        try:
+            if self._connection is not None:
+                self._connection.close()
+        except sqlite3.Error:
+            pass
+        self._connection = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        self.fault = f"the history is not written: {error}"
+        self.close()
+
+
+def recorded_moments(directory: Path) -> list[int]:
+    """The times of the recorded snapshots, ascending; raises RecordError when the history cannot be read."""
+    with _Reading(directory) as connection:
+        return [int(row[0]) for row in connection.execute("select at_ns from snapshots order by at_ns")]
+
+
+def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
+    """The newest recorded snapshot that is not younger than ``at_ns``, or else the oldest.
+
+    Raises RecordError when the history cannot be read or holds none.
+    """
+    with _Reading(directory) as connection:
+        row = connection.execute(
+            "select content from snapshots where at_ns <= ? order by at_ns desc limit 1", (at_ns,)
+        ).fetchone() or connection.execute("select content from snapshots order by at_ns limit 1").fetchone()
+    if row is None:
+        raise RecordError(f"{directory / FILE} holds no snapshot: the run was never watched")
+    try:
+        return msgspec.json.decode(zlib.decompress(row[0]), type=Snapshot)
+    except (zlib.error, msgspec.DecodeError, TypeError) as error:
+        raise RecordError(f"{directory / FILE} is damaged: {error}") from error
+
+
+class _Reading:
+    """A connection that only reads; what goes wrong becomes a RecordError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._connection: sqlite3.Connection | None = None
+
+    def __enter__(self) -> sqlite3.Connection:
+        if not self._path.is_file():
+            raise RecordError(f"{self._path.parent} holds no history: the run was never watched")
+        self._connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
+        try:
+            version = int(self._connection.execute("pragma user_version").fetchone()[0])
+        except sqlite3.Error as error:
+            raise RecordError(f"{self._path} is damaged: {error}") from error
+        if version > VERSION:
+            raise RecordError(f"{self._path} was written by a newer ddpdoctor", "Read it with the version that did.")
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise RecordError(f"{self._path} is damaged: {error}") from error
+
+
+def _thin(connection: sqlite3.Connection, table: str, most: int) -> None:
+    """Drop every other moment but the newest few when a table has grown too long."""
+    (rows,) = connection.execute(f"select count(*) from {table}").fetchone()
+    if rows > most:
+        moments = [row[0] for row in connection.execute(f"select distinct at_ns from {table} order by at_ns")]
+        connection.executemany(f"delete from {table} where at_ns = ?", [(at_ns,) for at_ns in moments[1:-1:2]])
+
+
+def _steps(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
+    for rank in snapshot.ranks:
+        phases, times = rank.phases, rank.step_times
+        if phases is None:
+            continue
+        yield (
+            snapshot.now_ns,
+            rank.rank,
+            rank.step,
+            times.p50_ns if times is not None else None,
+            times.p95_ns if times is not None else None,
+            phases.data_wait_ns,
+            phases.forward_ns,
+            phases.backward_compute_ns,
+            phases.exposed_waiting_ns,
+            phases.exposed_transfer_ns,
+            phases.explicit_ns,
+            phases.optimizer_ns,
+            phases.other_ns,
+            rank.waiting_ns,
+            rank.samples_per_s,
+        )
+
+
+def _gpus(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
+    for gpu in snapshot.gpus:
+        if gpu.samples:
+            sample = gpu.samples[-1]
+            yield (
+                sample.taken_at_ns,
+                gpu.index,
+                gpu.name,
+                sample.utilisation_percent,
+                sample.memory_used_bytes,
+                sample.temperature_c,
+                sample.power_w,
+                sample.sm_clock_mhz,
+                ", ".join(sample.throttle_reasons),
+            )
+
+
+def _findings(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
+    for view in snapshot.findings:
+        finding = view.finding
+        place = finding.location
+        yield (
+            view.since_ns,
+            view.until_ns,
+            finding.code,
+            finding.name,
+            finding.severity.value,
+            finding.title,
+            " ".join(map(str, finding.ranks)),
+            f"{place.file}:{place.line}" if place is not None else "",
+        )
+
+
+def _marks(number: int) -> str:
+    return ", ".join("?" * number)

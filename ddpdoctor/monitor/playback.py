@@ -1,0 +1,80 @@
+"""Shows a recorded run as it was watched: at its end, or at any moment of its course."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import RecordError
+from ddpdoctor.monitor.history import recorded_moments, recorded_snapshot
+from ddpdoctor.monitor.snapshot import PlaybackState, Snapshot
+from ddpdoctor.record.plan import read_plan
+
+
+def final_snapshot(directory: Path) -> Snapshot:
+    """The last thing that was shown of a run.
+
+    Raises RecordError when the directory cannot be read or the run was never watched.
+    """
+    read_plan(directory)
+    moments = recorded_moments(directory)
+    return recorded_snapshot(directory, moments[-1] if moments else 0)
+
+
+class Replay:
+    """A recorded run as a source of snapshots whose time can be moved; starts at the end, holding still."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises RecordError when the directory cannot be read or the run was never watched."""
+        read_plan(directory)
+        self._directory = directory
+        self._moments = recorded_moments(directory)
+        if not self._moments:
+            raise RecordError(f"{directory} holds no snapshot: the run was never watched")
+        self._speed = 0.0
+        self._elapsed_ns = self._length_ns
+        self._set_at_ns = time.monotonic_ns()
+        self._shown: tuple[int, Snapshot] | None = None
+
+    def snapshot(self) -> Snapshot:
+        """What was shown at the moment where the replay stands."""
+        at_ns = self._moments[0] + self._position_ns()
+        moment = self._moments[max(0, bisect_right(self._moments, at_ns) - 1)]
+        if self._shown is None or self._shown[0] != moment:
+            recorded = recorded_snapshot(self._directory, moment)
+            self._shown = moment, msgspec.structs.replace(recorded, source="replay", launched=False)
+        return self._shown[1]
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """A run that is over has no stacks to give."""
+
+    def end_job(self) -> None:
+        """A run that is over cannot be ended."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def playback(self) -> PlaybackState:
+        """Where the replay stands."""
+        return PlaybackState(elapsed_ns=self._position_ns(), length_ns=self._length_ns, speed=self._speed)
+
+    def play(self, speed: float) -> None:
+        """Go on at this speed; 0 holds still."""
+        self.seek(self._position_ns())
+        self._speed = speed
+
+    def seek(self, elapsed_ns: int) -> None:
+        """Go to a moment of the run; beyond its ends means to its ends."""
+        self._elapsed_ns = min(max(0, elapsed_ns), self._length_ns)
+        self._set_at_ns = time.monotonic_ns()
+
+    @property
+    def _length_ns(self) -> int:
+        return self._moments[-1] - self._moments[0]
+
+    def _position_ns(self) -> int:
+        moved_ns = int((time.monotonic_ns() - self._set_at_ns) * self._speed)
+        return min(max(0, self._elapsed_ns + moved_ns), self._length_ns)

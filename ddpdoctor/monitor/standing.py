@@ -1,0 +1,70 @@
+"""Which findings of a watched job hold, since when, and until when: a figure near its threshold must not flicker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.monitor.snapshot import FindingView
+
+APPEARS_AFTER_NS = 10_000_000_000
+"""A warning or advice is shown once every look for so long has found it; an error, which is a proof, at once."""
+OVER_AFTER_NS = 15_000_000_000
+"""A finding is over when no look has found it for so long; its end is the last look that did."""
+MOST_KEPT = 200
+"""Findings that are over beyond this are forgotten, oldest first."""
+
+
+class _Standing(msgspec.Struct):
+    """One finding while it is watched."""
+
+    finding: Finding
+    since_ns: int
+    seen_ns: int
+    shown: bool = False
+
+
+class Standing:
+    """Takes in what each look finds; hands out what holds and what has held."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[object, ...], _Standing] = {}
+        self._over: list[FindingView] = []
+
+    def take(self, findings: Iterable[Finding], now_ns: int) -> None:
+        """Take in what the checks found at one look."""
+        found = {_key(finding): finding for finding in findings}
+        for key, finding in found.items():
+            known = self._held.get(key)
+            if known is None:
+                known = self._held[key] = _Standing(finding, now_ns, now_ns)
+            known.finding, known.seen_ns = finding, now_ns
+            proved = finding.severity is Severity.ERROR
+            known.shown = known.shown or proved or now_ns - known.since_ns >= APPEARS_AFTER_NS
+        for key, known in list(self._held.items()):
+            if key in found:
+                continue
+            if not known.shown or now_ns - known.seen_ns >= OVER_AFTER_NS:
+                del self._held[key]
+                if known.shown:
+                    self._over.append(_over(known))
+        del self._over[:-MOST_KEPT]
+
+    def views(self) -> tuple[FindingView, ...]:
+        """What holds, from worst to mildest, then what is over, newest first."""
+        shown = [known for known in self._held.values() if known.shown]
+        holding = [FindingView(finding=known.finding, since_ns=known.since_ns) for known in shown]
+        holding.sort(key=lambda view: (list(Severity).index(view.finding.severity), view.since_ns))
+        return (*holding, *reversed(self._over))
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    """What makes two findings of two looks the same one: not the numbers in its title, which change."""
+    place = finding.location
+    return finding.code, finding.ranks, (place.file, place.line) if place is not None else None
+
+
+def _over(known: _Standing) -> FindingView:
+    return FindingView(finding=known.finding, since_ns=known.since_ns, until_ns=known.seen_ns)

@@ -1,0 +1,149 @@
+"""A run as JSON, as text, as lines and as a trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.diagnosis.summarise import summarise
+from ddpdoctor.diagnosis.summary import RunVerdict
+from ddpdoctor.finding import Finding, Frame, Severity
+from ddpdoctor.monitor.run_snapshot import Look, build_snapshot
+from ddpdoctor.monitor.series import Series
+from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.report import run_json, run_text
+from ddpdoctor.report.chrome_trace import encode
+from ddpdoctor.report.run_lines import RunLines
+from tests.diagnosis.measured_job import MeasuredJob
+
+SECOND_NS = 1_000_000_000
+FINDING = Finding(
+    code="DDP403",
+    name="straggler",
+    severity=Severity.WARNING,
+    title="rank 1 is late",
+    ranks=(1,),
+    basis=frozenset({"run"}),
+    remedy="Look at rank 1.",
+    fingerprint="1",
+)
+
+
+def _record() -> RunRecord:
+    job = MeasuredJob()
+    return job.run(40, {"data_wait": 2, "forward": 10, "backward": 20}, {1: {"forward": 8}}, transfer=5).record()
+
+
+def _snapshot(record: RunRecord, now_ns: int = 20 * SECOND_NS, **fields: Any) -> Snapshot:
+    verdict = RunVerdict(state="slow", code="DDP403", text="rank 1 is late", why=("by 8 ms",), next="Look at rank 1.")
+    look = {"state": "running", "verdict": verdict, "findings": (), **fields}
+    return build_snapshot(
+        Look(now_ns=now_ns, record=record, summary=summarise(record), **look), Series(), "train.py", "/run"
+    )
+
+
+def test_the_json_has_what_the_schema_promises_and_its_phases_add_up_to_the_step() -> None:
+    view = FindingView(finding=FINDING, since_ns=1, until_ns=2)
+    read = json.loads(run_json.render(_snapshot(_record(), findings=(view,)), "/job"))
+    assert read["schema"] == 1
+    assert read["verdict"]["state"] == "slow"
+    assert (read["verdict"]["code"], read["verdict"]["text"]) == ("DDP403", "rank 1 is late")
+    assert (read["world_size"], read["steps"], read["samples_per_s"] > 0) == (2, 40, True)
+    (first, second) = read["ranks"]
+    assert set(first["phases_ms"]) == {
+        "data_wait", "forward", "backward_compute", "exposed_waiting", "exposed_transfer", "explicit", "optimizer",
+        "other",
+    }  # fmt: skip
+    assert abs(sum(first["phases_ms"].values()) - first["step_ms"]["p50"]) < 0.01
+    assert first["phases_ms"]["exposed_waiting"] == 8.0
+    assert (second["late_ms"], second["late_phase"], second["gpu"]) == (8.0, "forward", None)
+    assert (read["findings"][0]["code"], read["findings"][0]["until_ns"]) == ("DDP403", 2)
+
+
+def test_what_was_not_measured_is_null_in_json_and_a_dash_in_text() -> None:
+    record = MeasuredJob().run(40, {"forward": 10}, sampled=1_000).record()
+    snapshot = _snapshot(record)
+    assert json.loads(run_json.render(snapshot, "/job"))["ranks"][0]["phases_ms"]["exposed_transfer"] is None
+    assert "—" in run_text.render(snapshot, "/job", 80, colour=False)
+
+
+def test_the_text_begins_with_verdict_why_and_next_and_fits_its_width() -> None:
+    view = FindingView(finding=FINDING, since_ns=1)
+    lines = run_text.render(_snapshot(_record(), findings=(view,)), "/job", 80, colour=False).splitlines()
+    assert lines[:3] == ["SLOW: rank 1 is late (DDP403)", "  why  by 8 ms", "  next  Look at rank 1."]
+    table = next(number for number, line in enumerate(lines) if line.split()[:2] == ["rank", "step"])
+    assert lines[table + 2].split()[0] == "1"
+    assert lines[table + 2].split()[-2:] == ["8.00", "forward"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_finding_is_said_when_it_arises_and_when_it_is_over_and_not_between() -> None:
+    lines, record = RunLines("/job"), _record()
+    holding = FindingView(finding=FINDING, since_ns=1)
+    first = lines.news(_snapshot(record, 20 * SECOND_NS, findings=(holding,)))
+    assert first[0] == "ddpdoctor: warning: straggler (DDP403) on rank 1: rank 1 is late"
+    assert first[1] == "ddpdoctor:   do: Look at rank 1."
+    assert first[2].startswith("ddpdoctor: step 40, ")
+    assert lines.news(_snapshot(record, 21 * SECOND_NS, findings=(holding,))) == []
+    over = FindingView(finding=FINDING, since_ns=1, until_ns=2)
+    assert lines.news(_snapshot(record, 22 * SECOND_NS, findings=(over,))) == [
+        "ddpdoctor: over: straggler (DDP403): rank 1 is late"
+    ]
+
+
+def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> None:
+    lines, record = RunLines("/job"), _record()
+    sides = (
+        StallSide(ranks=(1,), text="sleeps", stack=(Frame("/job/train.py", 88, "main"),), culprit=True),
+        StallSide(ranks=(0, 2), text="wait in all_reduce"),
+    )
+    stall = StallView(title="rank 1 does not come", since_ns=1, sides=sides, remedy="Wake it.")
+    said = lines.news(_snapshot(record, stall=stall, state="stalled"))
+    assert said[:4] == [
+        "ddpdoctor: STALLED: rank 1 does not come",
+        "ddpdoctor:   culprit: rank 1 sleeps (at train.py:88)",
+        "ddpdoctor:   ranks 0 and 2 wait in all_reduce",
+        "ddpdoctor:   do: Wake it.",
+    ]
+    assert lines.news(_snapshot(record, stall=stall, state="stalled")) == []
+    assert lines.news(_snapshot(record)) == ["ddpdoctor: the job goes on"]
+
+
+def test_text_from_outside_obeys_no_terminal() -> None:
+    evil = msgspec.structs.replace(FINDING, title="\x1b[2J")
+    snapshot = _snapshot(_record(), findings=(FindingView(finding=evil, since_ns=1),))
+    said = "".join(RunLines("/job").news(snapshot)) + run_text.render(snapshot, "/job", 80, colour=False)
+    assert "\x1b" not in said
+
+
+def test_the_trace_has_the_fields_that_perfetto_needs_and_true_times() -> None:
+    job = MeasuredJob()
+    record = job.run(10, {"forward": 10, "backward": 20}, {1: {"forward": 8}}, transfer=5, barrier=True).record()
+    trace = json.loads(gzip.decompress(encode(record)))
+    events = trace["traceEvents"]
+    for event in events:
+        assert {"name", "ph", "ts", "pid", "tid"} <= event.keys()
+        assert event["ph"] in ("X", "M", "C")
+        assert event["ph"] != "X" or event["dur"] >= 0
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1"}
+    steps = [event for event in events if event["name"] == "step 2"]
+    assert [event["pid"] for event in steps] == [0, 1]
+    tracks = {track.rank: track for track in record.step_tracks}
+    origin_ns = min(track.started_at_ns[0] for track in tracks.values())
+    for step in steps:
+        track = tracks[step["pid"]]
+        assert step["ts"] == (track.started_at_ns[1] - origin_ns) / 1e3
+        assert step["dur"] == (track.ended_at_ns[1] - track.started_at_ns[1]) / 1e3
+        inside = [
+            event
+            for event in events
+            if event.get("cat") == "phases" and event["pid"] == step["pid"]
+            and step["ts"] <= event["ts"] < step["ts"] + step["dur"]
+        ]
+        assert abs(sum(event["dur"] for event in inside) - step["dur"]) < 0.01
+    assert sum(event["name"] == "barrier" for event in events) == 20

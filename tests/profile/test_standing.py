@@ -1,0 +1,64 @@
+"""When a finding of a watched job appears, when it is over, and which times are noted."""
+
+from __future__ import annotations
+
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.monitor.standing import APPEARS_AFTER_NS, OVER_AFTER_NS, Standing
+
+SECOND_NS = 1_000_000_000
+
+
+def _finding(
+    title: str = "a", *, code: str = "DDP401", severity: Severity = Severity.WARNING, rank: int = 0
+) -> Finding:
+    return Finding(
+        code=code, name=code, severity=severity, title=title, ranks=(rank,), basis=frozenset({"run"}), remedy=""
+    )
+
+
+def _shown(standing: Standing) -> list[tuple[str, int, int | None]]:
+    return [(view.finding.title, view.since_ns, view.until_ns) for view in standing.views()]
+
+
+def test_a_warning_appears_once_it_has_held_for_ten_seconds_with_the_time_at_which_it_began() -> None:
+    standing = Standing()
+    for second in range(10):
+        standing.take([_finding(f"{second} %")], second * SECOND_NS)
+        assert _shown(standing) == []
+    standing.take([_finding("10 %")], APPEARS_AFTER_NS)
+    assert _shown(standing) == [("10 %", 0, None)]
+
+
+def test_a_warning_that_comes_and_goes_never_appears() -> None:
+    standing = Standing()
+    for second in range(60):
+        standing.take([_finding()] if second % 5 else [], second * SECOND_NS)
+    assert _shown(standing) == []
+
+
+def test_a_straggler_that_is_another_rank_at_each_look_never_appears() -> None:
+    standing = Standing()
+    for second in range(60):
+        standing.take([_finding(rank=second % 2)], second * SECOND_NS)
+    assert _shown(standing) == []
+
+
+def test_an_error_appears_at_once_and_above_the_warnings() -> None:
+    standing = Standing()
+    for second in range(11):
+        standing.take([_finding("slow")], second * SECOND_NS)
+    standing.take([_finding("slow"), _finding("hangs", code="DDP301", severity=Severity.ERROR)], 12 * SECOND_NS)
+    assert [title for title, _, _ in _shown(standing)] == ["hangs", "slow"]
+
+
+def test_a_finding_is_over_when_it_has_not_been_seen_for_long_enough_and_ends_when_it_was_seen_last() -> None:
+    standing = Standing()
+    for second in range(21):
+        standing.take([_finding()], second * SECOND_NS)
+    standing.take([], 20 * SECOND_NS + OVER_AFTER_NS - 1)
+    assert _shown(standing) == [("a", 0, None)]
+    standing.take([], 20 * SECOND_NS + OVER_AFTER_NS)
+    assert _shown(standing) == [("a", 0, 20 * SECOND_NS)]
+    standing.take([_finding()], 60 * SECOND_NS)
+    standing.take([_finding()], 70 * SECOND_NS)
+    assert _shown(standing) == [("a", 60 * SECOND_NS, None), ("a", 0, 20 * SECOND_NS)]
