@@ -38,7 +38,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     crashed: bool = False
     """The gap is a defect of the check."""
     source_severity: Severity | None = None
-    """How bad the check calls what it sees in the source, unless it says otherwise; None where it was not asked."""
+    """How bad the check calls what it sees in the source, unless it says otherwise; None where only that was asked."""
     nodes_wanted: int = 0
     """The nodes that a run must have to show it, where the run had fewer; 0 where it had enough."""
 
@@ -101,7 +101,6 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
         return result
     check = load(entry)
     if check.in_source is not None and triggered:
-        result = msgspec.structs.replace(result, source_severity=check.check.severity.get("source"))
         take_gap(script)
         said = _ask(check.in_source, script)
         gap = take_gap(script)
@@ -135,6 +134,7 @@ def _look_at_run(
         from_run=tuple(item for item in heard.yielded if isinstance(item, Finding)),
         refuted=tuple(item for item in heard.yielded if isinstance(item, Refuted)),
         looked_at_run=True,
+        source_severity=check.check.severity.get("source"),
         gap=result.gap or heard.gap or missing,
         bound_hit=result.bound_hit or heard.bound_hit,
         crashed=result.crashed or heard.crashed,
