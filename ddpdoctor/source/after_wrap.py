@@ -42,6 +42,8 @@ class Change(msgspec.Struct, frozen=True, eq=False):
     wrap: Event
     what: str
     """A clause that says what is done."""
+    rests: bool = False
+    """The whole model is frozen, so that DDP waits for nothing of it."""
 
 
 class WrapperAttribute(msgspec.Struct, frozen=True, eq=False):
@@ -63,7 +65,7 @@ def changes_after_wrap(projection: Projection) -> Iterator[Change]:
     seen: set[ast.AST] = set()
     for number, text, change, value in changes:
         searched = constant(change.wrap.named.get("find_unused_parameters", Const(False))) is not False
-        if (number, text) in both or change.node in seen or (searched and not value):
+        if (number, text) in both or change.node in seen or (searched and not value) or change.rests:
             continue
         if _trained_after(projection, change, number):
             seen.add(change.node)
@@ -140,18 +142,30 @@ def _switches(projection: Projection) -> Iterator[_Found]:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 target = node.targets[0]
                 if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                    yield _switch(projection, event, number, node, bool(node.value.value), _owner_text(event))
+                    rests = node in loop.body and _is_whole(projection, event, number)
+                    yield _switch(projection, event, number, node, bool(node.value.value), rests)
     for event in training_events(projection, "requires_grad_"):
         number = _wrap_of(projection, event)
         argument = event.argument("requires_grad", 0)
         value = constant(argument) if argument is not None else True
         if number is not None and isinstance(value, bool):
-            yield _switch(projection, event, number, event.node, value, _owner_text(event))
+            yield _switch(projection, event, number, event.node, value, _is_whole(projection, event, number))
 
 
-def _switch(projection: Projection, event: Event, number: int, node: ast.AST, value: bool, text: str) -> _Found:
-    verb = "unfrozen" if value else "frozen"
-    return number, text, Change(node, event, projection.machine.events[number], f"parameters are {verb}"), value
+def _is_whole(projection: Projection, event: Event, number: int) -> bool:
+    """Whether an event is of a wrapped model as a whole."""
+    module = projection.machine.events[number].argument("module", 0)
+    return event.receiver is not None and all(
+        ddp_objects(option) or option == module
+        for receiver in options_of(event.receiver)
+        for option in options_of(receiver.receiver if isinstance(receiver, Bound) else receiver)
+    )
+
+
+def _switch(projection: Projection, event: Event, number: int, node: ast.AST, value: bool, whole: bool) -> _Found:
+    what = f"parameters are {'unfrozen' if value else 'frozen'}"
+    change = Change(node, event, projection.machine.events[number], what, rests=whole and not value)
+    return number, _owner_text(event), change, value
 
 
 def _owner_text(event: Event) -> str:
