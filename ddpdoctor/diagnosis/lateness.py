@@ -30,10 +30,14 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
     times = dict.fromkeys(late_ns, 0)
     blamed: dict[int, dict[str, float]] = {rank: {} for rank in late_ns}
     for meeting in met:
+        waiting = meeting.waiting_ns()
         for at, arrived_ns in enumerate(zip(*meeting.arrived_ns, strict=True)):
             last_ns = max(arrived_ns)
             place = arrived_ns.index(last_ns)
-            late = last_ns - max(arrived_ns[:place] + arrived_ns[place + 1 :])
+            # Not all ranks wait in a broadcast for one that is late: what nobody waits there is not lost there.
+            late = min(
+                last_ns - max(arrived_ns[:place] + arrived_ns[place + 1 :]), max(column[at] for column in waiting)
+            )
             if not late:
                 continue
             rank = meeting.ranks[place]

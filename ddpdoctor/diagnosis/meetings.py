@@ -14,12 +14,12 @@ from operator import sub
 
 import msgspec
 
-from ddpdoctor.diagnosis.agreement import POINT_TO_POINT
 from ddpdoctor.diagnosis.measured_steps import RankSteps, common_rows
 from ddpdoctor.record.measured import CallTrack
 from ddpdoctor.record.model import RunRecord
 
 GRADIENTS = "gradients"
+BUFFERS = "buffers"
 
 
 class Meetings(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
 def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
     """Yield, for each process group, the explicit collectives inside of the steps that all of its ranks went through.
 
-    Sends and receives are left out: their two sides are no meeting of the group.
+    Sends and receives, which have no sequence number, are left out: their two sides are no meeting of the group.
     """
     by_rank = {steps.rank: steps for steps in ranks}
     tracks = {track.rank: track for track in record.call_tracks}
@@ -135,26 +135,30 @@ def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(widest.get(rank, everyone) for rank in everyone))
 
 
-def _lane(track: CallTrack, group: int) -> dict[int, int]:
-    """Row by sequence number of what a rank called in a group and has left again."""
+def _lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:
+    """Row of what a rank called in a group and has left again; DDP counts its broadcasts of buffers for itself."""
+    buffers = track.kinds.index(BUFFERS) if BUFFERS in track.kinds else -1
     return {
-        track.sequence[row]: row for row in range(len(track)) if track.group[row] == group and track.left_at_ns[row]
+        (track.kind[row] == buffers, track.sequence[row]): row
+        for row in range(len(track))
+        if track.group[row] == group and track.left_at_ns[row] and track.sequence[row] >= 0
     }
 
 
 def _met(
-    tracks: Sequence[CallTrack], lanes: Sequence[Mapping[int, int]], spans: Mapping[int, tuple[int, int]]
+    tracks: Sequence[CallTrack],
+    lanes: Sequence[Mapping[tuple[bool, int], int]],
+    spans: Mapping[int, tuple[int, int]],
 ) -> Iterator[tuple[int, ...]]:
     """Rows, one a rank, of each collective that all ranks ran as the same, inside of a step that counts."""
     first, *others = tracks
-    for sequence, row in lanes[0].items():
+    for place, row in lanes[0].items():
         span = spans.get(first.step[row])
         if span is None or not span[0] <= first.entered_at_ns[row] <= span[1]:
             continue
-        rows = [lane.get(sequence, -1) for lane in lanes[1:]]
+        rows = [lane.get(place, -1) for lane in lanes[1:]]
         kind = first.kinds[first.kind[row]]
-        same = all(at >= 0 and track.kinds[track.kind[at]] == kind for track, at in zip(others, rows, strict=True))
-        if same and kind not in POINT_TO_POINT:
+        if all(at >= 0 and track.kinds[track.kind[at]] == kind for track, at in zip(others, rows, strict=True)):
             yield (row, *rows)
 
 

@@ -84,7 +84,8 @@ class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
     """Index into ``RunRecord.groups``."""
     sequence: array[int]
     """Position among the explicit collectives of that group on this rank, from 0; the same call on all its ranks has
-    the same number as long as the ranks run the same collectives."""
+    the same number as long as the ranks run the same collectives. Broadcasts of buffers are counted for themselves;
+    point-to-point calls have -1."""
     step: array[int]
     """The step that was current; 0 before the first."""
     entered_at_ns: array[int]

@@ -177,3 +177,28 @@ def test_on_a_gpu_the_stream_says_what_took_how_long_and_the_least_exposed_is_la
     assert (ms(rank.phases.exposed_waiting_ns), ms(rank.phases.exposed_transfer_ns)) == (30.0, 5.0)
     assert (ms(late.late_ns), late.late_phase, ms(late.waiting_ns)) == (30.0, "backward", 0.0)
     assert total(rank.phases) == pytest.approx(rank.phases.step_ns)
+
+
+def test_what_nobody_waits_in_a_broadcast_is_lost_where_the_ranks_meet_next() -> None:
+    job = MeasuredJob(2, kinds=("barrier", "buffers"))
+    for _ in range(40):
+        for number, after in ((0, 1.0), (1, 21.0)):
+            job.call(number, "buffers", job.now_ms[number] + after, job.now_ms[number] + after + 0.1)
+        job.run(1, EVEN, {1: {"forward": 20.0}})
+        for calls in job.calls.values():
+            calls["step"][-1] = job.step
+    rank, late = summarise(job.record()).ranks
+    assert (ms(late.late_ns), ms(rank.waiting_ns)) == (20.1, 20.1)
+    assert late.late_phase == "forward"
+
+
+def test_broadcasts_of_buffers_are_counted_for_themselves() -> None:
+    job = MeasuredJob(2, kinds=("barrier", "buffers")).run(40, EVEN, {1: {"other": 5.0}}, barrier=True)
+    for rank in job.ranks:
+        for step in range(40):
+            at = job.rows[rank]["started_at_ns"][step] / MILLISECOND_NS
+            job.call(rank, "buffers", at + 2.0, at + 3.0)
+            job.calls[rank]["sequence"][-1] = step
+            job.calls[rank]["step"][-1] = step + 1
+    kinds = {entry.kind: entry.calls_per_step for entry in summarise(job.record()).traffic}
+    assert kinds == {"gradients": 4, "barrier": 1, "buffers": 1}
