@@ -56,6 +56,7 @@ BUILT_IN: Mapping[str, str] = {
     "DDP306": "ddpdoctor.checks.collectives.early_exit",
     "DDP307": "ddpdoctor.checks.collectives.long_wait",
     "DDP309": "ddpdoctor.checks.collectives.subset_new_group",
+    "DDP310": "ddpdoctor.checks.collectives.timeout_unfit",
     "DDP311": "ddpdoctor.checks.collectives.exception_divergence",
     "DDP312": "ddpdoctor.checks.collectives.silent_desync",
     "DDP313": "ddpdoctor.checks.collectives.barrier_in_hot_loop",
@@ -98,7 +99,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 """Dotted module of every check by its code."""
 
-AFTER_LAUNCH: frozenset[str] = frozenset({"DDP401", "DDP402", "DDP403", "DDP405", "DDP409", "DDP704"})
+AFTER_LAUNCH: frozenset[str] = frozenset({"DDP310", "DDP401", "DDP402", "DDP403", "DDP405", "DDP409", "DDP704"})
 """Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal says anything about it."""
 
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {

@@ -26,6 +26,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """How bad a finding is by the basis it rests on."""
     needs: frozenset[str] = frozenset()
     """Streams of the ``RunRecord`` that ``in_run`` cannot do without."""
+    needs_live: frozenset[str] | None = None
+    """The same of a live run, where the check looks at other streams there."""
+
+    def needs_of(self, kind: Basis) -> frozenset[str]:
+        """The streams that ``in_run`` cannot do without in a record of this kind."""
+        return self.needs if kind != "run" or self.needs_live is None else self.needs_live
     nodes: int = 1
     """Nodes that a run must have before it can show what the check looks for."""
 

@@ -177,7 +177,7 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
 
 
 def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
-    for name in sorted(check.check.needs):
+    for name in sorted(check.check.needs_of(record.job.kind)):
         stream = record.stream(name)
         if stream.state != "complete":
             because = f" ({stream.reason})" if stream.reason else ""
@@ -190,4 +190,4 @@ def _nodes(record: RunRecord) -> int:
 
 
 def _absent(check: LoadedCheck, record: RunRecord) -> bool:
-    return any(record.stream(name).state == "absent" for name in check.check.needs)
+    return any(record.stream(name).state == "absent" for name in check.check.needs_of(record.job.kind))

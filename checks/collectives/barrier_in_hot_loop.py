@@ -1,7 +1,8 @@
 """The ranks wait for each other in every step, for nothing.
 
 What it finds
-    A barrier that every training step runs. As advice: a loss or metric that every step all-reduces only to log it.
+    A barrier that every training step runs; in a live run as advice while it takes less than 1 % of the step, the
+    waiting for the last rank apart. As advice: a loss or metric that every step all-reduces only to log it.
 
 Why it is bad
     DDP synchronises the ranks in backward already. A barrier more keeps the fastest rank from running ahead and makes
@@ -27,8 +28,10 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -37,13 +40,14 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import RunRecord, Site
 
 CHECK = Check(
     code="DDP313",
     name="barrier-in-hot-loop",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"collectives", "forwards"}),
+    needs_live=frozenset({"step_tracks", "call_tracks"}),
 )
 _REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
 
@@ -57,9 +61,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every training step waits in {event.name}, though backward synchronises the ranks already"
             if found.is_barrier
             else f"every training step runs {event.name} for a number that is only looked at",
-            remedy=_REMEDY
-            if found.is_barrier
-            else "Reduce it only in the steps that log it, or once an epoch.",
+            remedy=_REMEDY if found.is_barrier else "Reduce it only in the steps that log it, or once an epoch.",
             locations=(event.module.location(event.node),),
             evidence=(
                 Fact(
@@ -73,25 +75,46 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report barriers that followed every training step, with their number."""
+    """Report barriers that followed every training step, with their number, and in a live run with what they cost."""
+    if record.job.kind == "run":
+        yield from _in_live_run(record)
+        return
     from ddpdoctor.diagnosis.hot_barriers import hot_barriers
-    from ddpdoctor.diagnosis.wording import count, place, site_location
+    from ddpdoctor.diagnosis.wording import count, place
 
     for hot in hot_barriers(record):
-        location = site_location(hot.site)
-        yield CHECK.finding(
-            record.job.kind,
-            f"every training step waits in {hot.kind} at {place(hot.site.innermost)}: {count(hot.calls, 'call')} in "
-            f"{count(hot.steps, 'step')} of each rank, though backward synchronises the ranks already",
-            remedy=_REMEDY,
-            locations=() if location is None else (location,),
-            evidence=(
-                Fact(
-                    text=f"each rank called it {hot.calls:,} times",
-                    basis=record.job.kind,
-                    numbers={"calls": hot.calls, "steps": hot.steps},
-                    location=location,
-                    stack=hot.site.frames,
-                ),
+        told = f"{place(hot.site.innermost)}: {count(hot.calls, 'call')} in {count(hot.steps, 'step')} of each rank"
+        yield _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
+
+
+def _in_live_run(record: RunRecord) -> Iterator[Finding]:
+    from ddpdoctor.diagnosis.hot_barriers import live_barriers
+    from ddpdoctor.diagnosis.wording import milliseconds_text, place
+
+    for hot in live_barriers(record):
+        at = f" at {place(hot.site.innermost)}" if hot.site.frames else ""
+        waiting = f", {milliseconds_text(hot.waiting_ns)} of it for the last rank" if hot.waiting_ns else ""
+        numbers = {"calls": hot.calls, "steps": hot.steps, "blocked_ns_per_step": hot.blocked_ns}
+        found = _finding(record, hot.kind, hot.site, f"{at} ({milliseconds_text(hot.blocked_ns)}{waiting})", numbers)
+        yield found if hot.costly else msgspec.structs.replace(found, severity=Severity.ADVICE)
+
+
+def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mapping[str, int | float]) -> Finding:
+    from ddpdoctor.diagnosis.wording import site_location
+
+    location = site_location(site)
+    return CHECK.finding(
+        record.job.kind,
+        f"every training step waits in {kind}{told}, though backward synchronises the ranks already",
+        remedy=_REMEDY,
+        locations=() if location is None else (location,),
+        evidence=(
+            Fact(
+                text=f"each rank called it {numbers['calls']:,} times",
+                basis=record.job.kind,
+                numbers=numbers,
+                location=location,
+                stack=site.frames,
             ),
-        )
+        ),
+    )

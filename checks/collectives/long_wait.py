@@ -3,7 +3,7 @@
 What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
     does, while the others go on to their next collective, in a script that keeps the default timeout. In a run: a wait
-    of half the group's timeout or more; an error when the timeout struck.
+    of half the group's timeout or more; in a rehearsal an error when the timeout struck (in a live run that is DDP308).
 
 Why it is bad
     The others stand in that collective until the first rank comes: all but one GPU idle. Once the work takes longer
@@ -31,21 +31,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.source.long_waits import long_waits
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.long_waits import LongWait
     from ddpdoctor.record.model import RunRecord
+
+    Places = tuple[Location | None, ...]
 
 CHECK = Check(
     code="DDP307",
     name="long-wait",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "collectives"}),
+    needs_live=frozenset({"groups", "step_tracks", "call_tracks"}),
 )
 
 
@@ -75,42 +79,41 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the wait that came nearest to its timeout, or went beyond it."""
-    from ddpdoctor.diagnosis.long_waits import longest_wait
-    from ddpdoctor.diagnosis.wording import duration_text, location_of
+    """Report the wait that came nearest to its timeout, or went beyond it; of a live run the longest of each group."""
+    from ddpdoctor.diagnosis import live_waits, long_waits
+    from ddpdoctor.diagnosis.wording import duration_text, location_of, site_location
 
-    wait = longest_wait(record)
-    if wait is None:
+    if record.job.kind == "run":
+        for lived, timeout_ns in live_waits.long_waits(record):
+            title = f"{live_waits.told(lived)}; the timeout is {duration_text(timeout_ns)}"
+            places = (site_location(lived.site), site_location(lived.late_site))
+            yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
         return
-    busy = None if wait.before is None else location_of(wait.before.line)
-    place_of_wait = location_of(wait.turn.line)
-    yield CHECK.finding(
+    wait = long_waits.longest_wait(record)
+    if wait is not None:
+        busy = None if wait.before is None else location_of(wait.before.line)
+        places = (location_of(wait.turn.line), busy)
+        found = _finding(record, long_waits.told(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
+        yield msgspec.structs.replace(found, severity=Severity.ERROR) if wait.timed_out else found
+
+
+def _finding(
+    record: RunRecord, title: str, places: Places, late: tuple[int, ...], waited_ns: int, timeout_ns: int
+) -> Finding:
+    from ddpdoctor.diagnosis.wording import duration_text
+
+    return CHECK.finding(
         record.job.kind,
-        _told(wait),
+        title,
         remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
-        locations=tuple(location for location in (place_of_wait, busy) if location is not None),
-        ranks=wait.late,
+        locations=tuple(place for place in places if place is not None),
+        ranks=late,
         evidence=(
             Fact(
-                text=f"the timeout of the group is {duration_text(wait.timeout_ns)}",
+                text=f"the timeout of the group is {duration_text(timeout_ns)}",
                 basis=record.job.kind,
-                numbers={"waited_s": wait.waited_ns / 1e9, "timeout_s": wait.timeout_ns / 1e9},
-                location=place_of_wait,
+                numbers={"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
+                location=places[0],
             ),
         ),
-        severity=Severity.ERROR if wait.timed_out else None,
     )
-
-
-def _told(wait: LongWait) -> str:
-    from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
-
-    assert wait.turn.signature is not None
-    waited = f"{rank_list(wait.waiting)} waited {duration_text(wait.waited_ns)} in {collective(wait.turn.signature)}"
-    late = f" at {place(wait.turn.line)} for {rank_list(wait.late)}"
-    if wait.before is not None and wait.before.line is not None:
-        doing = "busy at" if wait.before.action == "elsewhere" else "busy since"
-        late += f", {doing} {place(wait.before.line)}"
-    limit = duration_text(wait.timeout_ns)
-    ended = f", until the timeout of {limit} ended the job" if wait.timed_out else f"; the timeout is {limit}"
-    return waited + late + ended

@@ -9,6 +9,7 @@ import msgspec
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.turns import Lanes, Turn, elsewhere
 from ddpdoctor.diagnosis.waiting import left_ns
+from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
 SHARE_OF_TIMEOUT = 0.5
@@ -83,6 +84,19 @@ def longest_wait(record: RunRecord) -> LongWait | None:
             waits.append(_longest_in(record, Lanes(record, matcher, number), number))
     longest = max(filter(None, waits), key=lambda wait: wait.waited_ns / wait.timeout_ns, default=None)
     return longest if longest and longest.waited_ns >= SHARE_OF_TIMEOUT * longest.timeout_ns else None
+
+
+def told(wait: LongWait) -> str:
+    """Say who waited how long for whom, and against which timeout."""
+    assert wait.turn.signature is not None
+    waited = f"{rank_list(wait.waiting)} waited {duration_text(wait.waited_ns)} in {collective(wait.turn.signature)}"
+    late = f" at {place(wait.turn.line)} for {rank_list(wait.late)}"
+    if wait.before is not None and wait.before.line is not None:
+        doing = "busy at" if wait.before.action == "elsewhere" else "busy since"
+        late += f", {doing} {place(wait.before.line)}"
+    limit = duration_text(wait.timeout_ns)
+    ended = f", until the timeout of {limit} ended the job" if wait.timed_out else f"; the timeout is {limit}"
+    return waited + late + ended
 
 
 def _longest_in(record: RunRecord, lanes: Lanes, number: int) -> LongWait | None:

@@ -92,7 +92,7 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
 def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
     """Yield, for each process group, the explicit collectives inside of the steps that all of its ranks went through.
 
-    Sends and receives, which have no sequence number, are left out: their two sides are no meeting of the group.
+    Sends and receives are left out: their two sides are no meeting of the group.
     """
     by_rank = {steps.rank: steps for steps in ranks}
     tracks = {track.rank: track for track in record.call_tracks}
@@ -100,7 +100,7 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
     for number, group in enumerate(record.groups):
         if len(group.ranks) < 2 or any(rank not in tracks or rank not in by_rank for rank in group.ranks):
             continue
-        lanes = [_lane(tracks[rank], number) for rank in group.ranks]
+        lanes = [lane(tracks[rank], number) for rank in group.ranks]
         first = by_rank[group.ranks[0]]
         spans = {
             first.step[at]: (steps_of[first.rank].started_at_ns[row], steps_of[first.rank].ended_at_ns[row])
@@ -135,13 +135,16 @@ def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(widest.get(rank, everyone) for rank in everyone))
 
 
-def _lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:
-    """Row of what a rank called in a group and has left again; DDP counts its broadcasts of buffers for itself."""
+def lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:
+    """Row of each collective that a rank called in a group, sends and receives left out.
+
+    By whether it is a broadcast of buffers, which DDP counts for itself, and its sequence number.
+    """
     buffers = track.kinds.index(BUFFERS) if BUFFERS in track.kinds else -1
     return {
         (track.kind[row] == buffers, track.sequence[row]): row
         for row in range(len(track))
-        if track.group[row] == group and track.left_at_ns[row] and track.sequence[row] >= 0
+        if track.group[row] == group and track.sequence[row] >= 0
     }
 
 
@@ -156,9 +159,12 @@ def _met(
         span = spans.get(first.step[row])
         if span is None or not span[0] <= first.entered_at_ns[row] <= span[1]:
             continue
-        rows = [lane.get(place, -1) for lane in lanes[1:]]
+        rows = [other.get(place, -1) for other in lanes[1:]]
         kind = first.kinds[first.kind[row]]
-        if all(at >= 0 and track.kinds[track.kind[at]] == kind for track, at in zip(others, rows, strict=True)):
+        if first.left_at_ns[row] and all(
+            at >= 0 and track.left_at_ns[at] and track.kinds[track.kind[at]] == kind
+            for track, at in zip(others, rows, strict=True)
+        ):
             yield (row, *rows)
 
 

@@ -61,7 +61,7 @@ def test_a_check_has_a_severity_for_what_it_looks_at(entry: CatalogueEntry) -> N
 @every_check
 def test_a_check_of_runs_names_streams_that_exist(entry: CatalogueEntry) -> None:
     check = load(entry)
-    assert check.check.needs <= set(STREAMS)
+    assert check.check.needs | check.check.needs_of("run") <= set(STREAMS)
     assert (check.in_run is not None) == bool(check.check.needs)
 
 

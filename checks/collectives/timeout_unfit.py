@@ -1,0 +1,69 @@
+"""The timeout of a process group is shorter than the ranks' honest waits.
+
+What it finds
+    In a live run: ranks that waited for a busy one, and went on, for longer than another process group that the late
+    rank is in would have waited.
+
+Why it is bad
+    Nothing was wrong, and the same work at a moment when the ranks meet in the other group ends the job: more data, a
+    slower disk or one more batch of validation is enough.
+
+Example
+    fast = dist.new_group(timeout=timedelta(seconds=30))
+    if rank == 0:
+        validate(model.module)              # 50 s
+    dist.barrier()                          # the default group: 30 minutes
+
+Remedy
+    Give that group a timeout well above the longest honest wait.
+
+When it is wrong
+    Where the group is never used after work that takes so long.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP310",
+    name="timeout-unfit",
+    severity={"run": Severity.ADVICE},
+    needs=frozenset({"groups", "step_tracks", "call_tracks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report waits that another group would not have survived."""
+    from ddpdoctor.diagnosis.live_waits import told, unfit_timeouts
+    from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
+
+    for wait, number in unfit_timeouts(record):
+        group = record.groups[number]
+        place = site_location(wait.site)
+        name = group_name(group, record.job.world_size)
+        yield CHECK.finding(
+            "run",
+            f"{told(wait)}, and {name} would have given up after {duration_text(group.timeout_ns)}",
+            remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
+            locations=() if place is None else (place,),
+            ranks=wait.late,
+            evidence=(
+                Fact(
+                    text=f"the longest wait was {duration_text(wait.waited_ns)}",
+                    basis="run",
+                    numbers={"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
+                    location=place,
+                ),
+            ),
+        )
