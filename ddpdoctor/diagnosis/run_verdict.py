@@ -1,0 +1,134 @@
+"""The one sentence about a run: what is wrong, why, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
+from ddpdoctor.diagnosis.summary import Phases, RunSummary, RunVerdict, VerdictState
+from ddpdoctor.diagnosis.wording import count, milliseconds_text
+from ddpdoctor.finding import Finding, Severity
+
+_FACTS = 3
+_DECISIVE = "DDP4"
+"""Codes of what makes steps slow …"""
+_SLOW_AS_WELL = frozenset({"DDP307", "DDP313"})
+"""… beside these waits."""
+
+
+class Standstill(Protocol):
+    """What the verdict has to know of a standstill; ``StallView`` is one."""
+
+    @property
+    def title(self) -> str:
+        """A sentence without a full stop."""
+        ...
+
+    @property
+    def since_ns(self) -> int:
+        """When it began."""
+        ...
+
+    @property
+    def remedy(self) -> str:
+        """What to do; may be empty."""
+        ...
+
+
+def run_verdict(
+    summary: RunSummary,
+    findings: Sequence[Finding],
+    *,
+    stall: Standstill | None = None,
+    exit_code: int | None = None,
+) -> RunVerdict:
+    """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
+
+    Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one with a warning
+    about its speed, the one that costs most first. Healthy takes twenty measured steps, the exposed communication among
+    them; anything else is unknown.
+    """
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if stall is not None:
+        decisive = next((finding for finding in errors if finding.title == stall.title), None)
+        return RunVerdict(
+            state="broken",
+            code=decisive.code if decisive else "",
+            text=stall.title,
+            why=_facts(decisive) if decisive else (),
+            next=stall.remedy or (decisive.remedy if decisive else ""),
+            since_ns=stall.since_ns,
+        )
+    if errors:
+        return _of_finding("broken", errors[0])
+    if exit_code:
+        ended = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        return RunVerdict(state="broken", text=f"the job {ended}", next="Read the last lines that it printed.")
+    slow = [finding for finding in findings if finding.severity is Severity.WARNING and _slows(finding.code)]
+    if slow:
+        return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding.code, summary)))
+    return _without_finding(summary, [finding for finding in findings if finding.severity is Severity.WARNING])
+
+
+def _without_finding(summary: RunSummary, warnings: Sequence[Finding]) -> RunVerdict:
+    phases = summary.phases
+    if phases is None or not summary.steps:
+        return RunVerdict(state="unknown", text="no training step has been measured")
+    figures = _figures(summary, phases)
+    if summary.steps < FEWEST_STEPS:
+        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} that it takes were measured"
+        return RunVerdict(state="unknown", text=text, why=figures)
+    if summary.exposed_share is None:
+        text = "nothing slow was found, but the communication of gradients could not be measured"
+        return RunVerdict(state="unknown", text=text, why=figures)
+    computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
+    return RunVerdict(
+        state="healthy",
+        text=f"{computing:.0%} of the step is computation, and no rank keeps the others waiting",
+        why=(*figures, *(finding.title for finding in warnings[:_FACTS])),
+        next=warnings[0].remedy if warnings else "",
+    )
+
+
+def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
+    parts = [f"{phases.data_wait_ns / phases.step_ns:.0%} waits for data"]
+    if summary.exposed_share is not None:
+        parts.append(f"{summary.exposed_share:.0%} is exposed communication")
+    parts.append(f"{phases.explicit_ns / phases.step_ns:.0%} explicit collectives")
+    told = [f"of a step of {milliseconds_text(phases.step_ns)}, {', '.join(parts[:-1])} and {parts[-1]}"]
+    if summary.samples_per_s is not None:
+        told.append(f"{summary.samples_per_s:,.0f} samples/s on {count(len(summary.ranks), 'rank')}")
+    return tuple(told)
+
+
+def _slows(code: str) -> bool:
+    return code.startswith(_DECISIVE) or code in _SLOW_AS_WELL
+
+
+def _lost_share(code: str, summary: RunSummary) -> float:
+    """What part of the step goes with a finding, as far as the figures tell."""
+    phases = summary.phases
+    if phases is None:
+        return 0.0
+    lost_ns = {
+        "DDP401": (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns,
+        "DDP403": max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0),
+        "DDP404": phases.data_wait_ns,
+        "DDP313": phases.explicit_ns,
+    }
+    return lost_ns.get(code, 0.0) / phases.step_ns
+
+
+def _of_finding(state: VerdictState, finding: Finding) -> RunVerdict:
+    return RunVerdict(
+        state=state,
+        code=finding.code,
+        text=finding.title,
+        why=_facts(finding),
+        next=finding.remedy,
+    )
+
+
+def _facts(finding: Finding) -> tuple[str, ...]:
+    return tuple(fact.text for fact in finding.evidence[:_FACTS])

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+from ddpdoctor.diagnosis.run_verdict import run_verdict
+from ddpdoctor.diagnosis.summarise import summarise
+from ddpdoctor.diagnosis.summary import RunSummary
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.monitor.snapshot import StallView
+from tests.diagnosis.measured_job import MeasuredJob
+
+COMPUTE = {"data_wait": 2.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 1.0}
+
+
+def summary(steps: int = 60, slower: Any = None, transfer: float = 2.0, **fields: Any) -> RunSummary:
+    return summarise(MeasuredJob(2).run(steps, COMPUTE, slower, transfer=transfer, **fields).record())
+
+
+def finding(code: str, severity: Severity, title: str = "it is so") -> Finding:
+    facts = tuple(Fact(text=f"fact {number}", basis="run") for number in range(5))
+    return Finding(
+        code=code,
+        name=code.lower(),
+        severity=severity,
+        title=title,
+        basis=frozenset({"run"}),
+        remedy=f"mend {code}",
+        evidence=facts,
+    )
+
+
+def test_a_run_that_computes_is_healthy_with_the_numbers() -> None:
+    verdict = run_verdict(summary(), ())
+    assert (verdict.state, verdict.code, verdict.next) == ("healthy", "", "")
+    assert verdict.text == "95% of the step is computation, and no rank keeps the others waiting"
+    assert verdict.why == (
+        "of a step of 100 ms, 2% waits for data, 2% is exposed communication and 0% explicit collectives",
+        "640 samples/s on 2 ranks",
+    )
+
+
+def test_nothing_is_healthy_that_was_not_measured() -> None:
+    assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
+    early = run_verdict(summary(15), ())
+    assert early.text == "too early to tell: 12 steps of the 20 that it takes were measured"
+    unmeasured = run_verdict(summary(sampled=1_000), ())
+    assert "communication of gradients could not be measured" in unmeasured.text
+    assert {early.state, unmeasured.state, run_verdict(RunSummary(), ()).state} == {"unknown"}
+
+
+def test_an_error_breaks_the_run_before_anything_slows_it() -> None:
+    found = (finding("DDP403", Severity.WARNING), finding("DDP706", Severity.ERROR, "rank 1 raised"))
+    verdict = run_verdict(summary(), found)
+    assert (verdict.state, verdict.code, verdict.text) == ("broken", "DDP706", "rank 1 raised")
+    assert (verdict.why, verdict.next) == (("fact 0", "fact 1", "fact 2"), "mend DDP706")
+
+
+def test_of_two_warnings_the_one_that_costs_more_decides() -> None:
+    found = (finding("DDP401", Severity.WARNING), finding("DDP403", Severity.WARNING))
+    assert run_verdict(summary(slower={1: {"forward": 50.0}}, transfer=20.0), found).code == "DDP403"
+    assert run_verdict(summary(slower={1: {"forward": 10.0}}, transfer=60.0), found).code == "DDP401"
+    assert run_verdict(summary(), found[:1]).state == "slow"
+
+
+def test_advice_and_warnings_of_other_kinds_leave_a_run_healthy() -> None:
+    found = (finding("DDP402", Severity.ADVICE), finding("DDP509", Severity.WARNING, "a variable harms"))
+    verdict = run_verdict(summary(), found)
+    assert (verdict.state, verdict.why[-1], verdict.next) == ("healthy", "a variable harms", "mend DDP509")
+
+
+def test_a_standstill_goes_before_everything() -> None:
+    stall = StallView(title="rank 1 sleeps", since_ns=5, sides=(), remedy="wake it")
+    verdict = run_verdict(summary(), (finding("DDP403", Severity.WARNING),), stall=stall)
+    assert (verdict.state, verdict.text, verdict.next, verdict.since_ns) == ("broken", "rank 1 sleeps", "wake it", 5)
+    told = run_verdict(summary(), (finding("DDP305", Severity.ERROR, "rank 1 sleeps"),), stall=stall)
+    assert (told.code, told.why[0]) == ("DDP305", "fact 0")
+
+
+def test_a_job_that_failed_for_an_unknown_reason_is_broken() -> None:
+    assert run_verdict(summary(), (), exit_code=3).text == "the job ended with exit code 3"
+    assert run_verdict(RunSummary(), (), exit_code=-9).text == "the job was killed by signal 9"
+    assert run_verdict(summary(), (), exit_code=0).state == "healthy"
