@@ -6,32 +6,39 @@ import ast
 from collections.abc import Callable, Mapping
 
 from ddpdoctor.source.machine import Machine, Sinks
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.store import Cell
-from ddpdoctor.source.values import Value, join
+from ddpdoctor.source.values import Const, TensorSize, Value, join
+
+Turn = Callable[[], None]
 
 
-def first_walk(machine: Machine, loop: ast.AST, turn: Callable[[], None]) -> Sinks | None:
+def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
     """Walk a body as its first turn runs it; what the ranks did in it, when any other turn does the same.
 
     None when a later turn may do something else, because it finds another value in a variable: then everything is as
-    before the walk, and the variables hold what a first or a later turn may find in them.
+    before the walk, and the variables hold what a first or a later turn may find in them. What they held after an
+    earlier walk of the same loop is assumed of them from the start, so that this walk is mostly the last one.
     """
     start, gone, raised, frame = machine.mask, machine.gone, machine.raised, machine.frame
     returned, left = len(frame.results), len(frame.left_behind)
     exits, own_raises, events = len(machine.exits), len(machine.own_raises), dict(machine.events)
     number, outer_missed = machine.number(), machine.missed
+    known = machine.changing.get(loop)
+    changes = known is None and _counts(machine, loop)
+    if known is not None:
+        machine.store.merge({(frame.scope if here else owner, name): v for (here, owner, name), v in known.items()})
     machine.missed = set()
-    changes = loop in machine.changing
     machine.quiet += changes
     machine.store.begin()
     inner = machine.collect(turn)
     machine.quiet -= changes
     missed, machine.missed = machine.missed, outer_missed | machine.missed
-    if not changes and _finds_the_same(machine, machine.store.latest(), missed, number):
+    if not changes and _finds_the_same(machine, loop, machine.store.latest(), missed, number):
         machine.store.keep()
         return inner
-    machine.changing.add(loop)
     written = machine.store.undo()
+    _remember(machine, loop, written)
     machine.mask, machine.gone, machine.raised = start, gone, raised
     del frame.results[returned:], frame.left_behind[left:], machine.exits[exits:], machine.own_raises[own_raises:]
     machine.events = events
@@ -39,7 +46,40 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Callable[[], None]) -> Sin
     return None
 
 
-def _finds_the_same(machine: Machine, before: Mapping[Cell, Value | None], missed: set[str], number: int) -> bool:
+def quiet_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:
+    """Walk the body of a loop within a walk that only finds out what changes, and remember what its turns change."""
+    number, outer_missed = machine.number(), machine.missed
+    machine.missed = set()
+    machine.store.begin()
+    inner = machine.collect(turn)
+    missed, machine.missed = machine.missed, outer_missed | machine.missed
+    before = machine.store.latest()
+    if loop not in machine.changing and not _finds_the_same(machine, loop, before, missed, number):
+        written = ((cell, machine.store.get(*cell)) for cell in before)
+        _remember(machine, loop, {cell: value for cell, value in written if value is not None})
+    machine.store.keep()
+    return inner
+
+
+def _remember(machine: Machine, loop: ast.AST, written: Mapping[Cell, Value]) -> None:
+    scope = machine.frame.scope
+    machine.changing[loop] = {(owner == scope, owner, name): value for (owner, name), value in written.items()}
+
+
+def _counts(machine: Machine, loop: ast.AST) -> bool:
+    """Whether a loop counts or sums up in a variable of which the value is known: its next turn finds another one."""
+    first, last, scope = loop.lineno, loop.end_lineno or 0, machine.frame.scope  # type: ignore[attr-defined]
+    return any(
+        isinstance(node.target, ast.Name)
+        and first < node.lineno <= last
+        and isinstance(machine.store.get(scope, node.target.id), (Const, TensorSize))
+        for node in machine.frame.module.index.of(ast.AugAssign)
+    )
+
+
+def _finds_the_same(
+    machine: Machine, loop: ast.AST, before: Mapping[Cell, Value | None], missed: set[str], number: int
+) -> bool:
     """Whether a turn finds in every variable what the turn before found in it, or writes it before it reads it.
 
     ``before`` is what the variables held that a turn wrote, ``missed`` are the names that it looked up in vain, and
@@ -49,7 +89,8 @@ def _finds_the_same(machine: Machine, before: Mapping[Cell, Value | None], misse
     for (owner, name), old in before.items():
         value = machine.store.get(owner, name)
         if old is not None:
-            if value is not None and value is not old and join(old, value) != old:
+            same = value is None or value is old or join(old, value) == old
+            if not same and (owner != machine.frame.scope or _may_read_turn_before(machine, loop, name)):
                 return False
         elif owner > number and owner in machine.outer_scopes:
             continue  # A variable of a function that was called: it ended with the call.
@@ -59,3 +100,40 @@ def _finds_the_same(machine: Machine, before: Mapping[Cell, Value | None], misse
         elif f".{name}" in missed or (owner < number and owner not in machine.events):
             return False  # Attributes of library objects are only read by their names, which would have been missed.
     return True
+
+
+_LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+
+
+def _may_read_turn_before(machine: Machine, loop: ast.AST, name: str) -> bool:
+    """Whether a turn may read what the turn before left in a variable of the function around the loop."""
+    if isinstance(loop, ast.For) and any(_is_name(node, name) for node in descend(loop.target)):
+        return False
+    function = machine.frame.owner
+    if function is None or _holds_functions(machine, function.node):
+        return True
+    if not any(_reads(node, name) for node in descend(loop)):
+        return False
+    for statement in loop.body:  # type: ignore[attr-defined]
+        if isinstance(statement, ast.Assign) and any(_is_name(target, name) for target in statement.targets):
+            return any(_is_name(node, name) for node in descend(statement.value))
+        if any(_reads(node, name) or isinstance(node, _LEAVING) for node in descend(statement)):
+            return True
+    return True
+
+
+def _holds_functions(machine: Machine, function: ast.stmt | ast.expr) -> bool:
+    """Whether functions are made in a function: they may read its variables whenever they are called."""
+    index, first, last = machine.frame.module.index, function.lineno, function.end_lineno or 0
+    made = (*index.of(ast.FunctionDef), *index.of(ast.Lambda), *index.of(ast.AsyncFunctionDef))
+    return any(first <= node.lineno <= last and node is not function for node in made)
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return _is_name(node.target, name)
+    return isinstance(node, ast.Name) and node.id == name and node.ctx.__class__ is ast.Load
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

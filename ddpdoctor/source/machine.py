@@ -104,8 +104,10 @@ class Machine:
         self.signatures: dict[ast.AST, Signature] = {}
         self.missed: set[str] = set()
         """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
-        self.changing: set[ast.AST] = set()
-        """Loops whose turns find what earlier turns changed."""
+        self.changing: dict[ast.AST, dict[tuple[bool, int, str], Value]] = {}
+        """Loops whose turns find what earlier turns changed, and what they found when they were walked last.
+
+        Cells have a flag before them that tells variables of the function around the loop, whatever the call."""
         self.visited: set[ast.AST] = set()
         """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}

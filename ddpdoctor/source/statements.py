@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, opened, truth_of
 from ddpdoctor.source.frames import LoopFrame
 from ddpdoctor.source.imports import run_import
-from ddpdoctor.source.loop_walks import first_walk
+from ddpdoctor.source.loop_walks import first_walk, quiet_walk
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.own_data import forget_counter, own_iterable, own_test
@@ -141,7 +141,8 @@ def _loop(
     start = machine.mask
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    inner = None if machine.quiet else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    walk = quiet_walk if machine.quiet else first_walk
+    inner = walk(machine, around.node, lambda: _turn(machine, turn, frame))
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(lambda: _turn(machine, turn, frame))

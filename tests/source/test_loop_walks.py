@@ -101,3 +101,50 @@ def test_walk_that_is_taken_back_leaves_nothing_behind(tmp_path: Path) -> None:
         (loop,) = tree
         assert isinstance(loop, Loop)
         assert [item.name for item in loop.body if isinstance(item, Event)] == ["barrier"]
+
+
+def test_variable_that_no_turn_reads_before_it_writes_it_changes_nothing(tmp_path: Path) -> None:
+    projection = walked(
+        tmp_path,
+        f"""
+        def train(loader):
+            total, mean, _ = 0, 0, 0
+            {LOOP}
+                total = turn + 1
+                for _ in range(3):
+                    mean = total / 3
+                print(total)
+        def told(loader):
+            total = 0
+            tell = lambda: print(total)
+            {LOOP}
+                tell()
+                total = turn + 1
+        train([])
+        told([])
+        """,
+    )
+    assert changing_lines(projection) == [LOOP]
+
+
+def test_loop_in_a_loop_finds_what_it_found_in_the_turn_before(tmp_path: Path) -> None:
+    projection = walked(
+        tmp_path,
+        """
+        saved, limit = None, 3
+        for epoch in range(9):
+            count, marker = 0, saved
+            for step in range(limit):
+                count += 1
+                if count == 1 and marker is None:
+                    dist.barrier()
+            saved = torch.load("state.pt")
+        """,
+    )
+    for tree in projection.walks[0].trees:
+        (epochs,) = tree
+        assert isinstance(epochs, Loop)
+        (steps,) = epochs.body
+        assert isinstance(steps, Loop)
+        assert [type(item) for item in steps.body] == [Branch]
+    assert [event.name for event in projection.of_kind("collective")] == ["barrier"]
