@@ -147,12 +147,13 @@ def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast
         return tensor if _is_cpu_factory(module, tensor) else None
     if not isinstance(tensor, ast.Name):
         return None
-    assignments = list(_assignments(_function_around(module, call), tensor.id))
-    if len(assignments) != 1 or not isinstance(assignments[0], ast.Assign):
-        return None
-    value = assignments[0].value
-    before = assignments[0].lineno < call.lineno
-    return value if before and isinstance(value, ast.Call) and _is_cpu_factory(module, value) else None
+    function = _function_around(module, call)
+    for made in module.index.within(function, ast.Assign):
+        value, targets = made.value, made.targets
+        named = any(isinstance(target, ast.Name) and target.id == tensor.id for target in targets)
+        if named and made.lineno < call.lineno and isinstance(value, ast.Call) and _is_cpu_factory(module, value):
+            return value if len(list(_assignments(function, tensor.id))) == 1 else None
+    return None
 
 
 def _function_around(module: Module, node: ast.AST) -> ast.AST:

@@ -19,6 +19,7 @@ from ddpdoctor.source.own_data import chooses_keys
 from ddpdoctor.source.ranks import FIRST, guessed_lanes
 from ddpdoctor.source.signatures import signature_of
 from ddpdoctor.source.store import NEVER
+from ddpdoctor.source.trace import Jump
 from ddpdoctor.source.values import (
     ALL_LANES,
     NO_GRADIENTS,
@@ -63,6 +64,9 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
     named: dict[str, Value] = {}
     complete = True
     for argument in node.args:
+        if argument.__class__ is ast.Constant:
+            positional.append(Const(argument.value))
+            continue
         if argument.__class__ is not ast.Starred:
             positional.append(evaluate(machine, argument))
             continue
@@ -72,7 +76,8 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
         else:
             complete = False
     for keyword in node.keywords:
-        value = evaluate(machine, keyword.value)
+        given = keyword.value
+        value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)
         if keyword.arg is not None:
             named[keyword.arg] = value
         elif isinstance(value, Mapped):
@@ -169,7 +174,7 @@ def _worth_calling(machine: Machine, value: Instance) -> bool:
     attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
     if any(isinstance(part, Built) and part.name == DDP for part in attributes):
         return True
-    return chooses_keys(machine, value.cls.node)
+    return chooses_keys(machine, value.cls)
 
 
 def _call_built(
@@ -260,7 +265,7 @@ def call_function(
     machine.add_call(inner)
     for written in frame.left_behind:
         machine.store.merge(written)
-    machine.mask = entry & ~machine.gone & ~_raised_everywhere(machine, inner)
+    machine.mask = entry & ~machine.gone & ~_raised_everywhere(inner)
     if frame.yielded is None:
         returned = merged_results(frame.results, NONE, entry, join)
     else:
@@ -297,9 +302,7 @@ def _passed_over(
     return known.result
 
 
-def _raised_everywhere(machine: Machine, inner: Sequence[Sequence[object]]) -> int:
-    from ddpdoctor.source.trace import Jump
-
+def _raised_everywhere(inner: Sequence[Sequence[object]]) -> int:
     mask = 0
     for rank, items in enumerate(inner):
         if items and isinstance(items[-1], Jump) and items[-1].kind == "raise":

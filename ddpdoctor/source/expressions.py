@@ -163,7 +163,12 @@ def _constant(machine: Machine, node: ast.Constant) -> Value:
 
 
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
-    owner, name = evaluate(machine, node.value), node.attr
+    inner, name = node.value, node.attr
+    if inner.__class__ is ast.Name:  # Most are: one call less.
+        machine.steps += 1
+        owner = _name(machine, inner)
+    else:
+        owner = evaluate(machine, inner)
     kind = owner.__class__
     if kind is Built:
         note_attribute(machine, node, name, owner)

@@ -48,8 +48,13 @@ class FileUse(msgspec.Struct, frozen=True, eq=False):
 
     event: Event
     path: Value
-    source: str
-    """Source of the path."""
+    node: ast.expr | None
+    """The expression that the path is; None where it comes in by ``*`` or ``**``."""
+
+    @property
+    def source(self) -> str:
+        """Source of the path."""
+        return self.event.module.excerpt(self.node, 60) if self.node is not None else "the same path"
 
 
 def writes(projection: Projection) -> Iterator[FileUse]:
@@ -87,9 +92,9 @@ def _use(event: Event, name: str, position: int) -> Iterator[FileUse]:
     if path is not None and isinstance(event.node, ast.Call):
         words = {entry.arg: entry.value for entry in event.node.keywords}
         node = words.get(name, event.node.args[position] if position < len(event.node.args) else None)
-        yield FileUse(event, path, event.module.excerpt(node, 60) if node is not None else "the same path")
+        yield FileUse(event, path, node)
 
 
 def _use_of_receiver(event: Event) -> Iterator[FileUse]:
     if event.receiver is not None and isinstance(event.node, ast.Call) and isinstance(event.node.func, ast.Attribute):
-        yield FileUse(event, event.receiver, event.module.excerpt(event.node.func.value, 60))
+        yield FileUse(event, event.receiver, event.node.func.value)

@@ -122,7 +122,7 @@ def _may_read_turn_before(machine: Machine, loop: ast.AST, name: str) -> bool:
     return True
 
 
-def _holds_functions(machine: Machine, function: ast.stmt | ast.expr) -> bool:
+def _holds_functions(machine: Machine, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
     """Whether functions are made in a function: they may read its variables whenever they are called."""
     index, first, last = machine.frame.module.index, function.lineno, function.end_lineno or 0
     made = (*index.of(ast.FunctionDef), *index.of(ast.Lambda), *index.of(ast.AsyncFunctionDef))

@@ -93,9 +93,9 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The variables and attributes that occur in the file."""
-        names = {node.id for node in self.index.of(ast.Name)}
-        return frozenset(names.union([node.attr for node in self.index.of(ast.Attribute)]))
+        """The attributes that occur in the file, and the variables that it reads."""
+        names = [node.id for node in self.index.of(ast.Name) if node.ctx.__class__ is ast.Load]
+        return frozenset(names).union([node.attr for node in self.index.of(ast.Attribute)])
 
     @cached_property
     def _calls(self) -> tuple[tuple[ast.Call, str], ...]:

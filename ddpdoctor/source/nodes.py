@@ -70,6 +70,14 @@ class NodeIndex:
             known = self._by_class[kind] = [self.nodes[place] for place in self._places.get(kind, ())]
         return known  # type: ignore[return-value]
 
+    def within(self, around: ast.AST, kind: type[Node]) -> Sequence[Node]:
+        """The nodes of one class, which has places in the text, inside of a function, a statement or the module."""
+        nodes = self.of(kind)
+        if isinstance(around, ast.Module):
+            return nodes
+        start, end = _start(around), _end(around)
+        return [node for node in nodes if start <= _start(node) and _end(node) <= end]
+
     @cached_property
     def _by_class(self) -> dict[type[ast.AST], list[ast.AST]]:
         return {}
@@ -78,6 +86,14 @@ class NodeIndex:
     def parents(self) -> Mapping[ast.AST, ast.AST]:
         """The parent of every node but the root."""
         return dict(zip(self.nodes[1:], self._parents, strict=True))
+
+
+def _start(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def _end(node: ast.AST) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
 
 
 def children_of(node: ast.AST) -> list[ast.AST]:

@@ -23,6 +23,7 @@ from ddpdoctor.source.values import (
     Const,
     Instance,
     Mapped,
+    ProjectClass,
     Tag,
     Unknown,
     Value,
@@ -302,9 +303,10 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
     return False
 
 
-def chooses_keys(machine: Machine, cls: ast.ClassDef) -> bool:
+def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     """Whether a method of a class gives a dict a key under a condition: its losses may have other keys each time."""
     known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_choosing", {})
-    if cls not in known:
-        known[cls] = any(isinstance(inner, ast.If) and adds_key(inner) for inner in descend(cls))
-    return known[cls]
+    if cls.node not in known:
+        module = machine.script.module(cls.module)
+        known[cls.node] = module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
+    return known[cls.node]

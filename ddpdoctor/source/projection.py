@@ -134,9 +134,7 @@ def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
 
 def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:
     """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
-    mentioned: set[str] = set()
-    mentioned.update([node.attr for node in entry.index.of(ast.Attribute)])
-    mentioned.update([node.id for node in entry.index.of(ast.Name) if node.ctx.__class__ is ast.Load])
+    mentioned = entry.words
     for statement in entry.tree.body:
         if (
             isinstance(statement, ast.FunctionDef)

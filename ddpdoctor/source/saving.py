@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.file_uses import writes
+from ddpdoctor.source.file_uses import FileUse, writes
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks import LOCAL_RANK, numbers_in
@@ -40,7 +40,7 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
     seen: set[ast.AST] = set()
     for use in writes(projection):
         event = use.event
-        if event.node in seen or event.in_parent or not _is_result(event, use.source):
+        if event.node in seen or event.in_parent or not _is_result(use):
             continue
         if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
             continue
@@ -87,8 +87,10 @@ def _local_guard(event: Event) -> Guard | None:
     return None
 
 
-def _is_result(event: Event, path: str) -> bool:
+def _is_result(use: FileUse) -> bool:
     """Whether what is written is for later, not a log, a cache or a lock, and by each rank that calls it."""
+    event = use.event
     if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
         return event.name == "torch.save"
-    return not _PASSING.search(path) and "is_main_process" not in event.named and "save_function" not in event.named
+    by_each = "is_main_process" not in event.named and "save_function" not in event.named
+    return by_each and not _PASSING.search(use.source)

@@ -9,7 +9,6 @@ import msgspec
 
 from ddpdoctor.source.job import noted
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Built, Instance, Value
@@ -33,7 +32,9 @@ def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
     if not any(noted(projection, "load_state_dict")) or mentions_any(script, _HANDLE_PREFIX):
         return
     states = {event.node: event.receiver for event in noted(projection, "state_dict")}
-    saves = [(event, _saved_states(event, states)) for event in projection.in_course("save")]
+    saves = list(projection.in_course("save"))
+    if not saves:
+        return
     loads = {event.node: event for event in noted(projection, "torch.load")}
     seen: set[ast.AST] = set()
     for event in noted(projection, "load_state_dict"):
@@ -41,9 +42,10 @@ def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
         target = _is_wrapper(event.receiver)
         if load is None or target is None or event.node in seen or "strict" in event.named:
             continue
-        for save, wrapped in saves:
-            one_path = _source(save, "f", 1) == _source(load, "f", 0)
-            if one_path and key in wrapped and wrapped[key] is not target:
+        path = _source(load, "f", 0)
+        for save in saves:
+            wrapped = _saved_states(save, states) if _source(save, "f", 1) == path else {}
+            if key in wrapped and wrapped[key] is not target:
                 seen.add(event.node)
                 yield PrefixMismatch(event, save, wrapped[key])
                 break
@@ -96,8 +98,8 @@ def _assigned(module: Module, node: ast.AST, name: str) -> ast.expr | None:
     function = next((around for around in module.ancestors(node) if isinstance(around, ast.FunctionDef)), None)
     values: Sequence[ast.expr] = [
         statement.value
-        for statement in descend(function or module.tree)
-        if isinstance(statement, ast.Assign) and any(getattr(one, "id", "") == name for one in statement.targets)
+        for statement in module.index.within(function or module.tree, ast.Assign)
+        if any(getattr(one, "id", "") == name for one in statement.targets)
     ]
     return values[0] if len(values) == 1 else None
 

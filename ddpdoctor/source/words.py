@@ -19,21 +19,21 @@ def mentions_any(script: Script, words: Iterable[str]) -> bool:
 
 
 class _Known(dict[str, bool]):
-    """Which words occur in a script; each module is asked once, whatever the number of scripts that import it."""
+    """Which words occur in a script; an imported module is asked once, however many scripts import it."""
 
     def __init__(self, modules: Sequence[Module]) -> None:
         super().__init__()
-        self._modules = modules
+        self._entry = modules[0].text
+        self._imported = modules[1:]
 
     def __missing__(self, word: str) -> bool:
-        found = False
-        for module in self._modules:
-            known: dict[str, bool] = module.__dict__.setdefault("_words", {})
-            here = known.get(word)
-            if here is None:
-                here = known[word] = word in module.text
-            if here:
-                found = True
-                break
-        self[word] = found
+        found = self[word] = word in self._entry or any(self._occurs(module, word) for module in self._imported)
         return found
+
+    @staticmethod
+    def _occurs(module: Module, word: str) -> bool:
+        known: dict[str, bool] = module.__dict__.setdefault("_words", {})
+        here = known.get(word)
+        if here is None:
+            here = known[word] = word in module.text
+        return here

@@ -95,7 +95,7 @@ def call_wrapped(
     machine.emit("ddp-forward", "forward", node, positional, named, receiver=value)
     arguments = [*positional, *named.values()]
     if isinstance(module, Instance) and (
-        module.cls.node.name in machine.mentions.synchronising or chooses_keys(machine, module.cls.node)
+        module.cls.node.name in machine.mentions.synchronising or chooses_keys(machine, module.cls)
     ):
         machine.inside_ddp += 1
         try:
