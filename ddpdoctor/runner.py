@@ -52,6 +52,7 @@ def run_checks(
     passed its look at the source. With ``static`` nothing but the source is asked for, and checks that have nothing to
     look at are not imported. Raises ConfigurationError when a built-in check cannot be loaded.
     """
+    take_gap(script)
     with deep_recursion():
         return tuple([_run_check(entry, script, record, static=static) for entry in entries])
 
@@ -95,13 +96,12 @@ def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
 def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, *, static: bool) -> CheckResult:
     if static and not entry.in_source:
         return _said_nothing(entry.code, entry.name, "needs a rehearsal")
-    triggered = not entry.triggers or mentions_any(script, entry.triggers)
     result = _said_nothing(entry.code, entry.name, "")
+    triggered = not entry.triggers or mentions_any(script, entry.triggers)
     if static and not triggered:
         return result
     check = load(entry)
     if check.in_source is not None and triggered:
-        take_gap(script)
         said = _ask(check.in_source, script)
         gap = take_gap(script)
         if gap or said is not _NOTHING:

@@ -219,7 +219,7 @@ def _readings(
     gc.set_threshold(200_000, 20, 1_000)
     try:
         for target in targets:
-            reading = _reading(target, request, catalogue, checks_of[id(target.settings)], script_of, held)
+            reading = _reading(target, request, catalogue, checks_of[id(target.settings)], script_of, library)
             if reading is not None:
                 library.release(target.path)
                 yield reading
@@ -233,15 +233,15 @@ def _reading(
     catalogue: Catalogue,
     entries: Sequence[CatalogueEntry],
     script_of: Callable[..., Script],
-    held: Mapping[Path, bytes],
+    library: Library,
 ) -> Reading | None:
     path = target.path
-    relative = target.settings.relative(path)
+    relative = target.settings.relative(path) if target.settings.entry_points else None
     listed = relative is not None and matches_below(target.settings.entry_points, relative)
     if not target.named and target.settings.entry_points and not listed:
         return None
     try:
-        if not may_be_entry(held[path] if path in held else path.read_bytes()):
+        if not may_be_entry(library.content(path)):
             return Reading(path=path, files=(str(path),)) if target.named else None
         if not (target.named or listed) and not acts(script_of(path, follow_imports=False).entry):
             return None

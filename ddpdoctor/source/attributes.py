@@ -32,6 +32,7 @@ from ddpdoctor.source.values import (
     lanes_of,
 )
 from ddpdoctor.source.vocabulary import (
+    DATA_LOADER,
     DDP,
     DISTRIBUTION_ATTRIBUTES,
     DISTRIBUTION_NAMES,
@@ -42,6 +43,8 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_BASES = 20
+_KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
+"""Attributes under which objects of torch keep an argument of their construction."""
 _COUNTS = frozenset({"device-count", "world-size", "local-world-size"})
 
 
@@ -52,6 +55,14 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         return _member(value.name, name)  # type: ignore[union-attr]
     if kind is Unknown or kind is Bound or kind is Const:
         return Bound(value, name)
+    if kind is Instance:
+        return _of_instance(machine, value, name)  # type: ignore[arg-type]
+    if isinstance(value, Built):
+        stored = machine.store.get(value.number, name)
+        if stored is not None:
+            return stored
+        machine.missed.add(f".{name}")
+        return _of_built(machine, value, name)
     if isinstance(value, Lanes):
         return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
     if isinstance(value, Choice):
@@ -62,17 +73,9 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         return result or UNIFORM
     if isinstance(value, ProjectModule):
         return _of_module(machine, value, name)
-    if isinstance(value, Instance):
-        return _of_instance(machine, value, name)
     if isinstance(value, ProjectClass):
         found = class_attribute(machine, value, name)
         return found if found is not None else derived(())
-    if isinstance(value, Built):
-        stored = machine.store.get(value.number, name)
-        if stored is not None:
-            return stored
-        machine.missed.add(f".{name}")
-        return _of_built(machine, value, name)
     if isinstance(value, Mapped):
         return next((entry for key, entry in value.entries if key == name), Bound(value, name))
     return Bound(value, name)
@@ -88,9 +91,10 @@ def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False
 
     ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
     """
-    if isinstance(value, Bound):
-        receiver = value.receiver
-        known = isinstance(receiver, Built) and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
+    kind = value.__class__
+    if kind is Bound:
+        receiver = value.receiver  # type: ignore[union-attr]
+        known = receiver.__class__ is Built and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
         return value if known else _promised(name, machine.spawns, of_object) or value
     if not isinstance(value, Unknown):
         return value
@@ -240,15 +244,17 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
 
 def _of_built(machine: Machine, value: Built, name: str) -> Value:
     made = machine.object(value)
-    if made is not None and value.name == DDP and name == "module":
+    if made is None or name not in _KEPT_ARGUMENTS:
+        return Bound(value, name)
+    if value.name == DDP and name == "module":
         return made.argument("module", 0) or UNIFORM
-    if made is not None and value.name == "torch.utils.data.DataLoader":
+    if value.name == DATA_LOADER:
         if name == "sampler":
             return made.argument("sampler", 3) or Bound(value, name)
         if name == "batch_sampler":
             return made.argument("batch_sampler", 4) or Bound(value, name)
         if name == "dataset":
             return made.argument("dataset", 0) or Bound(value, name)
-    if made is not None and value.name == "torch.utils.data.BatchSampler" and name == "sampler":
+    if value.name == "torch.utils.data.BatchSampler" and name == "sampler":
         return made.argument("sampler", 0) or Bound(value, name)
     return Bound(value, name)

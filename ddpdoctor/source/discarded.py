@@ -55,12 +55,12 @@ class Discarded(msgspec.Struct, frozen=True, kw_only=True):
 def discarded_results(projection: Projection) -> Iterator[Discarded]:
     """Such calls, where the variable that they were given is read again further down."""
     for module in projection.machine.script.modules:
-        for call in module.index.of(ast.Call):
-            if isinstance(call.func, ast.Attribute) and call.func.attr not in _RETURNING_NAMES:
-                continue
-            name = module.resolve(call.func)
-            if name in RETURNING:
-                yield from _judged(module, call, name.rpartition(".")[2])
+        others = [name for name, full in module.aliases.items() if full in RETURNING]
+        for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):
+            for call in module.calls_by_name[last]:
+                name = module.resolve(call.func)
+                if name in RETURNING:
+                    yield from _judged(module, call, name.rpartition(".")[2])
     seen: set[ast.AST] = set()
     for event in projection.of_kind("collective"):
         if event.name in _OF_ACCELERATE and isinstance(event.node, ast.Call) and event.node not in seen:

@@ -12,7 +12,6 @@ import msgspec
 from ddpdoctor.source.file_uses import FileUse, reads, writes
 from ddpdoctor.source.job import framework
 from ddpdoctor.source.loads import may_be_one_path
-from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.saving import is_distributed
 from ddpdoctor.source.trace import Event
@@ -70,10 +69,9 @@ def _waits_somewhere_unknown(projection: Projection) -> bool:
     """Whether something is called by a name that promises to wait, and was not seen to be a collective."""
     known = {event.node for event in projection.events if event.kind == "collective"}
     for module in projection.machine.script.modules:
-        for node in module.index.of(ast.Call):
-            last = last_name(node.func)
-            if not _promises_to_wait(last) or node in known or module.resolve(node.func).startswith("torch."):
+        for last, calls in module.calls_by_name.items():
+            if not _promises_to_wait(last) or last in projection.machine.mentions.synchronising:
                 continue
-            if last not in projection.machine.mentions.synchronising:
+            if any(node not in known and not module.resolve(node.func).startswith("torch.") for node in calls):
                 return True
     return False

@@ -69,14 +69,10 @@ def _told(projection: Projection) -> set[int] | None:
             elif constant(receiver) is not None:
                 return None
     for module in projection.machine.script.modules:
-        for node in module.index.of(ast.Call) if "set_epoch" in module.text else ():
-            if _calls_set_epoch(node) and node not in walked:
+        for node in module.calls_by_name.get("set_epoch", ()) if "set_epoch" in module.text else ():
+            if isinstance(node.func, ast.Attribute) and node not in walked:
                 return None
     return told
-
-
-def _calls_set_epoch(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set_epoch"
 
 
 def loop_of_epochs(feeding: Feeding) -> LoopAround | None:

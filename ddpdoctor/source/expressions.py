@@ -198,7 +198,9 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         there = is_set(machine, constant(operands[0]))
         return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
-    return by_rank(partial(_compared, node.ops), *operands)
+    if any(operand.__class__ is Lanes for operand in operands):
+        return by_rank(partial(_compared, node.ops), *operands)
+    return compare(node.ops, operands)
 
 
 def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:

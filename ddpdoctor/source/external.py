@@ -13,11 +13,12 @@ from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
 from ddpdoctor.source.launches import spawn, start_process
 from ddpdoctor.source.library_calls import Handler, Named, origins_kept, plain_handler_of
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.noted_calls import note_call, note_method
+from ddpdoctor.source.noted_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.own_data import (
     agrees_by_name,
     asks_for_file,
     extent_of,
+    makes_members,
     members_of,
 )
 from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
@@ -163,6 +164,8 @@ def call_method(
 ) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
+    if receiver.__class__ is Unknown and _is_unremarkable(name):
+        return _mixture_of(receiver, [*positional, *named.values()], opaque=True)
     note_method(machine, node, receiver, name, positional, named, complete)
     arguments = [*positional, *named.values()]
     if isinstance(receiver, Bound) and receiver.name == "super()":
@@ -177,6 +180,22 @@ def call_method(
 
         return call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
     return _plain_method(machine, node, function, arguments)
+
+
+@lru_cache(maxsize=16_384)
+def _is_unremarkable(name: str) -> bool:
+    """Whether a method of an object of which nothing is known does no more than mix its arguments, by its name."""
+    promises = SYNCHRONISES.search(name) is not None or agrees_by_name(name) or makes_members(name)
+    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or asks_for_file(name)
+    return not promises and not known and not is_noted_method(name)
+
+
+def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unknown:
+    """What a method gives that cannot be read: something that comes from where its object and arguments come from."""
+    result = derived([receiver, *arguments])
+    tags = tags_of(receiver)
+    own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
+    return Unknown(result.varying, opaque and not tags, origins_kept(result) | own)
 
 
 def _known_method(
@@ -242,12 +261,24 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
         return sized
     if receiver.__class__ is External and receiver.name == "os.environ":
         return UNIFORM
-    if asks_for_file(name, receiver, arguments):
+    if asks_for_file(name) and not arguments and isinstance(receiver, Unknown):
         return Unknown(True, False, frozenset({("files", 0)}))
     if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
         return extent
-    if isinstance(receiver, (Unknown, Bound, Built)) and agrees_by_name(name):
+    unread = isinstance(receiver, (Unknown, Bound, Built))
+    if unread and agrees_by_name(name):
         return AGREED
+    known = _known_container_method(machine, node, function, arguments) if not unread else None
+    if known is not None:
+        return known
+    return members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+
+
+def _known_container_method(
+    machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]
+) -> Value | None:
+    """What a method of a list, a dict or a text comes to; None when it is not known."""
+    receiver, name = function.receiver, function.name
     if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:
         return _VIEWS[name](receiver)
     if isinstance(receiver, Mapped) and name == "get" and arguments:
@@ -260,11 +291,7 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
     text = constant(receiver)
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
         return Const(getattr(text, name)())
-    result = derived([receiver, *arguments])
-    tags = tags_of(receiver)
-    own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
-    opaque = not tags and isinstance(receiver, (Unknown, Bound, Built))
-    return members_of(name, Unknown(result.varying, opaque, origins_kept(result) | own))
+    return None
 
 
 def _call_super(

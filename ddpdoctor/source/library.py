@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.script import parse, parse_bytes
+from ddpdoctor.source.script import parse_bytes
 
-SHARED = ("index", "lines", "words", "_words")
+SHARED = ("index", "lines", "words", "calls_by_name", "_words")
 """What is computed of a module and does not depend on its name."""
 MAXIMUM_KEPT_BYTES = 4_000_000
 """Of source text; its trees take about 40 times as much. What goes beyond it is parsed again where it has to be."""
@@ -24,6 +24,16 @@ class Library:
         self._kept: dict[Path, dict[tuple[str, str], Module]] = {}
         """By file, in the order of the last use, the module under the name and package that scripts give it."""
         self._kept_bytes = 0
+        self._latest: tuple[Path, bytes] | None = None
+
+    def content(self, path: Path) -> bytes:
+        """What a file holds; who looks into it and then parses it reads it once. Raises OSError."""
+        held = self._held.get(path)
+        if held is not None:
+            return held
+        if self._latest is None or self._latest[0] != path:
+            self._latest = path, path.read_bytes()
+        return self._latest[1]
 
     def read(self, path: Path, name: str, package: str) -> Module:
         """Like ``parse``."""
@@ -32,8 +42,7 @@ class Library:
         if module is None and known:
             module = _renamed(next(iter(known.values())), name, package)
         elif module is None:
-            raw = self._held.get(path)
-            module = parse(path, name, package) if raw is None else parse_bytes(raw, path, name, package)
+            module = parse_bytes(self.content(path), path, name, package)
             self._kept_bytes += len(module.text)
         known[name, package] = module
         self._kept[path] = known

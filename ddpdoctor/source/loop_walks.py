@@ -18,23 +18,26 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
 
     None when a later turn may do something else, because it finds another value in a variable: then everything is as
     before the walk, and the variables hold what a first or a later turn may find in them. What they held after an
-    earlier walk of the same loop is assumed of them from the start, so that this walk is mostly the last one.
+    earlier walk of the same loop is assumed of them from the start, so that this walk is mostly the last one. Loops
+    inside are walked once: when one of them changes something, this walk is taken back.
     """
+    if machine.tentative:
+        return _inner_walk(machine, loop, turn)
     start, gone, raised, frame = machine.mask, machine.gone, machine.raised, machine.frame
     returned, left = len(frame.results), len(frame.left_behind)
     exits, own_raises, events = len(machine.exits), len(machine.own_raises), dict(machine.events)
     number, outer_missed = machine.number(), machine.missed
     known = machine.changing.get(loop)
-    changes = known is None and _counts(machine, loop)
     if known is not None:
         machine.store.merge({(frame.scope if here else owner, name): v for (here, owner, name), v in known.items()})
     machine.missed = set()
-    machine.quiet += changes
+    machine.tentative = known is None
+    machine.quiet = known is None and _counts(machine, loop)
     machine.store.begin()
     inner = machine.collect(turn)
-    machine.quiet -= changes
+    taken_back, machine.quiet, machine.tentative = machine.quiet, False, False
     missed, machine.missed = machine.missed, outer_missed | machine.missed
-    if not changes and _finds_the_same(machine, loop, machine.store.latest(), missed, number):
+    if not taken_back and _finds_the_same(machine, loop, missed, number):
         machine.store.keep()
         return inner
     written = machine.store.undo()
@@ -46,17 +49,16 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
     return None
 
 
-def quiet_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:
-    """Walk the body of a loop within a walk that only finds out what changes, and remember what its turns change."""
+def _inner_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:
     number, outer_missed = machine.number(), machine.missed
     machine.missed = set()
     machine.store.begin()
     inner = machine.collect(turn)
     missed, machine.missed = machine.missed, outer_missed | machine.missed
-    before = machine.store.latest()
-    if loop not in machine.changing and not _finds_the_same(machine, loop, before, missed, number):
-        written = ((cell, machine.store.get(*cell)) for cell in before)
+    if loop not in machine.changing and not _finds_the_same(machine, loop, missed, number):
+        written = ((cell, machine.store.get(*cell)) for cell in machine.store.latest())
         _remember(machine, loop, {cell: value for cell, value in written if value is not None})
+    machine.quiet = machine.quiet or loop in machine.changing
     machine.store.keep()
     return inner
 
@@ -77,16 +79,13 @@ def _counts(machine: Machine, loop: ast.AST) -> bool:
     )
 
 
-def _finds_the_same(
-    machine: Machine, loop: ast.AST, before: Mapping[Cell, Value | None], missed: set[str], number: int
-) -> bool:
+def _finds_the_same(machine: Machine, loop: ast.AST, missed: set[str], number: int) -> bool:
     """Whether a turn finds in every variable what the turn before found in it, or writes it before it reads it.
 
-    ``before`` is what the variables held that a turn wrote, ``missed`` are the names that it looked up in vain, and
-    ``number`` is smaller than the numbers of what it made.
+    ``missed`` are the names that it looked up in vain, and ``number`` is smaller than the numbers of what it made.
     """
     scopes = {frame.scope for frame in machine.frames}
-    for (owner, name), old in before.items():
+    for (owner, name), old in machine.store.latest().items():
         value = machine.store.get(owner, name)
         if old is not None:
             same = value is None or value is old or join(old, value) == old
@@ -125,6 +124,7 @@ def _may_read_turn_before(machine: Machine, loop: ast.AST, name: str) -> bool:
 def _holds_functions(machine: Machine, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
     """Whether functions are made in a function: they may read its variables whenever they are called."""
     index, first, last = machine.frame.module.index, function.lineno, function.end_lineno or 0
+    made: tuple[ast.stmt | ast.expr, ...]
     made = (*index.of(ast.FunctionDef), *index.of(ast.Lambda), *index.of(ast.AsyncFunctionDef))
     return any(first <= node.lineno <= last and node is not function for node in made)
 

@@ -81,8 +81,10 @@ class Machine:
         """How many undecided conditions are around the present statement."""
         self.trying = 0
         """How many ``try`` statements with handlers are around it."""
-        self.quiet = 0
-        """Walks that only find out what a loop changes are around it."""
+        self.tentative = False
+        """The first walk of a loop is around it: it is taken back when the next turn finds something changed."""
+        self.quiet = False
+        """That walk is going to be taken back: it only finds out what the loop changes."""
         self.contexts: list[ContextAround] = []
         self.wrapped: dict[int, int] = {}
         """The number of the DDP object that holds a module, by the number of the module."""
@@ -408,15 +410,15 @@ class Machine:
             self.own_tests,
         )
         lengths = [len(entries) for entries in lists]
-        counts = (self.mask, self.undecided, self.trying, self.quiet, self.inside_ddp)
-        flags, journals = (self.gradients, self.synchronising), self.store.depth
+        counts = (self.mask, self.undecided, self.trying, self.inside_ddp)
+        flags, journals = (self.gradients, self.synchronising, self.tentative, self.quiet), self.store.depth
         try:
             return self.collect(body)
         except RecursionError:
             for entries, length in zip(lists, lengths, strict=True):
                 del entries[length:]
-            self.mask, self.undecided, self.trying, self.quiet, self.inside_ddp = counts
-            self.gradients, self.synchronising = flags
+            self.mask, self.undecided, self.trying, self.inside_ddp = counts
+            self.gradients, self.synchronising, self.tentative, self.quiet = flags
             while self.store.depth > journals:
                 self.store.undo()
             self.effort.cut[node] = name()

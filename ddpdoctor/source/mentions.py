@@ -201,16 +201,22 @@ def _words_of(module: Module) -> dict[int, int]:
     """What the words in each definition say, by the place of the definition, those of inner definitions left out."""
     index, meanings = module.index, _MEANINGS
     around = index.definitions
-    of_alias = {name: meanings[full.rpartition(".")[2]] for name, full in module.aliases.items()}
-    said: list[tuple[int, int]] = []
-    for place, name in zip(index.places(ast.Name), index.of(ast.Name), strict=True):
-        word = name.id
-        meaning = meanings[word] | of_alias[word] if word in of_alias else meanings[word]
+    names, attributes = index.of(ast.Name), index.of(ast.Attribute)
+    # Most words say nothing: each is judged once, and then the nodes of those that say something are looked for.
+    telling = {word: meaning for word in {name.id for name in names} if (meaning := meanings[word])}
+    for word, full in module.aliases.items():
+        meaning = meanings[full.rpartition(".")[2]]
         if meaning:
-            said.append((around[place], meaning))
-    for place, attribute in zip(index.places(ast.Attribute), index.of(ast.Attribute), strict=True):
-        meaning = meanings[attribute.attr]
-        if meaning:
+            telling[word] = telling.get(word, 0) | meaning
+    said = [
+        (around[place], telling[name.id])
+        for place, name in zip(index.places(ast.Name), names, strict=True)
+        if name.id in telling
+    ]
+    telling = {word: meaning for word in {node.attr for node in attributes} if (meaning := meanings[word])}
+    for place, attribute in zip(index.places(ast.Attribute), attributes, strict=True):
+        if attribute.attr in telling:
+            meaning = telling[attribute.attr]
             noted = meaning & _MAY_BE_NOTED and _is_noted(module.resolve(attribute))
             said.append((around[place], meaning | _TELLS if noted else meaning))
     for place, constant in zip(index.places(ast.Constant), index.of(ast.Constant), strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.nodes import NodeIndex
+from ddpdoctor.source.nodes import NodeIndex, last_name
 from ddpdoctor.source.vocabulary import canonical
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -90,6 +90,14 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
     def calls(self) -> Iterator[tuple[ast.Call, str]]:
         """Every call with the full name of what it calls, where an import or an alias says it."""
         return iter(self._calls)
+
+    @cached_property
+    def calls_by_name(self) -> Mapping[str, Sequence[ast.Call]]:
+        """Every call by the last name of what it calls."""
+        found: dict[str, list[ast.Call]] = {}
+        for node in self.index.of(ast.Call):
+            found.setdefault(last_name(node.func), []).append(node)
+        return found
 
     @cached_property
     def words(self) -> frozenset[str]:

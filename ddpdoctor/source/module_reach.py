@@ -130,7 +130,7 @@ def _has_parameters(machine: Machine, value: Value) -> bool:
 
 def _is_used(machine: Machine, part: Instance, name: str) -> bool:
     """Whether anything but methods that nobody calls mentions an attribute by its name."""
-    if name in _forward_words(machine, part.cls):
+    if name in _forward_attributes(machine, part.cls):
         return True
     known: dict[ProjectClass, set[str] | None] = machine.script.__dict__.setdefault("_reached_text", {})
     if part.cls not in known:
@@ -141,12 +141,13 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
     return name in reached
 
 
-def _forward_words(machine: Machine, cls: ProjectClass) -> frozenset[str]:
-    """The words in the forward of a class."""
-    known: dict[ProjectClass, frozenset[str]] = machine.script.__dict__.setdefault("_forward_words", {})
+def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
+    """The attributes that the forward of a class reads."""
+    known: dict[ProjectClass, frozenset[str]] = machine.script.__dict__.setdefault("_forward_attributes", {})
     if cls not in known:
         forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
-        known[cls] = frozenset(word for method in forwards for node in descend(method) for word in _loaded_words(node))
+        attributes = [node for method in forwards for node in descend(method) if node.__class__ is ast.Attribute]
+        known[cls] = frozenset(node.attr for node in attributes if isinstance(node.ctx, ast.Load))
     return known[cls]
 
 

@@ -49,6 +49,11 @@ def note_method(
         machine.note("call", name, node, positional, named, complete, receiver)
 
 
+def is_noted_method(name: str) -> bool:
+    """Whether some calls of a method may be kept."""
+    return name == "cuda" or name in READING_METHODS or bool(_kinds_of_method(name))
+
+
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
     """Keep an assignment to a variable of the environment."""
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):

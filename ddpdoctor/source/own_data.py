@@ -71,9 +71,9 @@ def origin_of(name: str) -> frozenset[Tag]:
     return frozenset()
 
 
-def asks_for_file(name: str, receiver: Value, arguments: list[Value]) -> bool:
-    """Whether a method asks the file system of the rank's machine: ``Path.exists()``."""
-    return name in _FILE_METHODS and not arguments and isinstance(receiver, Unknown)
+def asks_for_file(name: str) -> bool:
+    """Whether a method without arguments asks the file system of the rank's machine: ``Path.exists()``."""
+    return name in _FILE_METHODS
 
 
 @lru_cache(maxsize=16_384)
@@ -90,9 +90,14 @@ def extent_of(value: Value) -> Value | None:
 
 def members_of(name: str, result: Unknown) -> Unknown:
     """Mark the result of ``set``, ``unique`` and the like: how many items it has is up to the data."""
-    if result.varying and name.rpartition(".")[2] in _MEMBERS:
+    if result.varying and makes_members(name):
         return Unknown(True, result.opaque, result.tags | {MEMBERS})
     return result
+
+
+def makes_members(name: str) -> bool:
+    """Whether a function is ``set``, ``unique`` or the like, by its full name."""
+    return name.rpartition(".")[2] in _MEMBERS
 
 
 def forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:

@@ -134,15 +134,10 @@ def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
 
 def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:
     """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
-    mentioned = entry.words
     for statement in entry.tree.body:
-        if (
-            isinstance(statement, ast.FunctionDef)
-            and statement not in machine.visited
-            and statement.name not in mentioned
-        ):
-            yield statement
-        if isinstance(statement, ast.ClassDef) and statement.name not in mentioned:
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or statement in machine.visited:
+            continue
+        if statement.name not in entry.words:
             yield statement
 
 

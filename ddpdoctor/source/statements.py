@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, opened, truth_of
 from ddpdoctor.source.frames import LoopFrame
 from ddpdoctor.source.imports import run_import
-from ddpdoctor.source.loop_walks import first_walk, quiet_walk
+from ddpdoctor.source.loop_walks import first_walk
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.own_data import forget_counter, own_iterable, own_test
@@ -37,7 +37,7 @@ def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
         if not machine.mask:
             return
         machine.steps += 1
-        handler = _HANDLERS.get(type(statement))
+        handler = _HANDLERS.get(statement.__class__)
         if handler is not None:
             handler(machine, statement)
 
@@ -141,8 +141,7 @@ def _loop(
     start = machine.mask
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    walk = quiet_walk if machine.quiet else first_walk
-    inner = walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(lambda: _turn(machine, turn, frame))

@@ -186,8 +186,10 @@ def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
 
 
 def _by_rank(function: Callable[..., Value], inputs: Sequence[Value]) -> Value:
-    result = lanes_of([function(*(lane(value, rank) for value in inputs)) for rank in RANKS], is_guessed(*inputs))
-    return _vary(result)
+    if len(inputs) == 1 and isinstance(inputs[0], Lanes):
+        return _vary(lanes_of([function(value) for value in inputs[0].values], inputs[0].guessed))
+    lanes = [value.values if isinstance(value, Lanes) else (value,) * len(RANKS) for value in inputs]
+    return _vary(lanes_of([function(*entries) for entries in zip(*lanes, strict=True)], is_guessed(*inputs)))
 
 
 def is_guessed(*values: Value) -> bool:

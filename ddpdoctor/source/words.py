@@ -27,13 +27,16 @@ class _Known(dict[str, bool]):
         self._imported = modules[1:]
 
     def __missing__(self, word: str) -> bool:
-        found = self[word] = word in self._entry or any(self._occurs(module, word) for module in self._imported)
+        found = word in self._entry or (bool(self._imported) and self._is_imported(word))
+        self[word] = found
         return found
 
-    @staticmethod
-    def _occurs(module: Module, word: str) -> bool:
-        known: dict[str, bool] = module.__dict__.setdefault("_words", {})
-        here = known.get(word)
-        if here is None:
-            here = known[word] = word in module.text
-        return here
+    def _is_imported(self, word: str) -> bool:
+        for module in self._imported:
+            known: dict[str, bool] = module.__dict__.setdefault("_words", {})
+            here = known.get(word)
+            if here is None:
+                here = known[word] = word in module.text
+            if here:
+                return True
+        return False

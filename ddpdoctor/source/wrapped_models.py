@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
@@ -76,18 +75,20 @@ def averages_by_hand(script: Script) -> bool:
 
 
 def _averages(module: Module) -> bool:
-    for node in module.index.of(ast.Call):
-        name = last_name(node.func)
+    for name, calls in module.calls_by_name.items():
         if name in _COLLECTIVE_NAMES:
-            written = " ".join(module.lines[node.lineno - 1 : node.end_lineno])
-            # Most say nothing of the kind, which is told without unparsing.
-            if ("grad" in written or "parameters" in written) and _speaks_of_gradients(ast.unparse(node)):
-                return True
-            if _speaks_of_gradients(_loop_text(module, node)):
+            if any(_speaks_of_gradients(_written(module, node)) for node in calls):
                 return True
         elif _promises_average(name):
             return True
     return False
+
+
+def _written(module: Module, call: ast.Call) -> str:
+    """The text of a call, where it may say anything of the kind, with that of the loop or the name around it."""
+    lines = " ".join(module.lines[call.lineno - 1 : call.end_lineno])
+    own = ast.unparse(call) if "grad" in lines or "parameters" in lines else ""
+    return f"{own} {_loop_text(module, call)}"
 
 
 @lru_cache(maxsize=16_384)

@@ -90,7 +90,7 @@ def call_wrapped(
     module = made.argument("module", 0) if made is not None else None
     tags = frozenset({("ddp", value.number)}) if machine.gradients else frozenset()
     recording = machine.gradients and machine.synchronising and made is not None and synchronises_buffers(made)
-    if recording and module is not None and has_buffers(machine, module):
+    if recording and module is not None and _holds_buffers(machine, module):
         machine.emit("forward", "forward of the DDP model", node, positional, named, receiver=value, in_tree=True)
     machine.emit("ddp-forward", "forward", node, positional, named, receiver=value)
     arguments = [*positional, *named.values()]
@@ -105,6 +105,16 @@ def call_wrapped(
         return tagged(result if not isinstance(result, (Built, Instance, Choice)) else derived(arguments), tags)
     result = derived(arguments, tags)
     return Unknown(result.varying, False, result.tags)
+
+
+def _holds_buffers(machine: Machine, module: Value) -> bool:
+    """Whether a wrapped module holds buffers, looked up at its first forward: DDP itself looks when it wraps."""
+    if not isinstance(module, (Instance, Built)):
+        return has_buffers(machine, module)
+    known: dict[int, bool] = machine.script.__dict__.setdefault("_holding_buffers", {})
+    if module.number not in known:
+        known[module.number] = has_buffers(machine, module)
+    return known[module.number]
 
 
 def synchronises_buffers(made: Event) -> bool:
