@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddpdoctor.source.own_data import extent_of
-from ddpdoctor.source.values import Const, Items, Mapped, TensorSize, Unknown, Value, derived, truth
+from ddpdoctor.source.values import UNIFORM, Const, Items, Mapped, TensorSize, Unknown, Value, derived, truth
 
 LONGEST_RANGE = 10_000
 
@@ -60,7 +60,7 @@ def _range(*arguments: Value) -> Value:
         if count <= 1:
             return Items(tuple(Const(number) for number in range(*numbers)))
         if count <= 16:
-            return Items(tuple(Unknown() for _ in range(count)))
+            return Items((UNIFORM,) * count)
     return derived([_varying_only(value) for value in arguments])
 
 

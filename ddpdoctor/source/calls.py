@@ -311,13 +311,11 @@ def _raised_everywhere(inner: Sequence[Sequence[object]]) -> int:
 
 
 def _run_body(machine: Machine, function: Function) -> None:
-    from ddpdoctor.source.statements import execute
-
     frame = machine.frame
     if isinstance(function.node, ast.Lambda):
         frame.results.append((machine.mask, machine.evaluate(machine, function.node.body)))
         return
-    execute(machine, function.node.body)
+    machine.execute(machine, function.node.body)
     if machine.mask and frame.results:
         frame.results.append((machine.mask, NONE))
 
@@ -373,14 +371,12 @@ def _qualified(function: Function) -> str:
 
 def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> None:
     """Run the body of a class in its scope."""
-    from ddpdoctor.source.statements import execute
-
     outer = machine.frame
     frame = CallFrame(statement.name, outer.module, scope, outer.scopes)
     machine.outer_scopes[scope] = outer.scopes
     machine.frames.append(frame)
     try:
-        execute(machine, statement.body)
+        machine.execute(machine, statement.body)
     finally:
         machine.frames.pop()
 

@@ -7,18 +7,20 @@ import builtins
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.attributes import attribute_of, seeded
-from ddpdoctor.source.calls import call, context_function
+from ddpdoctor.source.attributes import attribute_of, bound_to, class_attribute, seeded
+from ddpdoctor.source.calls import call, call_function, context_function
 from ddpdoctor.source.environment import is_set, variable
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_attribute
-from ddpdoctor.source.operators import binary, compare, formatted, negated, unary
+from ddpdoctor.source.operators import ORDERINGS, binary, compare, formatted, negated, unary
 from ddpdoctor.source.own_data import extent_of
 from ddpdoctor.source.targets import assign_to, item_at, scope_of
 from ddpdoctor.source.values import (
     ALL_LANES,
+    FALSE,
     OPAQUE,
     RANKS,
+    TRUE,
     UNIFORM,
     Bound,
     Built,
@@ -59,7 +61,12 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 def truth_of(machine: Machine, node: ast.expr) -> Value:
     """The value of a condition, reduced to its truth on each rank."""
-    return by_rank(_truth_value, evaluate(machine, node))
+    value = evaluate(machine, node)
+    return value if isinstance(value, Lanes) and _are_truths(value) else by_rank(_truth_value, value)
+
+
+def _are_truths(value: Lanes) -> bool:
+    return all(isinstance(entry, Const) and isinstance(entry.value, bool) for entry in value.values)
 
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
@@ -80,9 +87,6 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
 
 def opened(machine: Machine, node: ast.expr) -> Value:
     """What a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    from ddpdoctor.source.attributes import bound_to, class_attribute
-    from ddpdoctor.source.calls import call_function
-
     value = evaluate(machine, node)
     if isinstance(value, Instance):
         method = class_attribute(machine, value.cls, "__iter__")
@@ -198,9 +202,27 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         there = is_set(machine, constant(operands[0]))
         return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
-    if any(operand.__class__ is Lanes for operand in operands):
-        return by_rank(partial(_compared, node.ops), *operands)
-    return compare(node.ops, operands)
+    if len(operands) == 2 and isinstance(operands[0], Lanes) and isinstance(operands[1], Const):
+        known = _numbers_compared(node.ops[0].__class__, operands[0], operands[1])
+        if known is not None:
+            return known
+    elif not any(isinstance(operand, Lanes) for operand in operands):
+        return compare(node.ops, operands)
+    return by_rank(partial(_compared, node.ops), *operands)
+
+
+def _numbers_compared(kind: type[ast.cmpop], left: Lanes, right: Const) -> Value | None:
+    """A comparison of numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
+    function = ORDERINGS.get(kind)
+    number = right.value
+    if function is None or not isinstance(number, int):
+        return None
+    known: list[Value] = []
+    for entry in left.values:
+        if not isinstance(entry, Const) or not isinstance(entry.value, int):
+            return None
+        known.append(TRUE if function(entry.value, number) else FALSE)
+    return lanes_of(known, left.guessed)
 
 
 def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:
@@ -289,17 +311,15 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
 
 
 def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
-    parts = [
-        evaluate(machine, part.value) if isinstance(part, ast.FormattedValue) else evaluate(machine, part)
-        for part in node.values
-    ]
-    if not parts:
-        return Const("")
-    plain = all(
-        not isinstance(part, ast.FormattedValue) or (part.conversion == -1 and part.format_spec is None)
-        for part in node.values
-    )
-    return by_rank(_formatted if plain else _mixed, *parts)
+    parts: list[Value] = []
+    plain = True
+    for part in node.values:
+        if isinstance(part, ast.FormattedValue):
+            parts.append(evaluate(machine, part.value))
+            plain = plain and part.conversion == -1 and part.format_spec is None
+        else:
+            parts.append(evaluate(machine, part))
+    return by_rank(_formatted if plain else _mixed, *parts) if parts else Const("")
 
 
 def _formatted(*values: Value) -> Value:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
+from ddpdoctor.source.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.buffers import note_buffer
 from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.containers import mutated
@@ -297,7 +298,6 @@ def _known_container_method(
 def _call_super(
     machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named, complete: bool
 ) -> Value:
-    from ddpdoctor.source.attributes import bases_of, bound_to, class_attribute
     from ddpdoctor.source.calls import call_function
 
     owner = machine.frame.owner.owner if machine.frame.owner is not None else None
@@ -441,8 +441,6 @@ def _values_of_pairs(positional: list[Value]) -> list[Value]:
 
 
 def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    from ddpdoctor.source.attributes import attribute_of, seeded
-
     if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
         name = positional[1].value
         value = seeded(machine, name, attribute_of(machine, positional[0], name))

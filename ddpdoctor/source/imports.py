@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddpdoctor.source.frames import CallFrame
-from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.machine import Execute, Machine
 from ddpdoctor.source.module import Module, absolute
 from ddpdoctor.source.values import External, ProjectModule, Unknown, Value
 from ddpdoctor.source.vocabulary import canonical
 
 _SHALLOW = frozenset({ast.Import, ast.ImportFrom})
 """Statements in which nothing is nested: what an imported module holds is guarded there."""
-Execute = Callable[[Machine, Sequence[ast.stmt]], None]
 
 
 def run_import(machine: Machine, statement: ast.Import | ast.ImportFrom, execute: Execute) -> None:

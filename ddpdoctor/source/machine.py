@@ -51,14 +51,17 @@ MAXIMUM_BARREN_WALKS = 4
 Sinks = list[list[Item]]
 Evaluate = Callable[["Machine", ast.expr], Value]
 """What walks expressions: calls are walked by what it needs itself."""
+Execute = Callable[["Machine", Sequence[ast.stmt]], None]
+"""What walks statements."""
 
 
 class Machine:
     """Four ranks, their variables, and what they did so far."""
 
-    def __init__(self, script: Script, spawns: bool, evaluate: Evaluate) -> None:
+    def __init__(self, script: Script, spawns: bool, evaluate: Evaluate, execute: Execute) -> None:
         self.script = script
         self.evaluate = evaluate
+        self.execute = execute
         self.spawns = spawns
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
@@ -252,9 +255,9 @@ class Machine:
             outcome = truth(value)
             return (0, 0, self.mask) if outcome is None else (self.mask, 0, 0) if outcome else (0, self.mask, 0)
         masks = [0, 0, 0]
-        for rank in RANKS:
+        for rank, entry in enumerate(value.values):
             if self.mask >> rank & 1:
-                outcome = truth(lane(value, rank))
+                outcome = truth(entry)
                 masks[2 if outcome is None else 0 if outcome else 1] |= 1 << rank
         return masks[0], masks[1], masks[2]
 
@@ -331,7 +334,7 @@ class Machine:
         self.undecided -= 1
         self.sinks = outer
         previous: list[list[Item]] = []
-        for rank in RANKS:
+        for rank in RANKS if any(any(sinks) for _, _, sinks in outcomes) else ():
             done = [sinks[rank] for _, _, sinks in outcomes]
             if start >> rank & 1 and any(done):
                 if done != previous:  # Ranks that do the same share a branch, which is then looked at once.

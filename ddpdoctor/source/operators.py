@@ -44,7 +44,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitXor: operator.xor,
     ast.Pow: operator.pow,
 }
-_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -138,7 +138,7 @@ def _compare(kind: ast.cmpop, left: Value, right: Value) -> Value:
         return derived((left, right)) if inside is None else Const(inside is isinstance(kind, ast.In))
     if isinstance(left, Const) and isinstance(right, Const):
         try:
-            return Const(bool(_COMPARE[type(kind)](left.value, right.value)))
+            return Const(bool(ORDERINGS[type(kind)](left.value, right.value)))
         except Exception:
             return Unknown()
     if Const(None) in (left, right) and isinstance(kind, (ast.Eq, ast.NotEq)):

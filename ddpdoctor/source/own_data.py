@@ -102,9 +102,9 @@ def makes_members(name: str) -> bool:
 
 def forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
     """The number that ``enumerate`` puts before an item is the same on every rank."""
-    from ddpdoctor.source.targets import assign_to
+    if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
+        from ddpdoctor.source.targets import assign_to
 
-    if COUNTED in tags_of(iterable) and isinstance(target, (ast.Tuple, ast.List)) and target.elts:
         assign_to(machine, target.elts[0], UNIFORM)
 
 

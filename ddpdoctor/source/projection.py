@@ -109,7 +109,7 @@ def whole_projection(script: Script) -> Projection:
 
 
 def _project(script: Script) -> Projection:
-    machine = Machine(script, spawns=script.spawns_ranks is not None, evaluate=evaluate)
+    machine = Machine(script, spawns=script.spawns_ranks is not None, evaluate=evaluate, execute=execute)
     walks: list[Walk] = []
     try:
         with deep_recursion():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
+from ddpdoctor.source.calls import decorated, run_class_body
 from ddpdoctor.source.expressions import evaluate, is_context_manager, iterated, opened, truth_of
 from ddpdoctor.source.frames import LoopFrame
 from ddpdoctor.source.imports import run_import
@@ -261,8 +262,6 @@ def _entered(value: Value) -> Value:
 
 
 def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    from ddpdoctor.source.calls import decorated
-
     function: Value = Function(statement, _module_name(machine), machine.frame.scope)
     for decorator in reversed(statement.decorator_list):
         function = decorated(machine, decorator, function)
@@ -270,8 +269,6 @@ def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _define_class(machine: Machine, statement: ast.ClassDef) -> None:
-    from ddpdoctor.source.calls import run_class_body
-
     scope = machine.number()
     cls = ProjectClass(statement, _module_name(machine), scope)
     for base in statement.bases:

@@ -151,6 +151,8 @@ _PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Inst
 """Classes of values that are the same on all ranks and come from nothing in particular."""
 _NOTHING: frozenset[Tag] = frozenset()
 NONE = Const(None)
+TRUE = Const(True)
+FALSE = Const(False)
 UNIFORM = Unknown()
 VARYING = Unknown(varying=True)
 OPAQUE = Unknown(opaque=True)
@@ -209,7 +211,12 @@ def is_varying(value: Value) -> bool:
     if isinstance(value, Choice):
         return value.varying or any(is_varying(option) for option in value.options)
     if isinstance(value, Items):
-        return any(is_varying(item) for item in value.values)
+        previous: Value | None = None
+        for item in value.values:  # Often one value several times over.
+            if item is not previous and is_varying(item):
+                return True
+            previous = item
+        return False
     if isinstance(value, Mapped):
         return any(is_varying(item) for _, item in value.entries)
     if isinstance(value, Bound):
