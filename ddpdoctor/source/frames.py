@@ -31,7 +31,7 @@ class CallFrame:
         """What a generator gives for any of its items, unless ``on_yield`` takes them."""
         self.owner: Function | None = None
         self.file = str(module.path)
-        self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | tuple[()] = ()
+        self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | None = None
         """The call sites when something was last recorded here, innermost first, and the scopes of all frames."""
 
 

@@ -192,13 +192,14 @@ class Machine:
         in_tree: bool = False,
     ) -> None:
         """Record what the present ranks do; with ``in_tree`` it is a collective that peers have to match."""
-        frame = self.frames[-1]
         self.emitted += 1
         ordinal = number or self.number()
         if self.quiet and not in_tree:
             return
-        if not frame.around or frame.around[0] is not self.calls:
-            frame.around = (self.calls, tuple(reversed(self.calls)), tuple(entry.scope for entry in self.frames))
+        frame = self.frames[-1]
+        around = frame.around
+        if around is None or around[0] is not self.calls:
+            around = frame.around = self.calls, tuple(reversed(self.calls)), tuple([one.scope for one in self.frames])
         here = Frame(frame.file, getattr(node, "lineno", 1), frame.function or "<module>")
         event = Event(
             ordinal=ordinal,
@@ -207,20 +208,20 @@ class Machine:
             node=node,
             module=frame.module,
             function=frame.function,
-            chain=(here, *frame.around[1]),
+            chain=(here, *around[1]),
             ranks=self.mask,
-            guards=tuple(self.guards),
-            undecided=tuple(self.conditions),
-            loops=tuple([loop.around for loop in self.loops]),
+            guards=tuple(self.guards) if self.guards else (),
+            undecided=tuple(self.conditions) if self.conditions else (),
+            loops=tuple([loop.around for loop in self.loops]) if self.loops else (),
             positional=tuple(positional),
-            named=dict(named or {}),
+            named=named or {},
             complete=complete,
             receiver=receiver,
             gradients=self.gradients,
             in_parent=self.in_parent,
             root=self.root,
-            scopes=frame.around[2],
-            contexts=tuple(self.contexts),
+            scopes=around[2],
+            contexts=tuple(self.contexts) if self.contexts else (),
         )
         if not self.quiet:
             previous = self.events.get(ordinal)
@@ -241,9 +242,9 @@ class Machine:
         receiver: Value | None = None,
     ) -> None:
         """Record something that does not make the function around it worth more walks."""
-        emitted = self.emitted
-        self.emit(kind, name, node, positional, named, complete=complete, receiver=receiver)
-        self.emitted = emitted
+        if not self.quiet:
+            self.emit(kind, name, node, positional, named, complete=complete, receiver=receiver)
+            self.emitted -= 1
 
     def object(self, value: Value) -> Event | None:
         """The construction of an external object."""
