@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.static_tree [TORCHFIX]`` prints the CPU seconds of ``ast.parse`` over the tree, of the
 whole analysis in one process, their ratio and the memory, each measured in a process of its own with bytecode warm; it
-exits with 1 when the ratio is above 6 or the memory above 300 MB. With the path of a ``torchfix`` executable its time is printed beside
-them, and it exits with 1 when it is not at least 10 times as long.
+exits with 1 when the ratio is above 6 or the memory above 300 MB. With the path of a ``torchfix`` executable its time
+is printed beside them, and it exits with 1 when it is not at least 10 times as long.
 
 The tree is made of the training scripts of this project (the examples, ``tests/source/correct``, ``tests/idioms`` and
 ``tests/stand_in``), each several times under other names, with its modules beside it.

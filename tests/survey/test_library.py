@@ -34,3 +34,12 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     modules = [read(file, "a", "") for file in files]
     assert read(files[-1], "a", "") is modules[-1]
     assert read(files[0], "a", "") is not modules[0]
+
+
+def test_a_file_that_was_looked_into_is_not_read_again_to_be_parsed(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("x = 1\n")
+    kept = Library()
+    assert kept.content(file) == b"x = 1\n"
+    file.unlink()
+    assert kept.read(file, "a", "").text == "x = 1\n"

@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.cli.main import main
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.source import script as script_module
+from ddpdoctor.source import library, script
 from ddpdoctor.survey import SurveyRequest, survey
 from ddpdoctor.worker_processes import in_processes
 
@@ -70,13 +70,13 @@ def test_a_file_is_examined_once(project: Path) -> None:
 
 def test_shared_modules_are_parsed_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
-    original = script_module.parse_bytes
+    original = script.parse_bytes
 
     def parse_bytes(raw: bytes, path: Path, name: str, package: str) -> Any:
         parsed.append(path.name)
         return original(raw, path, name, package)
 
-    monkeypatch.setattr(script_module, "parse_bytes", parse_bytes)
+    monkeypatch.setattr(library, "parse_bytes", parse_bytes)
     _survey(".")
     assert parsed.count("helper.py") == 1
 
