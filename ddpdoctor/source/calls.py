@@ -11,7 +11,7 @@ from ddpdoctor.source.attributes import bound_to, class_attribute, promised_by_n
 from ddpdoctor.source.effort import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.external import call_external, call_method
 from ddpdoctor.source.frames import CallFrame
-from ddpdoctor.source.machine import Machine, merged_results
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import last_name
 from ddpdoctor.source.noted_training import bare_forward
@@ -42,6 +42,7 @@ from ddpdoctor.source.values import (
     Value,
     derived,
     join,
+    merged_results,
     options_of,
 )
 from ddpdoctor.source.vocabulary import DDP, FIRST_RANK_DECORATORS
@@ -267,7 +268,7 @@ def call_function(
         machine.store.merge(written)
     machine.mask = entry & ~machine.gone & ~_raised_everywhere(inner)
     if frame.yielded is None:
-        returned = merged_results(frame.results, NONE, entry, join)
+        returned = merged_results(frame.results, NONE, entry)
     else:
         returned = Items((frame.yielded,), open=True)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None

@@ -1,12 +1,46 @@
-"""What a list or a dict is after a method changed it."""
+"""What the methods of a list, a dict or a text give, and what a container is after one of them changed it."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable, Mapping
+
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.values import Items, Lanes, Value, derived, join
+from ddpdoctor.source.targets import overwrite
+from ddpdoctor.source.values import UNIFORM, Bound, Const, Items, Lanes, Mapped, Value, constant, derived, join
+
+_MUTATORS = frozenset(
+    {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
+)
+_VIEWS: Mapping[str, Callable[[Mapped], Value]] = {
+    "keys": lambda mapped: Items(tuple(Const(key) for key, _ in mapped.entries)),
+    "values": lambda mapped: Items(tuple(value for _, value in mapped.entries)),
+    "items": lambda mapped: Items(tuple(Items((Const(key), value)) for key, value in mapped.entries)),
+}
+"""Methods that show what a dict with constant keys holds."""
 
 
-def mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:
+def container_method(
+    machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]
+) -> Value | None:
+    """What a method of a list, a dict or a text comes to; None when it is not known."""
+    receiver, name = function.receiver, function.name
+    if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:
+        return _VIEWS[name](receiver)
+    if isinstance(receiver, Mapped) and name == "get" and arguments:
+        key = constant(arguments[0])
+        return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
+    if isinstance(receiver, (Items, Mapped)) and name in _MUTATORS and isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            overwrite(machine, node.func.value, _mutated(machine, receiver, name, arguments))
+        return UNIFORM
+    text = constant(receiver)
+    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
+        return Const(getattr(text, name)())
+    return None
+
+
+def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:
     """The container after a call of one of its methods; a list that grows in a loop holds any number of such items."""
     if name != "append" or not isinstance(receiver, Items) or len(arguments) != 1 or isinstance(arguments[0], Lanes):
         return derived([receiver, *arguments])

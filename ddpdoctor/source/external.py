@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from ddpdoctor.source.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.buffers import note_buffer
 from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
-from ddpdoctor.source.containers import mutated
+from ddpdoctor.source.containers import container_method
 from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
 from ddpdoctor.source.launches import spawn, start_process
 from ddpdoctor.source.library_calls import Handler, Named, origins_kept, plain_handler_of
@@ -71,16 +71,7 @@ from ddpdoctor.source.vocabulary import (
 )
 from ddpdoctor.source.wraps import backward, wrap
 
-_MUTATORS = frozenset(
-    {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
-)
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
-_VIEWS: Mapping[str, Callable[[Mapped], Value]] = {
-    "keys": lambda mapped: Items(tuple(Const(key) for key, _ in mapped.entries)),
-    "values": lambda mapped: Items(tuple(value for _, value in mapped.entries)),
-    "items": lambda mapped: Items(tuple(Items((Const(key), value)) for key, value in mapped.entries)),
-}
-"""Methods that show what a dict with constant keys holds."""
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _KNOWN_METHODS = MODULE_SELF_METHODS | {
     "backward",
@@ -269,30 +260,10 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
     unread = isinstance(receiver, (Unknown, Bound, Built))
     if unread and agrees_by_name(name):
         return AGREED
-    known = _known_container_method(machine, node, function, arguments) if not unread else None
+    known = container_method(machine, node, function, arguments) if not unread else None
     if known is not None:
         return known
     return members_of(name, _mixture_of(receiver, arguments, opaque=unread))
-
-
-def _known_container_method(
-    machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]
-) -> Value | None:
-    """What a method of a list, a dict or a text comes to; None when it is not known."""
-    receiver, name = function.receiver, function.name
-    if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:
-        return _VIEWS[name](receiver)
-    if isinstance(receiver, Mapped) and name == "get" and arguments:
-        key = constant(arguments[0])
-        return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
-    if isinstance(receiver, (Items, Mapped)) and name in _MUTATORS and isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute):
-            overwrite(machine, node.func.value, mutated(machine, receiver, name, arguments))
-        return UNIFORM
-    text = constant(receiver)
-    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
-        return Const(getattr(text, name)())
-    return None
 
 
 def _call_super(

@@ -41,8 +41,6 @@ from ddpdoctor.source.values import (
     Value,
     is_guessed,
     is_varying,
-    lane,
-    lanes_of,
     truth,
 )
 
@@ -447,28 +445,6 @@ class Machine:
                 if loop is None or items != previous or turns[rank] != loop.turns:
                     loop, previous = Loop(tuple(items), turns[rank], node, test=own), items
                 self.sinks[rank].append(loop)
-
-
-def merged_results(
-    results: Sequence[tuple[int, Value]], fallback: Value, ranks: int, join: Callable[..., Value]
-) -> Value:
-    """One value of what a function returned on the ranks that called it; ``fallback`` where it returned nothing."""
-    if not results:
-        return fallback
-    by_rank: list[Value] = []
-    for rank in RANKS:
-        here = [value for mask, value in results if mask >> rank & 1]
-        if not here:
-            by_rank.append(fallback if ranks >> rank & 1 else lane(results[0][1], rank))
-            continue
-        if all(value is here[0] for value in here):
-            by_rank.append(lane(here[0], rank))
-            continue
-        value = lane(here[0], rank)
-        for other in here[1:]:
-            value = join(value, lane(other, rank))
-        by_rank.append(value)
-    return lanes_of(by_rank, is_guessed(*(value for _, value in results)))
 
 
 def _wider(previous: Event, event: Event) -> Event:

@@ -340,6 +340,26 @@ def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
     return lanes_of([join(lane(one, rank), lane(other, rank), True) for rank in RANKS], is_guessed(one, other))
 
 
+def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks: int) -> Value:
+    """One value of what a function returned on the ranks that called it; ``fallback`` where it returned nothing."""
+    if not results:
+        return fallback
+    by_rank: list[Value] = []
+    for rank in RANKS:
+        here = [value for mask, value in results if mask >> rank & 1]
+        if not here:
+            by_rank.append(fallback if ranks >> rank & 1 else lane(results[0][1], rank))
+            continue
+        if all(value is here[0] for value in here):
+            by_rank.append(lane(here[0], rank))
+            continue
+        value = lane(here[0], rank)
+        for other in here[1:]:
+            value = join(value, lane(other, rank))
+        by_rank.append(value)
+    return lanes_of(by_rank, is_guessed(*(value for _, value in results)))
+
+
 def _vary(value: Value) -> Value:
     if isinstance(value, Unknown) and not value.varying:
         return Unknown(True, value.opaque, value.tags)
