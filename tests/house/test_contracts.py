@@ -20,6 +20,7 @@ VIOLATIONS = {
     "the probe needs a library": ("ddpdoctor/probe/__init__.py", "import msgspec"),
     "the probe needs the model": ("ddpdoctor/probe/__init__.py", "import ddpdoctor.finding"),
     "a report asks for a check": ("ddpdoctor/report/concise.py", "import ddpdoctor.examine"),
+    "the screen asks for a check": ("tui/app.py", "import ddpdoctor.registry"),
     "the record reaches up": ("ddpdoctor/record/model.py", "import ddpdoctor.monitor"),
 }
 

@@ -1,0 +1,165 @@
+"""Lines of the screen as plain data: runs of text, each with a role that the palette turns into a style.
+
+Everything that is drawn is a ``Line``; drawing is a pure function of what is shown and of the room there is. Text from
+outside becomes part of a line through ``shown`` only, which takes from it whatever a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+from ddpdoctor.report.escape import one_line
+
+Align = Literal["left", "right"]
+_UNITS = re.compile(r"(\d) (?=(?:[nmµ]?s|%|[kMGT]i?B(?:/s)?|°C|MHz|W|min|h|d)(?:\W|$))")
+"""Between a number and its unit no line is broken."""
+CLEANED_CHARACTERS = 2_000
+"""Of a longer text no more is read: no line of a terminal has room for it."""
+
+
+class Cell(NamedTuple):
+    """A run of text in one style."""
+
+    text: str
+    role: str = ""
+
+
+Line = tuple[Cell, ...]
+
+EMPTY: Line = ()
+
+
+def shown(text: str) -> str:
+    """Text from outside on one line, without anything that a terminal obeys, hides, or draws wider than it counts."""
+    cleaned = one_line(text[:CLEANED_CHARACTERS])
+    if cleaned.isascii():
+        return cleaned
+    return "".join(map(_steady, cleaned))
+
+
+def _steady(character: str) -> str:
+    """Replace what terminals draw in ways of their own: marks that stack, joiners, right-to-left letters."""
+    if unicodedata.combining(character) or unicodedata.category(character) in {"Mn", "Me", "Cf", "Co", "Cn"}:
+        return ""
+    if unicodedata.bidirectional(character) in {"R", "AL", "AN"}:
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+def line(*parts: Cell | str) -> Line:
+    """Put a line together; empty parts are left out."""
+    cells = (part if isinstance(part, Cell) else Cell(part) for part in parts)
+    return tuple(cell for cell in cells if cell.text)
+
+
+def width_of(cells: Line) -> int:
+    """Columns that a line takes."""
+    return sum(cell_len(cell.text) for cell in cells)
+
+
+def cut(text: str, width: int, dots: str = "…") -> str:
+    """Shorten ``text`` to ``width`` columns, its end replaced by dots."""
+    if cell_len(text) <= width:
+        return text
+    if width <= cell_len(dots):
+        return set_cell_size(text, max(0, width))
+    return set_cell_size(text, width - cell_len(dots)).rstrip() + dots
+
+
+def cut_left(text: str, width: int, dots: str = "…") -> str:
+    """Shorten ``text`` to ``width`` columns, its beginning replaced by dots: the end of a path says more."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > max(0, width - cell_len(dots)):
+        text = text[1:]
+    return (dots + text)[: max(0, width)]
+
+
+def padded(text: str, width: int, align: Align = "left", dots: str = "…") -> str:
+    """``text`` in exactly ``width`` columns."""
+    text = cut(text, width, dots)
+    room = " " * (width - cell_len(text))
+    return room + text if align == "right" else text + room
+
+
+def fitted(cells: Line, width: int, dots: str = "…") -> Line:
+    """A line in exactly ``width`` columns: cut at its end, or filled with spaces."""
+    total = width_of(cells)
+    if total == width:
+        return cells
+    if total < width:
+        return (*cells, Cell(" " * (width - total)))
+    kept: list[Cell] = []
+    left = width
+    for cell in cells:
+        size = cell_len(cell.text)
+        if size > left or (size == left and cell is not cells[-1]):
+            kept.append(Cell(padded(cell.text + dots, left, dots=dots), cell.role))
+            break
+        kept.append(cell)
+        left -= size
+    return tuple(kept)
+
+
+def beside(left: Sequence[Line], right: Sequence[Line], left_width: int, gap: int = 2) -> list[Line]:
+    """Two blocks of lines beside each other."""
+    space = Cell(" " * gap)
+    return [
+        (
+            *fitted(left[row] if row < len(left) else EMPTY, left_width),
+            space,
+            *(right[row] if row < len(right) else EMPTY),
+        )
+        for row in range(max(len(left), len(right)))
+    ]
+
+
+def in_role(cells: Iterable[Cell], role: str) -> Line:
+    """The same text in another role."""
+    return tuple(Cell(cell.text, role) for cell in cells)
+
+
+def marked(cells: Line, width: int) -> Line:
+    """A line under the cursor: each role in its ``!`` variety, over the full width."""
+    return tuple(Cell(cell.text, f"{cell.role}!") for cell in fitted(cells, width))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Fill lines of at most ``width`` columns; a word that is longer is broken."""
+    lines: list[str] = []
+    current = ""
+    for word in _UNITS.sub("\\1\N{NO-BREAK SPACE}", " ".join(text.split())).split(" "):
+        while cell_len(word) > width:
+            head = set_cell_size(word, width - cell_len(current) - 1 if current else width).rstrip()
+            if current and not head:
+                lines.append(current)
+                current = ""
+                continue
+            lines.append(f"{current} {head}" if current else head)
+            word, current = word[len(head) :], ""
+            if not head:
+                break
+        if current and cell_len(current) + 1 + cell_len(word) > width:
+            lines.append(current)
+            current = word
+        else:
+            current = f"{current} {word}" if current else word
+    kept = [*lines, current] if current or not lines else lines
+    return [words.replace("\N{NO-BREAK SPACE}", " ") for words in kept]
+
+
+def paragraph(text: str, width: int, role: str = "", label: Cell | None = None, most: int = 0) -> list[Line]:
+    """A text from outside filled to ``width``, hanging behind its label; at most ``most`` lines when that is given."""
+    indent = cell_len(label.text) if label is not None else 0
+    lines = wrapped(shown(text), max(8, width - indent))
+    if most and len(lines) > most:
+        lines = [*lines[: most - 1], cut(lines[most - 1] + " …", max(8, width - indent))]
+    return [
+        line(label if number == 0 and label is not None else " " * indent, Cell(words, role))
+        for number, words in enumerate(lines)
+    ]

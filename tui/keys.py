@@ -1,0 +1,48 @@
+"""What each key does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.tui.app import DoctorApp
+
+SECONDS_NS = 1_000_000_000
+FAR = 1_000_000
+
+KEYS: Mapping[str, Callable[[DoctorApp], None]] = {
+    "1": lambda app: app.go("overview"),
+    "2": lambda app: app.go("ranks"),
+    "3": lambda app: app.go("communication"),
+    "4": lambda app: app.go("gpus"),
+    "5": lambda app: app.go("findings"),
+    "6": lambda app: app.go("stall"),
+    "?": lambda app: app.go("help"),
+    "enter": lambda app: app.open_row(),
+    "escape": lambda app: app.back(),
+    "up": lambda app: app.move(-1),
+    "down": lambda app: app.move(1),
+    "pageup": lambda app: app.move(-10),
+    "pagedown": lambda app: app.move(10),
+    "home": lambda app: app.move(-FAR),
+    "end": lambda app: app.move(FAR),
+    "/": lambda app: app.filter_rows(),
+    "s": lambda app: app.sort(),
+    "r": lambda app: app.reverse(),
+    " ": lambda app: app.hold(),
+    ",": lambda app: app.step(-1),
+    ".": lambda app: app.step(1),
+    "left": lambda app: app.seek(-10 * SECONDS_NS),
+    "right": lambda app: app.seek(10 * SECONDS_NS),
+    "+": lambda app: app.speed(2.0),
+    "-": lambda app: app.speed(0.5),
+    "e": lambda app: app.export(),
+    "t": lambda app: app.take_stack(),
+    "d": lambda app: app.dump(),
+    "c": lambda app: app.copy_stall(),
+    "k": lambda app: app.kill(),
+    "b": lambda app: app.turn_tone(),
+    "q": lambda app: app.leave(),
+    "ctrl+z": lambda app: app.suspend_process(),
+}

@@ -1,0 +1,150 @@
+"""The page of communication: what each group moves, how fast, how much of it is hidden; DDP's buckets."""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnosis.summary import Traffic
+from ddpdoctor.monitor.snapshot import BucketView
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, cut, line, shown
+from ddpdoctor.tui.charts import gauge
+from ddpdoctor.tui.figures import bandwidth, calls, count, duration, share, size
+from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
+from ddpdoctor.tui.table import Column, paint_table
+from ddpdoctor.tui.view import View
+
+
+def paint_communication(view: View, width: int, height: int) -> Painting:
+    """Draw traffic above buckets."""
+    snapshot = view.snapshot
+    head = aged_heading("Communication, per step", view, snapshot.measured_at_ns, width)
+    if snapshot.traffic:
+        lines = _plain_table(snapshot.traffic, _traffic_columns(view), width, view)
+        traffic = as_fresh(lines, view, snapshot.measured_at_ns)
+    else:
+        traffic = [line(Cell("  no communication was measured yet", "dim"))]
+    notes = [
+        line(Cell("  time of gradients: from the first bucket launched to the last finished, mostly hidden", "dim")),
+        line(Cell("  bus bandwidth: what each link carries at least; of limit: against what it should give", "dim")),
+    ]
+    buckets = _buckets(snapshot.buckets, view, width, height - len(traffic) - 5)
+    return stacked(height, [head], traffic, [EMPTY, *notes] if height > 12 else [], [EMPTY], buckets)
+
+
+def _plain_table(rows: tuple[Traffic, ...], columns: list[Column[Traffic]], width: int, view: View) -> list[Line]:
+    table = paint_table(rows, columns, lambda row: f"{row.group} {row.kind}", None, width, len(rows) + 1, view.glyphs)
+    return list(table.lines)
+
+
+def _traffic_columns(view: View) -> list[Column[Traffic]]:
+    glyphs = view.glyphs
+
+    def used(row: Traffic) -> float | None:
+        if row.bus_bandwidth_bytes_per_s is None or not row.limit_bytes_per_s:
+            return None
+        return row.bus_bandwidth_bytes_per_s / row.limit_bytes_per_s
+
+    def of_limit(row: Traffic, width: int) -> Line:
+        ratio = used(row)
+        if ratio is None:
+            return line(Cell(glyphs.unknown, "dim"))
+        return line(
+            Cell(f"{share(ratio):>6} "), *gauge(ratio, width - 7, glyphs, "good" if ratio >= 0.5 else "warning")
+        )
+
+    return [
+        Column(
+            name="kind",
+            title="what",
+            width=12,
+            most=24,
+            importance=1,
+            cell=lambda row, width: Cell(shown(row.kind), "strong"),
+        ),
+        Column(
+            name="group",
+            title="between",
+            width=12,
+            most=28,
+            importance=2,
+            cell=lambda row, width: Cell(shown(row.group)),
+        ),
+        Column(
+            name="calls",
+            title="calls",
+            width=6,
+            importance=4,
+            align="right",
+            cell=lambda row, width: Cell(calls(row.calls_per_step)),
+        ),
+        Column(
+            name="bytes",
+            title="bytes",
+            width=8,
+            importance=3,
+            align="right",
+            cell=lambda row, width: Cell(size(row.bytes_per_step)),
+        ),
+        Column(
+            name="time",
+            title="time",
+            width=8,
+            importance=5,
+            align="right",
+            cell=lambda row, width: Cell(duration(row.ns_per_step)),
+        ),
+        Column(
+            name="hidden",
+            title="hidden",
+            width=6,
+            importance=6,
+            align="right",
+            cell=lambda row, width: Cell(share(row.overlap_ratio)),
+        ),
+        Column(
+            name="bandwidth",
+            title="bus bandwidth",
+            width=13,
+            importance=7,
+            align="right",
+            cell=lambda row, width: Cell(bandwidth(row.bus_bandwidth_bytes_per_s), "strong"),
+        ),
+        Column(name="limit", title="of limit", width=16, most=30, importance=8, cell=of_limit),
+        Column(
+            name="backend",
+            title="backend",
+            width=7,
+            importance=9,
+            cell=lambda row, width: Cell(shown(row.backend) or glyphs.unknown, "dim"),
+        ),
+    ]
+
+
+def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int) -> list[Line]:
+    """The buckets in the order in which they became ready, with bars in proportion."""
+    total = sum(bucket.size_bytes for bucket in buckets)
+    remark = f"{len(buckets)} of together {size(total)}" if buckets else ""
+    head = heading("Gradient buckets, first ready first", width, view.glyphs, remark)
+    if not buckets:
+        return [head, line(Cell("  not known yet", "dim"))]
+    biggest = max(bucket.size_bytes for bucket in buckets) or 1
+    bar = max(8, min(40, width - 70))
+    several = len({bucket.module for bucket in buckets}) > 1
+    lines = [
+        line(
+            Cell(f"  {bucket.order:>3}  "),
+            *gauge(bucket.size_bytes / biggest, bar, view.glyphs, "series"),
+            Cell(f"  {size(bucket.size_bytes):>8}", "strong"),
+            Cell(f"  {count(bucket.parameters):>5} parameters", "dim"),
+            Cell(cut(_first(bucket, several), max(4, width - bar - 36), view.glyphs.dots)),
+        )
+        for bucket in buckets[: max(1, room)]
+    ]
+    if len(buckets) > len(lines):
+        lines[-1] = line(Cell(f"    and {len(buckets) - len(lines) + 1} more", "dim"))
+    return [head, *lines]
+
+
+def _first(bucket: BucketView, several: bool) -> str:
+    """Where a bucket begins, and in which module where there are several."""
+    words = f"  from {shown(bucket.first_parameter)}" if bucket.first_parameter else ""
+    return words + (f" of {shown(bucket.module)}" if several else "")

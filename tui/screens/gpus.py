@@ -1,0 +1,196 @@
+"""The page of GPUs: a card for each where there is room, a line for each otherwise."""
+
+from __future__ import annotations
+
+from ddpdoctor.record.measured import Gpu, GpuSample
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, shown
+from ddpdoctor.tui.charts import gauge, sparkline
+from ddpdoctor.tui.figures import degrees, memory, percent, rank_list, three, with_unit
+from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
+from ddpdoctor.tui.table import Column, paint_table
+from ddpdoctor.tui.view import View
+
+CARD_WIDTH = 58
+CARD_LINES = 6
+"""Lines of a card, the empty one below it included."""
+
+
+def paint_gpus(view: View, width: int, height: int) -> Painting:
+    """Draw all GPUs of this node."""
+    gpus = view.snapshot.gpus
+    newest = max((gpu.samples[-1].taken_at_ns for gpu in gpus if gpu.samples), default=None)
+    head = aged_heading("GPUs of this node", view, newest, width, f"{len(gpus)} seen" if gpus else "")
+    if not gpus:
+        note = shown(view.snapshot.gpus_note) or "the driver shows no GPU"
+        return stacked(height, [head, line(Cell(f"  {cut(note, width - 4, view.glyphs.dots)}", "dim"))])
+    columns = max(1, (width + 2) // (CARD_WIDTH + 2))
+    if -(-len(gpus) // columns) * CARD_LINES <= height - 1:
+        cards = _cards(view, width, min(columns, len(gpus)))
+        return stacked(height, [head, EMPTY] if len(cards) + 2 <= height else [head], cards)
+    table = paint_table(gpus, _columns(view), lambda gpu: str(gpu.index), view.cursor, width, height - 1, view.glyphs)
+    return stacked(height, [head], table)
+
+
+def _cards(view: View, width: int, columns: int) -> list[Line]:
+    card_width = (width - 2 * (columns - 1)) // columns
+    lines: list[Line] = []
+    gpus = view.snapshot.gpus
+    for start in range(0, len(gpus), columns):
+        row: list[Line] = []
+        for number, gpu in enumerate(gpus[start : start + columns]):
+            card = _card(gpu, view, card_width)
+            row = beside(row, card, number * (card_width + 2) - 2) if number else card
+        lines += [*row, EMPTY]
+    return lines
+
+
+def _card(gpu: Gpu, view: View, width: int) -> list[Line]:
+    glyphs = view.glyphs
+    sample = gpu.samples[-1] if gpu.samples else GpuSample(taken_at_ns=0)
+    title = f"GPU {gpu.index}" + (f", {rank_list(gpu.ranks)}" if gpu.ranks else "")
+    bar = max(6, width - 34)
+    throttled = ", ".join(shown(reason) for reason in sample.throttle_reasons)
+    used = _memory_share(gpu, sample)
+    history = sparkline([one.utilisation_percent for one in gpu.samples], bar, glyphs, 100.0)
+    power = sparkline([one.power_w for one in gpu.samples], bar, glyphs, gpu.power_limit_w or 1_000.0)
+    lines = [
+        _measured("busy", percent(sample.utilisation_percent), "", history),
+        _measured(
+            "memory",
+            memory(sample.memory_used_bytes),
+            memory(gpu.memory_total_bytes),
+            gauge(used, bar, glyphs, "series"),
+        ),
+        _measured("power", with_unit(sample.power_w, "W"), with_unit(gpu.power_limit_w, "W"), power),
+        line(
+            Cell("  clock   ", "dim"),
+            Cell(f"{three(sample.sm_clock_mhz):>8}", "strong"),
+            Cell(f" {'of ' + three(gpu.maximum_sm_clock_mhz) + ' MHz':<14}", "dim"),
+            Cell(degrees(sample.temperature_c), "warning" if throttled else "strong"),
+            Cell(f"  {cut(throttled, width - 40, glyphs.dots)}" if throttled else "", "warning"),
+            Cell("" if throttled else _processes(sample, width - 40, glyphs.dots), "dim"),
+        ),
+    ]
+    head = heading(title, width, glyphs, cut(shown(gpu.name), width - 24, glyphs.dots))
+    return [head, *as_fresh(lines, view, sample.taken_at_ns)]
+
+
+def _measured(name: str, value: str, limit: str, chart: Line) -> Line:
+    of = f"of {limit}" if limit else ""
+    return line(Cell(f"  {name:<8}", "dim"), Cell(f"{value:>8}", "strong"), Cell(f" {of:<14}", "dim"), *chart)
+
+
+def _processes(sample: GpuSample, room: int, dots: str) -> str:
+    words = [f"pid {pid} {memory(size)}" for pid, size in sample.processes]
+    return "  " + cut(", ".join(words), max(4, room), dots) if words else ""
+
+
+def _memory_share(gpu: Gpu, sample: GpuSample) -> float | None:
+    if sample.memory_used_bytes is None or not gpu.memory_total_bytes:
+        return None
+    return sample.memory_used_bytes / gpu.memory_total_bytes
+
+
+def _columns(view: View) -> list[Column[Gpu]]:
+    glyphs = view.glyphs
+
+    def newest(gpu: Gpu) -> GpuSample:
+        return gpu.samples[-1] if gpu.samples else GpuSample(taken_at_ns=0)
+
+    def figure(gpu: Gpu, text: str, role: str = "") -> Cell:
+        old = view.age(newest(gpu).taken_at_ns)[0] in {"old", "stale"}
+        return Cell(text, "dim" if old else role)
+
+    def speed(gpu: Gpu, width: int) -> Cell:
+        reasons = ", ".join(shown(reason) for reason in newest(gpu).throttle_reasons)
+        return figure(gpu, reasons or "full speed", "warning" if reasons else "dim")
+
+    def filled(gpu: Gpu, width: int) -> Line:
+        sample = newest(gpu)
+        return gauge(_memory_share(gpu, sample), width, glyphs, "series")
+
+    return [
+        Column(
+            name="gpu",
+            title="GPU",
+            width=4,
+            importance=1,
+            align="right",
+            cell=lambda gpu, width: Cell(str(gpu.index), "strong"),
+            key=lambda gpu: gpu.index,
+        ),
+        Column(
+            name="ranks",
+            title="ranks",
+            width=7,
+            most=14,
+            importance=6,
+            cell=lambda gpu, width: Cell(rank_list(gpu.ranks) if gpu.ranks else glyphs.unknown, "dim"),
+        ),
+        Column(
+            name="busy",
+            title="busy",
+            width=5,
+            importance=2,
+            align="right",
+            cell=lambda gpu, width: figure(gpu, percent(newest(gpu).utilisation_percent), "strong"),
+            key=lambda gpu: newest(gpu).utilisation_percent,
+        ),
+        Column(
+            name="memory",
+            title="memory",
+            width=8,
+            importance=3,
+            align="right",
+            cell=lambda gpu, width: figure(gpu, memory(newest(gpu).memory_used_bytes)),
+            key=lambda gpu: newest(gpu).memory_used_bytes,
+        ),
+        Column(name="filled", title="", width=8, most=16, importance=10, cell=filled),
+        Column(
+            name="power",
+            title="power",
+            width=6,
+            importance=5,
+            align="right",
+            cell=lambda gpu, width: figure(gpu, with_unit(newest(gpu).power_w, "W")),
+            key=lambda gpu: newest(gpu).power_w,
+        ),
+        Column(
+            name="temperature",
+            title="temp",
+            width=5,
+            importance=4,
+            align="right",
+            cell=lambda gpu, width: figure(
+                gpu, degrees(newest(gpu).temperature_c), "warning" if newest(gpu).throttle_reasons else ""
+            ),
+            key=lambda gpu: newest(gpu).temperature_c,
+        ),
+        Column(
+            name="clock",
+            title="clock",
+            width=9,
+            importance=8,
+            align="right",
+            cell=lambda gpu, width: figure(gpu, with_unit(newest(gpu).sm_clock_mhz, "MHz")),
+            key=lambda gpu: newest(gpu).sm_clock_mhz,
+        ),
+        Column(name="speed", title="speed", width=16, most=30, importance=7, cell=speed),
+        Column(
+            name="name",
+            title="name",
+            width=12,
+            most=24,
+            importance=11,
+            cell=lambda gpu, width: Cell(shown(gpu.name) or glyphs.unknown, "dim"),
+        ),
+        Column(
+            name="history",
+            title="busy over time",
+            width=14,
+            most=-1,
+            importance=9,
+            cell=lambda gpu, width: sparkline([one.utilisation_percent for one in gpu.samples], width, glyphs, 100.0),
+        ),
+    ]

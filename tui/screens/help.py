@@ -1,0 +1,63 @@
+"""The page of keys."""
+
+from __future__ import annotations
+
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, line
+from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.screens.sections import heading
+from ddpdoctor.tui.view import View
+
+_EVERYWHERE = (
+    ("1-6", "overview, ranks, communication, GPUs, findings, stall"),
+    ("Enter", "open the selected row"),
+    ("Esc", "back; clear the filter"),
+    ("up down", "move; Page Up, Page Down, Home, End"),
+    ("/", "filter the rows by words"),
+    ("s  r", "sort by the next column; reverse"),
+    ("space", "hold the display; the run goes on"),
+    (",  .", "one second back, forward"),
+    ("e", "export what is shown to a file"),
+    ("b", "dark, light"),
+    ("Ctrl+P", "all commands by name"),
+    ("q", "quit; an attached job is left alone"),
+)
+_SPECIAL = (
+    ("t", "take the stack of the opened rank"),
+    ("d", "dump the stacks of all ranks to a file"),
+    ("c", "copy the standstill to the clipboard"),
+    ("k", "kill the job, if it was started here; asks"),
+)
+_PLAYBACK = (
+    ("left right", "10 s back, forward"),
+    ("+  -", "faster, slower"),
+    ("space", "hold, go on"),
+)
+SIDE_BY_SIDE = 110
+NAME_WIDTH = 12
+
+
+def paint_help(view: View, width: int, height: int) -> Painting:
+    """Draw the keys and what the figures mean."""
+    half = (width - 3) // 2 if width >= SIDE_BY_SIDE else width
+    keys = [heading("Keys", half, view.glyphs), *_listed(_EVERYWHERE)]
+    more = [heading("On a rank, on a standstill", half, view.glyphs), *_listed(_SPECIAL)]
+    if view.playback is not None:
+        more += [EMPTY, heading("In a recording", half, view.glyphs), *_listed(_PLAYBACK)]
+    more += [EMPTY, heading("How to read it", half, view.glyphs), *_reading(view)]
+    lines = beside(keys, more, half, 3) if width >= SIDE_BY_SIDE else [*keys, EMPTY, *more]
+    top = max(0, min(view.scroll, len(lines) - height))
+    return Painting(stacked(height, lines[top:]).lines, (), top)
+
+
+def _listed(keys: tuple[tuple[str, str], ...]) -> list[Line]:
+    return [line(Cell(f"  {key:<{NAME_WIDTH}}", "key"), words) for key, words in keys]
+
+
+def _reading(view: View) -> list[Line]:
+    return [
+        line(Cell(f"  {view.glyphs.unknown:<{NAME_WIDTH}}", "key"), "not known"),
+        line(Cell(f"  {'dimmed':<{NAME_WIDTH}}", "key"), "older than 3 s; from 10 s on the age is said"),
+        line(Cell(f"  {view.glyphs.culprit:<{NAME_WIDTH}}", "key"), "the rank that the others wait for"),
+        line(Cell(f"  {'exposed':<{NAME_WIDTH}}", "key"), "communication that no computation hides"),
+        line(Cell(f"  {'overlap':<{NAME_WIDTH}}", "key"), "the share of communication that is hidden"),
+    ]

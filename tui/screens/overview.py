@@ -1,0 +1,184 @@
+"""The first page: what is wrong, the vital signs, where a step goes, the findings, the ranks."""
+
+from __future__ import annotations
+
+from ddpdoctor.monitor.snapshot import Snapshot
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, padded, shown
+from ddpdoctor.tui.charts import flowing, gauge, heat_strip, newest, phase_bar, phase_legend, sparkline, spread, top_of
+from ddpdoctor.tui.figures import duration, percent, share, span, three
+from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, finding_line, heading, verdict_lines
+from ddpdoctor.tui.view import View
+
+EXPOSED_LIMIT = 0.10
+"""The share of exposed communication from which a job is called slow."""
+EXPOSED_SCALE = 0.5
+"""Share at the right end of the gauge."""
+SIDE_BY_SIDE = 96
+"""Columns from which figures and chart stand beside each other."""
+FIGURES_WIDTH = 60
+
+
+def paint_overview(view: View, width: int, height: int) -> Painting:
+    """Draw the page; what matters most is drawn first, so that a small terminal loses the rest."""
+    tall = height >= 30
+    lines = [EMPTY] if height >= 26 else []
+    lines += verdict_lines(view, width, most=6 if tall else 4)
+    lines += [EMPTY] if height >= 26 else []
+    lines += vital_signs(view, width, chart_height=6 + max(0, min(6, (height - 36) // 2)))
+    lines += [EMPTY] if tall else []
+    lines += step_phases(view, width)
+    findings = _findings(view, width, most=max(1, (height - len(lines)) // 3) if tall else 3)
+    left = height - len(lines) - len(findings)
+    ranks = _ranks(view, width, left - (1 if tall else 0))
+    lines += [EMPTY] if tall else []
+    return stacked(height, lines, findings, [EMPTY] if tall and ranks else [], ranks)
+
+
+def vital_signs(view: View, width: int, chart_height: int) -> list[Line]:
+    """Speed, step times, communication and GPUs, with the step time's course."""
+    snapshot = view.snapshot
+    wide = width >= SIDE_BY_SIDE
+    figures = _figures(view, FIGURES_WIDTH if wide else width)
+    head = aged_heading("Vital signs", view, snapshot.measured_at_ns, width)
+    if not wide:
+        course = step_course(view, width)
+        figures.insert(2, course)
+        return [head, *as_fresh(figures, view, snapshot.measured_at_ns)]
+    chart = step_chart(view, width - FIGURES_WIDTH - 3, chart_height)
+    return [head, *as_fresh(beside(figures, chart, FIGURES_WIDTH, 3), view, snapshot.measured_at_ns)]
+
+
+def _figures(view: View, width: int) -> list[Line]:
+    snapshot, glyphs = view.snapshot, view.glyphs
+    times = snapshot.step_times
+    exposed = snapshot.exposed_share
+    role = "phase.other" if exposed is None else "good" if exposed <= EXPOSED_LIMIT else "warning"
+    bar = max(8, min(24, width - 50))
+    verdict = "" if exposed is None else "within" if exposed <= EXPOSED_LIMIT else "above"
+    lines = [
+        _pair("speed", three(snapshot.steps_per_s), "steps/s", three(snapshot.samples_per_s), "samples/s"),
+        _pair(
+            "step time",
+            duration(times.p50_ns if times else None),
+            "median",
+            duration(times.p95_ns if times else None),
+            "p95",
+        ),
+        line(
+            *_figure("exposed", share(exposed), "of the step  "),
+            *gauge(
+                None if exposed is None else exposed / EXPOSED_SCALE, bar, glyphs, role, EXPOSED_LIMIT / EXPOSED_SCALE
+            ),
+            Cell(f"  {verdict} 10 %" if verdict else "", role),
+        ),
+        _pair("overlap", share(snapshot.overlap_ratio), "hidden", share(snapshot.efficiency), "efficiency"),
+    ]
+    if snapshot.gpus or snapshot.gpu_utilisation_percent is not None:
+        lines.append(
+            _pair(
+                "GPUs",
+                percent(snapshot.gpu_utilisation_percent),
+                "busy",
+                percent(snapshot.gpu_utilisation_corrected_percent),
+                "at work",
+            )
+        )
+    else:
+        note = shown(snapshot.gpus_note or "no GPU figures")
+        lines.append(line(Cell("  GPUs         ", "dim"), Cell(cut(note, width - 15, glyphs.dots), "dim")))
+    return lines
+
+
+def _figure(name: str, value: str, unit: str) -> Line:
+    return line(Cell(f"  {name:<11}", "dim"), Cell(f"{value:>9}", "strong"), Cell(f" {unit}", "dim"))
+
+
+def _pair(name: str, first: str, first_unit: str, second: str, second_unit: str) -> Line:
+    return line(
+        *_figure(name, first, f"{first_unit:<9}"), Cell(f"{second:>9}", "strong"), Cell(f" {second_unit}", "dim")
+    )
+
+
+def step_course(view: View, width: int) -> Line:
+    """The course of the median step time on one line."""
+    values = newest(view.snapshot.history.step_p50_ns, width - 15)
+    return line(Cell("  its course  ", "dim"), *sparkline(values, width - 15, view.glyphs, top_of(values)))
+
+
+def step_chart(view: View, width: int, height: int) -> list[Line]:
+    """The course of the median step time, with its scale at the left and its span below."""
+    history, glyphs = view.snapshot.history, view.glyphs
+    labels = 8
+    columns = width - labels - 2
+    high = top_of(newest(history.step_p50_ns, columns), newest(history.step_p95_ns, columns))
+    rows = spread(history.step_p50_ns, history.step_p95_ns, columns, height - 1, glyphs, high)
+    lines: list[Line] = []
+    for number, cells in enumerate(rows):
+        label = duration(high) if number == 0 else "0" if number == len(rows) - 1 else ""
+        lines.append(line(Cell(padded(label, labels, "right"), "dim"), Cell(f" {glyphs.bar_between}", "faint"), *cells))
+    reach = _reach(view.snapshot, columns)
+    caption = f"step time, median and p95{reach}"
+    lines.append(line(" " * (labels + 2), Cell(cut(caption, columns, glyphs.dots), "dim")))
+    return lines
+
+
+def _reach(snapshot: Snapshot, columns: int) -> str:
+    at_ns = snapshot.history.slices_at_ns[-columns:]
+    return f", last {span(snapshot.now_ns - at_ns[0])}" if len(at_ns) > 1 else ""
+
+
+def step_phases(view: View, width: int) -> list[Line]:
+    """Where the time of a step goes: one bar and its legend."""
+    snapshot = view.snapshot
+    phases = snapshot.phases
+    remark = "" if phases is None else f"{duration(phases.step_ns)}, mean of all ranks"
+    head = aged_heading("Where a step goes", view, snapshot.measured_at_ns, width, remark)
+    if phases is None:
+        return [head, line(Cell("  no step was measured yet", "dim"))]
+    bar = line("  ", *phase_bar(phases, width - 4, view.glyphs, view.coloured))
+    legend = [line("  ", *cells) for cells in flowing(phase_legend(phases, view.glyphs, view.coloured), width - 4)]
+    return [head, *as_fresh([bar, *legend], view, snapshot.measured_at_ns)]
+
+
+def _findings(view: View, width: int, most: int) -> list[Line]:
+    """Those that hold; what is over is on a page of its own."""
+    holding = [found for found in view.snapshot.findings if found.until_ns is None]
+    remark = "" if not holding else "5 shows what to do"
+    head = heading(f"Findings ({len(holding)})" if holding else "Findings", width, view.glyphs, remark)
+    if not holding:
+        return [head, line(Cell(f"  {view.glyphs.good} ", "good"), Cell("nothing found", "dim"))]
+    lines = [finding_line(found, view, width) for found in holding[:most]]
+    if len(holding) > most:
+        lines[-1] = line(Cell(f"    and {len(holding) - most + 1} more", "dim"))
+    return [head, *lines]
+
+
+def _ranks(view: View, width: int, room: int) -> list[Line]:
+    """One line a rank: what it does now, how late it comes. The latest first when there is no room for all."""
+    ranks = view.snapshot.ranks
+    if room < 3 or not ranks:
+        return []
+    shown_ranks = list(ranks)
+    if len(ranks) > room - 1:
+        shown_ranks.sort(
+            key=lambda rank: (not rank.culprit, -(rank.lateness_ns[-1] or 0.0) if rank.lateness_ns else 0.0)
+        )
+        shown_ranks = shown_ranks[: room - 2]
+    digits = max(len(str(rank.rank)) for rank in ranks)
+    state_width = min(40, max(24, width // 3))
+    strip = width - digits - state_width - 14
+    lines = [heading("Ranks", width, view.glyphs, "how late each comes, over time")]
+    for rank in shown_ranks:
+        role = "bad" if rank.culprit else "" if rank.alive else "dim"
+        sign = view.glyphs.culprit if rank.culprit else " "
+        cells = line(
+            Cell(f"  rank {rank.rank:>{digits}} {sign} ", role or "dim"),
+            Cell(padded(shown(rank.state), state_width, dots=view.glyphs.dots), role),
+            "  ",
+            *heat_strip(rank.lateness_ns, rank.step_times.p50_ns if rank.step_times else None, strip, view.glyphs),
+        )
+        lines += as_fresh([cells], view, rank.pulse_at_ns or rank.measured_at_ns) if rank.alive else [cells]
+    if len(ranks) > len(shown_ranks):
+        lines.append(line(Cell(f"  and {len(ranks) - len(shown_ranks)} more ranks, which come earlier", "dim")))
+    return lines

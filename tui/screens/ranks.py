@@ -1,0 +1,236 @@
+"""The page of all ranks: what each does now, its step times, its waiting, its GPU, and how late it came over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpdoctor.monitor.snapshot import RankView
+from ddpdoctor.record.measured import Gpu, GpuSample
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, in_role, line, shown
+from ddpdoctor.tui.charts import heat_strip
+from ddpdoctor.tui.figures import count, degrees, duration, memory, percent, span, three, with_unit
+from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.screens.sections import aged_heading, heading
+from ddpdoctor.tui.table import Column, paint_table
+from ddpdoctor.tui.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank with the newest sample of its GPU."""
+
+    rank: RankView
+    gpu: Gpu | None
+    sample: GpuSample | None
+
+
+SORTS = ("", "p50", "p95", "waits", "data", "step", "busy", "memory", "temperature", "rank")
+"""Columns that the key for sorting goes through; the first is the order of importance."""
+
+
+def paint_ranks(view: View, width: int, height: int) -> Painting:
+    """Draw the table; the culprit stands on top until the user sorts otherwise."""
+    snapshot = view.snapshot
+    rows = rank_rows(view)
+    remark = f"{len(rows)} of {len(snapshot.ranks)}, filtered by {shown(view.filter)}" if view.filter else ""
+    head = aged_heading(f"Ranks ({len(rows)})", view, snapshot.measured_at_ns, width, remark)
+    if not rows:
+        text = "no rank has what the filter asks for" if view.filter else "no rank has reported yet"
+        return stacked(height, [head, line(Cell(f"  {text}", "dim"))])
+    hosts = len({rank.host for rank in snapshot.ranks}) > 1
+    table = paint_table(rows, _columns(view, hosts), _key, view.cursor, width, height - 2, view.glyphs)
+    room = height - 1 - len(table.lines)
+    strips = _strips(rows, view, width) if room >= len(rows) + 3 else []
+    return stacked(height, [head], table, [EMPTY], strips)
+
+
+def _strips(rows: list[RankRow], view: View, width: int) -> list[Line]:
+    """The lateness of every rank once more, over all the width."""
+    digits = max(len(str(row.rank.rank)) for row in rows)
+    lines = [heading("How late each rank comes", width, view.glyphs, "as a share of the step, newest at the right")]
+    for row in sorted(rows, key=lambda row: row.rank.rank):
+        times = row.rank.step_times
+        strip = heat_strip(row.rank.lateness_ns, times.p50_ns if times else None, width - digits - 11, view.glyphs)
+        role = "bad" if row.rank.culprit else "dim"
+        lines.append(line(Cell(f"  rank {row.rank.rank:>{digits}}  ", role), *strip))
+    return lines
+
+
+def rank_rows(view: View) -> list[RankRow]:
+    """The ranks that the filter leaves, culprits first."""
+    gpus = {rank: gpu for gpu in view.snapshot.gpus for rank in gpu.ranks}
+    words = view.filter.lower().split()
+    rows = []
+    for rank in view.snapshot.ranks:
+        if words and not all(word in _searched(rank) for word in words):
+            continue
+        gpu = gpus.get(rank.rank)
+        rows.append(RankRow(rank, gpu, gpu.samples[-1] if gpu is not None and gpu.samples else None))
+    return sorted(rows, key=lambda row: (not row.rank.culprit, row.rank.rank))
+
+
+def _searched(rank: RankView) -> str:
+    return f"rank {rank.rank} {rank.host} {rank.state} gpu {rank.gpu_index}".lower()
+
+
+def _key(row: RankRow) -> str:
+    return str(row.rank.rank)
+
+
+def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
+    glyphs = view.glyphs
+
+    def name(row: RankRow, width: int) -> Line:
+        sign = f" {glyphs.culprit}" if row.rank.culprit else "  "
+        return line(Cell(f"{row.rank.rank}{sign}", "bad" if row.rank.culprit else "strong"))
+
+    def state(row: RankRow, width: int) -> Line:
+        rank = row.rank
+        since = "" if rank.state_since_ns is None else span(view.snapshot.now_ns - rank.state_since_ns)
+        long = rank.state_since_ns is not None and view.snapshot.now_ns - rank.state_since_ns >= 1_000_000_000
+        role = "bad" if rank.culprit else "" if rank.alive else "dim"
+        age, words = view.age(rank.pulse_at_ns) if rank.alive and rank.pulse_at_ns is not None else ("fresh", "")
+        if age == "stale":
+            return line(Cell(f"no heartbeat, {words}; was {shown(rank.state)}", "warning"))
+        text = shown(rank.state) + (f" for {since}" if long and rank.alive else "")
+        return line(Cell(text, "dim" if age == "old" else role))
+
+    def figure(row: RankRow, text: str, role: str = "") -> Cell:
+        old = view.age(row.rank.measured_at_ns)[0] in {"old", "stale"}
+        return Cell(text, "dim" if old else role)
+
+    def strip(row: RankRow, width: int) -> Line:
+        times = row.rank.step_times
+        drawn = heat_strip(row.rank.lateness_ns, times.p50_ns if times else None, width, glyphs)
+        return in_role(drawn, "dim") if view.age(row.rank.measured_at_ns)[0] == "stale" else drawn
+
+    return [
+        Column(
+            name="rank", title="rank  ", width=6, importance=1, align="right", cell=name, key=lambda row: row.rank.rank
+        ),
+        Column(
+            name="host",
+            title="host",
+            width=9,
+            most=18,
+            importance=6 if hosts else 15,
+            cell=lambda row, width: Cell(shown(row.rank.host) or glyphs.unknown, "dim"),
+            key=lambda row: row.rank.host or None,
+        ),
+        Column(
+            name="gpu",
+            title="GPU",
+            width=3,
+            importance=10,
+            align="right",
+            cell=lambda row, width: Cell(count(row.rank.gpu_index), "dim"),
+            key=lambda row: row.rank.gpu_index,
+        ),
+        Column(
+            name="step",
+            title="step",
+            width=8,
+            importance=4,
+            align="right",
+            cell=lambda row, width: figure(row, count(row.rank.step)),
+            key=lambda row: row.rank.step,
+        ),
+        Column(name="state", title="now", width=22, most=46, importance=2, cell=state, key=lambda row: row.rank.state),
+        Column(
+            name="p50",
+            title="median",
+            width=7,
+            importance=3,
+            align="right",
+            cell=lambda row, width: figure(row, duration(row.rank.step_times.p50_ns if row.rank.step_times else None)),
+            key=lambda row: row.rank.step_times.p50_ns if row.rank.step_times else None,
+        ),
+        Column(
+            name="p95",
+            title="p95",
+            width=7,
+            importance=9,
+            align="right",
+            cell=lambda row, width: figure(row, duration(row.rank.step_times.p95_ns if row.rank.step_times else None)),
+            key=lambda row: row.rank.step_times.p95_ns if row.rank.step_times else None,
+        ),
+        Column(
+            name="data",
+            title="data",
+            width=7,
+            importance=8,
+            align="right",
+            cell=lambda row, width: figure(row, duration(row.rank.phases.data_wait_ns if row.rank.phases else None)),
+            key=lambda row: row.rank.phases.data_wait_ns if row.rank.phases else None,
+        ),
+        Column(
+            name="waits",
+            title="waits",
+            width=7,
+            importance=7,
+            align="right",
+            cell=lambda row, width: figure(row, duration(row.rank.waiting_ns)),
+            key=lambda row: row.rank.waiting_ns,
+        ),
+        *_gpu_columns(view),
+        Column(
+            name="samples",
+            title="samples/s",
+            width=9,
+            importance=16,
+            align="right",
+            cell=lambda row, width: figure(row, three(row.rank.samples_per_s)),
+            key=lambda row: row.rank.samples_per_s,
+        ),
+        Column(name="late", title="late", width=16, most=-1, importance=5, cell=strip),
+    ]
+
+
+def _gpu_columns(view: View) -> list[Column[RankRow]]:
+    def figure(row: RankRow, text: str, role: str = "") -> Cell:
+        old = row.sample is not None and view.age(row.sample.taken_at_ns)[0] in {"old", "stale"}
+        return Cell(text, "dim" if old else role)
+
+    def heat(row: RankRow, width: int) -> Cell:
+        throttled = row.sample is not None and row.sample.throttle_reasons
+        text = degrees(row.sample.temperature_c if row.sample else None)
+        return figure(row, text, "warning" if throttled else "")
+
+    return [
+        Column(
+            name="busy",
+            title="busy",
+            width=5,
+            importance=11,
+            align="right",
+            cell=lambda row, width: figure(row, percent(row.sample.utilisation_percent if row.sample else None)),
+            key=lambda row: row.sample.utilisation_percent if row.sample else None,
+        ),
+        Column(
+            name="memory",
+            title="memory",
+            width=8,
+            importance=12,
+            align="right",
+            cell=lambda row, width: figure(row, memory(row.sample.memory_used_bytes if row.sample else None)),
+            key=lambda row: row.sample.memory_used_bytes if row.sample else None,
+        ),
+        Column(
+            name="temperature",
+            title="temp",
+            width=5,
+            importance=13,
+            align="right",
+            cell=heat,
+            key=lambda row: row.sample.temperature_c if row.sample else None,
+        ),
+        Column(
+            name="power",
+            title="power",
+            width=6,
+            importance=14,
+            align="right",
+            cell=lambda row, width: figure(row, with_unit(row.sample.power_w if row.sample else None, "W")),
+            key=lambda row: row.sample.power_w if row.sample else None,
+        ),
+    ]

@@ -1,0 +1,120 @@
+"""Parts that several pages have in common: headings, the verdict, finding lines, stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from ddpdoctor.finding import Frame, Severity
+from ddpdoctor.monitor.snapshot import FindingView
+from ddpdoctor.places import in_user_code
+from ddpdoctor.source_text import line_of
+from ddpdoctor.tui.cells import Cell, Line, cut, cut_left, fitted, in_role, line, paragraph, shown, width_of
+from ddpdoctor.tui.figures import span
+from ddpdoctor.tui.glyphs import Glyphs
+from ddpdoctor.tui.view import View
+
+SEVERITY_ROLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.ADVICE: "advice"}
+VERDICT_ROLES = {"healthy": "good", "slow": "warning", "broken": "bad", "unknown": "advice"}
+VERDICT_WORDS = {"healthy": "HEALTHY", "slow": "SLOW", "broken": "BROKEN", "unknown": "UNKNOWN"}
+STACK_FRAMES = 8
+
+
+def heading(title: str, width: int, glyphs: Glyphs, right: str = "", right_role: str = "dim") -> Line:
+    """A title on a horizontal rule, with a remark at its right end."""
+    end = f" {right} " if right else ""
+    filled = max(0, width - cell_len(title) - cell_len(end) - (4 if right else 3))
+    return line(
+        Cell(glyphs.rule, "faint"),
+        Cell(f" {title} ", "strong"),
+        Cell(glyphs.rule * filled, "faint"),
+        Cell(end, right_role),
+        Cell(glyphs.rule if right else "", "faint"),
+    )
+
+
+def aged_heading(title: str, view: View, at_ns: int | None, width: int, remark: str = "") -> Line:
+    """A heading that says how old the figures below it are once they are stale."""
+    freshness, words = view.age(at_ns)
+    if freshness == "stale":
+        return heading(title, width, view.glyphs, words, "warning")
+    return heading(title, width, view.glyphs, remark)
+
+
+def as_fresh(lines: Sequence[Line], view: View, at_ns: int | None) -> list[Line]:
+    """Dim lines whose figures are old."""
+    if view.age(at_ns)[0] in {"old", "stale"}:
+        return [in_role(cells, "dim") for cells in lines]
+    return list(lines)
+
+
+def verdict_lines(view: View, width: int, most: int) -> list[Line]:
+    """What is wrong, for how long, why, and what to do; at most ``most`` lines."""
+    verdict, snapshot = view.snapshot.verdict, view.snapshot
+    role = VERDICT_ROLES[verdict.state]
+    word = "STALLED" if snapshot.state == "stalled" else VERDICT_WORDS[verdict.state]
+    since = "" if verdict.since_ns is None else f"for {span(snapshot.now_ns - verdict.since_ns)}"
+    room = width - 2 - (cell_len(since) + 2 if since else 0)
+    text = shown(verdict.text)
+    told = paragraph(text[:1].upper() + text[1:], room, "strong", Cell(f" {word} ", f"badge.{role}"))
+    told = [_spaced(cells, number) for number, cells in enumerate(told)]
+    if since:
+        told[0] = line(*fitted(told[0], room, view.glyphs.dots), Cell(f"  {since}", role))
+    steps: list[Line] = []
+    if verdict.next:
+        steps = paragraph(verdict.next, width - 3, "strong", Cell("do   ", role), most=3)
+    whys: list[Line] = []
+    for number, why in enumerate(verdict.why):
+        whys += paragraph(why, width - 3, "", Cell("why  " if number == 0 else "     ", "dim"), most=2)
+    room_for_why = max(0, most - len(told) - len(steps))
+    edge = Cell(f"{view.glyphs.cursor if not view.glyphs.plain else view.glyphs.bar_between} ", f"edge.{role}")
+    return [line(edge, *cells) for cells in (*told, *whys[:room_for_why], *steps)][:most]
+
+
+def _spaced(cells: Line, number: int) -> Line:
+    """One space between the badge and the text."""
+    head, *rest = cells
+    return (head, Cell(" "), *rest)
+
+
+def finding_line(found: FindingView, view: View, width: int) -> Line:
+    """One finding on one line: how bad, what, since when."""
+    finding = found.finding
+    role = SEVERITY_ROLES[finding.severity]
+    over = found.until_ns is not None
+    if found.until_ns is not None:
+        when = f"over for {span(view.snapshot.now_ns - found.until_ns)}"
+    else:
+        when = f"for {span(view.snapshot.now_ns - found.since_ns)}"
+    sign = {"bad": view.glyphs.bad, "warning": view.glyphs.warning, "advice": view.glyphs.advice}[role]
+    room = max(8, width - 14 - cell_len(when) - 2)
+    return line(
+        Cell(f"  {sign} {finding.severity.value:<8}", "dim" if over else role),
+        Cell("  "),
+        *fitted((Cell(cut(shown(finding.title), room, view.glyphs.dots), "dim" if over else ""),), room),
+        Cell(f" {when}", "dim"),
+    )
+
+
+def stack_lines(stack: Sequence[Frame], width: int, glyphs: Glyphs) -> list[Line]:
+    """Frames of the user's code, innermost first, the source line below the first."""
+    frames = [frame for frame in stack if in_user_code(frame.file)] or list(stack)
+    lines: list[Line] = []
+    for number, frame in enumerate(frames[:STACK_FRAMES]):
+        function = f" in {shown(frame.function)}" if frame.function else ""
+        function = cut(function, max(0, width // 2), glyphs.dots)
+        place = cut_left(f"{shown(frame.file)}:{frame.line}", max(8, width - cell_len(function)), glyphs.dots)
+        lines.append(line(Cell(place, "code"), function))
+        code = shown(line_of(frame.file, frame.line)).strip() if number == 0 else ""
+        if code:
+            lines.append(line("  ", Cell(cut(code, width - 2, glyphs.dots), "strong")))
+    if len(frames) > STACK_FRAMES:
+        lines.append(line(Cell(f"and {len(frames) - STACK_FRAMES} more", "dim")))
+    return lines
+
+
+def right_aligned(left: Line, right: Line, width: int) -> Line:
+    """Two pieces at the two ends of a line; the left one is cut when they do not fit."""
+    room = max(0, width - width_of(right))
+    return (*fitted(left, room), *right)

@@ -1,0 +1,133 @@
+"""The page of a standstill: who waits for whom, where each side stands, how long until the timeout, what to do."""
+
+from __future__ import annotations
+
+from ddpdoctor.monitor.snapshot import Snapshot, StallSide, StallView
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, line, paragraph, shown
+from ddpdoctor.tui.figures import count, rank_list, span
+from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.screens.sections import heading, stack_lines
+from ddpdoctor.tui.view import View
+
+NARROWEST_SIDE = 44
+
+
+def paint_stall(view: View, width: int, height: int) -> Painting:
+    """Draw the standstill, or say that there is none."""
+    stall = view.snapshot.stall
+    if stall is None:
+        return stacked(height, _moving(view, width))
+    edge = Cell(f"{view.glyphs.cursor if not view.glyphs.plain else view.glyphs.bar_between} ", "edge.bad")
+    title = shown(stall.title)
+    told = [line(edge, *cells) for cells in _told(stall, view, title, width - 2)]
+    sides = sorted(stall.sides, key=lambda side: not side.culprit)
+    beside_each_other = _sides(sides, view, width)
+    room = height - len(told) - len(beside_each_other) - 1
+    return stacked(height, told, [EMPTY], beside_each_other, _ranks(view, width, room))
+
+
+def _ranks(view: View, width: int, room: int) -> list[Line]:
+    """What each rank does now, the culprits first, where there is room."""
+    ranks = sorted(view.snapshot.ranks, key=lambda rank: (not rank.culprit, rank.rank))
+    if room < 3 or not ranks:
+        return []
+    digits = max(len(str(rank.rank)) for rank in ranks)
+    lines = [heading("The ranks now", width, view.glyphs)]
+    for rank in ranks[: room - 1]:
+        since = "" if rank.state_since_ns is None else f" for {span(view.snapshot.now_ns - rank.state_since_ns)}"
+        place = "" if rank.where is None else f"  {shown(rank.where.file)}:{rank.where.line}"
+        sign = view.glyphs.culprit if rank.culprit else " "
+        role = "bad" if rank.culprit else ""
+        lines.append(
+            line(
+                Cell(f"  rank {rank.rank:>{digits}} {sign} ", role or "dim"),
+                Cell(f"{shown(rank.state)}{since}", role),
+                Cell(f", step {count(rank.step)}", "dim"),
+                Cell(place, "code"),
+            )
+        )
+    if len(ranks) > room - 1:
+        lines[-1] = line(Cell(f"  and {len(ranks) - room + 2} more", "dim"))
+    return lines
+
+
+def _told(stall: StallView, view: View, title: str, width: int) -> list[Line]:
+    now_ns = view.snapshot.now_ns
+    lines = paragraph(title[:1].upper() + title[1:], width - 10, "strong", Cell(" STALLED ", "badge.bad"))
+    lines = [(cells[0], Cell(" "), *cells[1:]) for cells in lines]
+    stands = f"for {span(now_ns - stall.since_ns)}, and it will not go on"
+    lines.append(line(Cell("stands   ", "dim"), Cell(stands, "bad")))
+    if stall.timeout_at_ns is not None:
+        left_ns = stall.timeout_at_ns - now_ns
+        words = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
+        lines.append(line(Cell("timeout  ", "dim"), words))
+    else:
+        lines.append(line(Cell("timeout  ", "dim"), Cell(f"{view.glyphs.unknown} not known", "dim")))
+    if stall.remedy:
+        lines += paragraph(stall.remedy, width - 1, "strong", Cell("do       ", "bad"), most=4)
+    waiting = tuple(rank for side in stall.sides if not side.culprit for rank in side.ranks)
+    culprits = tuple(rank for side in stall.sides if side.culprit for rank in side.ranks)
+    if waiting and culprits:
+        lines.append(
+            line(
+                Cell("who      ", "dim"),
+                Cell(rank_list(waiting), "strong"),
+                Cell(f" {view.glyphs.rule * 2}> wait for ", "dim"),
+                Cell(rank_list(culprits), "bad"),
+            )
+        )
+    return lines
+
+
+def _sides(sides: list[StallSide], view: View, width: int) -> list[Line]:
+    """The places at which ranks stand, beside each other, the culprit's first."""
+    columns = max(1, min(len(sides), (width + 3) // (NARROWEST_SIDE + 3)))
+    side_width = (width - 3 * (columns - 1)) // columns
+    lines: list[Line] = []
+    for start in range(0, len(sides), columns):
+        row: list[Line] = []
+        for number, side in enumerate(sides[start : start + columns]):
+            block = _side(side, view, side_width)
+            row = beside(row, block, number * (side_width + 3) - 3, 3) if number else block
+        lines += [*row, EMPTY]
+    return lines
+
+
+def _side(side: StallSide, view: View, width: int) -> list[Line]:
+    name = rank_list(side.ranks)
+    head = heading(
+        name[:1].upper() + name[1:],
+        width,
+        view.glyphs,
+        f"{view.glyphs.culprit} the culprit" if side.culprit else "",
+        "bad",
+    )
+    return [
+        head,
+        *paragraph(side.text, width - 2, "bad" if side.culprit else "", Cell("  "), most=3),
+        *(line("  ", *cells) for cells in stack_lines(side.stack, width - 2, view.glyphs)),
+    ]
+
+
+def _moving(view: View, width: int) -> list[Line]:
+    snapshot = view.snapshot
+    return [
+        heading("Stall", width, view.glyphs),
+        line(Cell(f"  {view.glyphs.good} ", "good"), Cell(_said(snapshot), "")),
+        EMPTY,
+        *paragraph(
+            "This page comes up by itself when ranks wait for each other and cannot go on: it shows who waits for whom,"
+            " their stacks beside each other, and what to do.",
+            width - 4,
+            "dim",
+            Cell("  "),
+        ),
+    ]
+
+
+def _said(snapshot: Snapshot) -> str:
+    if snapshot.state == "waiting":
+        return "no rank has trained a step yet"
+    if snapshot.state == "ended":
+        return "the job has ended"
+    return "no standstill: the ranks go on"

@@ -1,0 +1,74 @@
+"""What the screen shows at one moment: a snapshot, and where the user is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddpdoctor.monitor.snapshot import PlaybackState, RankView, Snapshot
+from ddpdoctor.tui.figures import span
+from ddpdoctor.tui.glyphs import UNICODE, Glyphs
+from ddpdoctor.tui.table import Cursor
+
+DIM_AFTER_NS = 3_000_000_000
+SAID_AFTER_NS = 10_000_000_000
+
+Freshness = Literal["fresh", "old", "stale", "unknown"]
+"""``old`` figures are dimmed, ``stale`` ones say how old they are as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything that a painting depends on."""
+
+    snapshot: Snapshot
+    page: str = "overview"
+    cursors: Mapping[str, Cursor] = field(default_factory=dict)
+    """Cursor by page."""
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """What the rows of a page have to contain."""
+    opened: str = ""
+    """Key of the rank or finding that is shown on a page of its own."""
+    scroll: int = 0
+    """First line in sight on a page of text."""
+    typing: bool = False
+    """The filter is being typed."""
+    paused: bool = False
+    """The display stands still; the run and its recording do not."""
+    behind_ns: int = 0
+    """How much older the snapshot is than the newest one."""
+    silent_ns: int = 0
+    """For how long the source has given no snapshot, by the screen's own clock."""
+    playback: PlaybackState | None = None
+    note: str = ""
+    """What a key has just done."""
+    explanation: str = ""
+    """Documentation of the check whose finding is opened."""
+    glyphs: Glyphs = UNICODE
+    coloured: bool = True
+
+    @property
+    def cursor(self) -> Cursor:
+        """The cursor of the page."""
+        return self.cursors.get(self.page, Cursor())
+
+    @property
+    def filter(self) -> str:
+        """The filter of the page."""
+        return self.filters.get(self.page, "")
+
+    def age(self, at_ns: int | None) -> tuple[Freshness, str]:
+        """How fresh a figure of that time is, and its age in words when that has to be said."""
+        if at_ns is None:
+            return "unknown", ""
+        age_ns = max(0, self.snapshot.now_ns - at_ns) + self.silent_ns
+        if age_ns <= DIM_AFTER_NS:
+            return "fresh", ""
+        if age_ns <= SAID_AFTER_NS:
+            return "old", ""
+        return "stale", f"{span(age_ns)} old"
+
+    def rank(self, key: str) -> RankView | None:
+        """The rank of a row."""
+        return next((rank for rank in self.snapshot.ranks if str(rank.rank) == key), None)

@@ -1,0 +1,1 @@
+"""What Textual draws: one canvas for the whole screen."""
