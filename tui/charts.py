@@ -179,14 +179,21 @@ def phase_legend(phases: Phases, glyphs: Glyphs, coloured: bool) -> list[Line]:
     return entries
 
 
+def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
+    """How hot a lateness is drawn, 0 to 4; None where it is not known."""
+    if late_ns is None or not step_ns:
+        return None
+    return sum(late_ns / step_ns >= bound for bound in LATE_SHARES)
+
+
 def heat_strip(lateness_ns: Series, step_ns: float | None, width: int, glyphs: Glyphs) -> Line:
     """How late a rank came over time, newest at the right: taller and hotter with its share of the median step."""
     cells: list[Cell] = []
     for value in newest(lateness_ns, width):
-        if value is None or not step_ns:
+        level = heat_of(value, step_ns)
+        if level is None:
             sign, role = " ", "faint"
         else:
-            level = sum(value / step_ns >= bound for bound in LATE_SHARES)
             sign, role = glyphs.levels[(1, 2, 4, 6, 8)[level]], f"heat.{level}"
         if cells and cells[-1].role == role:
             cells[-1] = Cell(cells[-1].text + sign, role)

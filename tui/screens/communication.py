@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.summary import Traffic
 from ddpdoctor.monitor.snapshot import BucketView
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, cut, line, shown
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, cut, line, paragraph, shown
 from ddpdoctor.tui.charts import gauge
 from ddpdoctor.tui.figures import bandwidth, calls, count, duration, share, size
 from ddpdoctor.tui.painting import Painting, stacked
@@ -23,8 +23,12 @@ def paint_communication(view: View, width: int, height: int) -> Painting:
     else:
         traffic = [line(Cell("  no communication was measured yet", "dim"))]
     notes = [
-        line(Cell("  time of gradients: from the first bucket launched to the last finished, mostly hidden", "dim")),
-        line(Cell("  bus bandwidth: what each link carries at least; of limit: against what it should give", "dim")),
+        *paragraph(
+            "time of gradients: from the first bucket launched to the last finished", width - 4, "dim", Cell("  ")
+        ),
+        *paragraph(
+            "bus bandwidth: what each link carries at least, beside what it should", width - 4, "dim", Cell("  ")
+        ),
     ]
     buckets = _buckets(snapshot.buckets, view, width, height - len(traffic) - 5)
     return stacked(height, [head], traffic, [EMPTY, *notes] if height > 12 else [], [EMPTY], buckets)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from ddpdoctor.monitor.snapshot import Snapshot
+from ddpdoctor.monitor.snapshot import RankView, Snapshot
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, padded, shown
-from ddpdoctor.tui.charts import flowing, gauge, heat_strip, newest, phase_bar, phase_legend, sparkline, spread, top_of
+from ddpdoctor.tui.charts import (
+    flowing,
+    gauge,
+    heat_of,
+    heat_strip,
+    newest,
+    phase_bar,
+    phase_legend,
+    sparkline,
+    spread,
+    top_of,
+)
 from ddpdoctor.tui.figures import duration, percent, share, span, three
 from ddpdoctor.tui.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, finding_line, heading, verdict_lines
@@ -161,9 +172,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
         return []
     shown_ranks = list(ranks)
     if len(ranks) > room - 1:
-        shown_ranks.sort(
-            key=lambda rank: (not rank.culprit, -(rank.lateness_ns[-1] or 0.0) if rank.lateness_ns else 0.0)
-        )
+        shown_ranks.sort(key=lambda rank: (not rank.culprit, -_heat_now(rank), rank.rank))
         shown_ranks = shown_ranks[: room - 2]
     digits = max(len(str(rank.rank)) for rank in ranks)
     state_width = min(40, max(24, width // 3))
@@ -180,5 +189,11 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
         )
         lines += as_fresh([cells], view, rank.pulse_at_ns or rank.measured_at_ns) if rank.alive else [cells]
     if len(ranks) > len(shown_ranks):
-        lines.append(line(Cell(f"  and {len(ranks) - len(shown_ranks)} more ranks, which come earlier", "dim")))
+        lines.append(line(Cell(f"  and {len(ranks) - len(shown_ranks)} more ranks", "dim")))
     return lines
+
+
+def _heat_now(rank: RankView) -> int:
+    """How late a rank comes now, in the steps of the strip: the order of ranks must not flicker."""
+    late = rank.lateness_ns[-1] if rank.lateness_ns else None
+    return heat_of(late, rank.step_times.p50_ns if rank.step_times else None) or 0

@@ -38,9 +38,10 @@ def paint_ranks(view: View, width: int, height: int) -> Painting:
         text = "no rank has what the filter asks for" if view.filter else "no rank has reported yet"
         return stacked(height, [head, line(Cell(f"  {text}", "dim"))])
     hosts = len({rank.host for rank in snapshot.ranks}) > 1
-    table = paint_table(rows, _columns(view, hosts), _key, view.cursor, width, height - 2, view.glyphs)
-    room = height - 1 - len(table.lines)
-    strips = _strips(rows, view, width) if room >= len(rows) + 3 else []
+    apart = height - 3 - len(rows) >= len(rows) + 3
+    columns = [column for column in _columns(view, hosts) if not (apart and column.name == "late")]
+    table = paint_table(rows, columns, _key, view.cursor, width, height - 2, view.glyphs)
+    strips = _strips(rows, view, width) if apart else []
     return stacked(height, [head], table, [EMPTY], strips)
 
 
