@@ -4,67 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
-from textual.message import Message
 from textual.screen import Screen
 
 from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, SnapshotSource
 from ddpdoctor.tui.export import dump_stacks, export_snapshot, stall_text
 from ddpdoctor.tui.glyphs import chosen_glyphs
 from ddpdoctor.tui.keys import KEYS
-from ddpdoctor.tui.painting import Painting
+from ddpdoctor.tui.navigation import Navigation
 from ddpdoctor.tui.palette import Tone, palette_of
-from ddpdoctor.tui.screens.pages import PAGES, TABS, paint_defect, paint_screen
+from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen
 from ddpdoctor.tui.screens.question import Question, overlaid
 from ddpdoctor.tui.screens.starting import paint_starting
-from ddpdoctor.tui.table import Cursor
 from ddpdoctor.tui.timeline import Timeline
 from ddpdoctor.tui.view import View
+from ddpdoctor.tui.watcher import Failed, Fresh, Watcher
 from ddpdoctor.tui.widgets.canvas import Canvas
 
-ScreenEnd = Literal["quit", "end_job", "leave", "lost"]
+ScreenEnd = Literal["quit", "end_job", "leave", "lost", "terminated"]
 """How the user left: ``quit``; ``end_job``: the job that was launched shall end; ``leave``: it shall go on without the
-screen; ``lost``: the terminal is gone."""
+screen; ``lost``: the terminal is gone; ``terminated``: this process was told to end."""
 REFRESH_S = 0.5
-"""Two refreshes a second: at four, eight ranks would cost more than 5 % of a core."""
+"""Two refreshes a second; the bound is four."""
 SILENT_AFTER_S = 3.0
 NOTE_S = 6.0
-SEEK_NS = 10_000_000_000
 STEP_NS = 1_000_000_000
-
-
-class Fresh(Message):
-    """The source gave a snapshot."""
-
-    def __init__(self, snapshot: Snapshot, playback: PlaybackState | None) -> None:
-        self.snapshot = snapshot
-        self.playback = playback
-        super().__init__()
-
-
-class Failed(Message):
-    """The source could not give one."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__()
+SLOWEST, FASTEST = 0.25, 64.0
+SIGNALS: Mapping[signal.Signals, ScreenEnd] = {signal.SIGHUP: "lost", signal.SIGTERM: "terminated"}
 
 
 class DoctorApp(App[ScreenEnd]):
     """The screen of one run."""
 
     CSS_PATH = "doctor.tcss"
-    ENABLE_COMMAND_PALETTE = True
+    ENABLE_COMMAND_PALETTE: ClassVar[bool] = True
     TITLE = "ddpdoctor"
 
     def __init__(
@@ -80,32 +61,24 @@ class DoctorApp(App[ScreenEnd]):
         given = os.environ if environment is None else environment
         self._tone = _chosen_tone(given)
         super().__init__(ansi_color=self._tone == "none")
+        self.where: Navigation = Navigation()
         self._source = source
         self._player = playback
         self._explain = explain
         self._export_directory = export_directory
         self._glyphs = chosen_glyphs(given)
-        self._refresh_s = max(0.25, refresh_s)
+        self._watcher = Watcher(source, playback, max(0.25, refresh_s), self.post_message)
         self._timeline = Timeline()
-        self._view: View | None = None
-        self._cursors: dict[str, Cursor] = {}
-        self._row_filters: dict[str, str] = {}
-        self._page = "overview"
-        self._page_before_stall = ""
-        self._stall_seen_ns = 0
-        self._opened = ""
-        self._scroll = 0
-        self._typing = False
-        self._note = ""
-        self._noted_s = 0.0
+        self._playback_state: PlaybackState | None = None
+        self._note, self._noted_s = "", 0.0
         self._question: tuple[Question, Mapping[str, Callable[[], None]]] | None = None
-        self._state: PlaybackState | None = None
         self._fresh_s = time.monotonic()
-        self._painting = Painting(())
-        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._taken = threading.Event()
-        self._watch_ends = threading.Event()
         self._canvas = Canvas(palette_of(self._tone), plain=self._glyphs.plain)
+
+    @property
+    def shown_snapshot(self) -> Snapshot | None:
+        """The snapshot on display."""
+        return self._timeline.shown
 
     def compose(self) -> ComposeResult:
         """One canvas."""
@@ -115,74 +88,38 @@ class DoctorApp(App[ScreenEnd]):
         """Begin to ask the source, and to watch over the terminal."""
         self._wear(self._tone)
         self._canvas.focus()
-        self.set_interval(1.0, self._notice_silence)
-        threading.Thread(target=self._watch, name="ddpdoctor-screen", daemon=True).start()
-        try:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.exit, "lost")
-        except (ValueError, NotImplementedError, RuntimeError):
-            return
+        self.set_interval(1.0, self._notice_time)
+        with suppress(ValueError, NotImplementedError, RuntimeError):
+            for number, end in SIGNALS.items():
+                asyncio.get_running_loop().add_signal_handler(number, self.exit, end)
+        self._watcher.start()
 
     def on_unmount(self) -> None:
         """Ask the source no more."""
-        self._watch_ends.set()
-        self._taken.set()
-        try:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        except (ValueError, NotImplementedError, RuntimeError):
-            return
-
-    def _watch(self) -> None:
-        """In a thread of its own, the only one that touches the source: ask it, pass on what it says."""
-        while not self._watch_ends.is_set():
-            began_s = time.monotonic()
-            try:
-                state = self._player.playback() if self._player is not None else None
-                message: Message = Fresh(self._source.snapshot(), state)
-            except Exception as error:
-                message = Failed(f"{type(error).__name__}: {error}")
-            self._taken.clear()
-            self.post_message(message)
-            self._taken.wait()
-            left_s = self._refresh_s - (time.monotonic() - began_s)
-            try:
-                self._requests.get(timeout=max(0.05, left_s))()
-            except queue.Empty:
-                continue
-            except Exception as error:
-                self.post_message(Failed(f"{type(error).__name__}: {error}"))
+        self._watcher.stop()
+        with suppress(ValueError, NotImplementedError, RuntimeError):
+            for number in SIGNALS:
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     def on_fresh(self, message: Fresh) -> None:
         """Show a snapshot, unless the display is held."""
         self._fresh_s = time.monotonic()
         self._timeline.add(message.snapshot)
-        self._state = message.playback
-        self._heed_stall(message.snapshot)
+        self._playback_state = message.playback
+        stall = message.snapshot.stall
+        disturbing = self._timeline.paused or self._question is not None
+        if self.where.heed_stall(stall.since_ns if stall is not None else None, disturbing=disturbing):
+            self.say("a standstill was proved: 6 shows it")
         self.repaint()
-        self._taken.set()
+        self._watcher.taken()
 
     def on_failed(self, message: Failed) -> None:
         """Say what went wrong; what was shown stays and ages."""
         self.say(f"no news: {message.reason}")
-        self._taken.set()
+        self._watcher.taken()
 
-    def _heed_stall(self, snapshot: Snapshot) -> None:
-        """Bring up a standstill by itself, once; leave its page when it was over after all."""
-        stall = snapshot.stall
-        if stall is None:
-            if self._page == "stall" and self._page_before_stall:
-                self.go(self._page_before_stall)
-            self._page_before_stall = ""
-            self._stall_seen_ns = 0
-        elif stall.since_ns != self._stall_seen_ns:
-            self._stall_seen_ns = stall.since_ns
-            if self._timeline.paused or self._typing or self._question is not None:
-                self.say("a standstill was proved: 6 shows it")
-            elif self._page != "stall":
-                before = self._page
-                self.go("stall")
-                self._page_before_stall = before
-
-    def _notice_silence(self) -> None:
+    def _notice_time(self) -> None:
+        """Draw what only time changes: the age of figures of a silent source, a note that is over."""
         if time.monotonic() - self._fresh_s > SILENT_AFTER_S or (self._note and self._note_is_over()):
             self.repaint()
 
@@ -198,43 +135,36 @@ class DoctorApp(App[ScreenEnd]):
         if snapshot is None:
             self._canvas.show(paint_starting(width, height, self._note))
             return
-        silent_s = time.monotonic() - self._fresh_s
-        view = View(
-            snapshot=snapshot,
-            page=self._page,
-            cursors=dict(self._cursors),
-            filters=dict(self._row_filters),
-            opened=self._opened,
-            scroll=self._scroll,
-            typing=self._typing,
-            paused=self._timeline.paused,
-            behind_ns=self._timeline.behind_ns,
-            silent_ns=int(silent_s * 1e9) if silent_s > SILENT_AFTER_S else 0,
-            playback=self._state,
-            note="" if self._note_is_over() else self._note,
-            explanation=self._explanation(),
-            glyphs=self._glyphs,
-            coloured=self._tone != "none",
-        )
-        self._view = view
+        view = self._view_of(snapshot)
         try:
             painting = paint_screen(view, width, height)
         except Exception as error:
             # A defect of ours on one page must not end the watching: the other pages go on.
             painting = paint_defect(view, width, height, error)
-        self._painting = painting
-        if painting.rows:
-            self._cursors[self._page] = replace(view.cursor, top=painting.top)
-        elif PAGES[self._page].back:
-            self._scroll = painting.top
+        self.where.painted(painting)
         if self._question is not None:
             painting = overlaid(painting, self._question[0], width, self._glyphs)
         self._canvas.show(painting)
 
-    def _explanation(self) -> str:
-        if self._page != "finding":
-            return ""
-        return self._explain(self._opened.partition("/")[0])
+    def _view_of(self, snapshot: Snapshot) -> View:
+        where, silent_s = self.where, time.monotonic() - self._fresh_s
+        return View(
+            snapshot=snapshot,
+            page=where.page,
+            cursors=dict(where.cursors),
+            filters=dict(where.filters),
+            opened=where.opened,
+            scroll=where.scroll,
+            typing=where.typing,
+            paused=self._timeline.paused,
+            behind_ns=self._timeline.behind_ns,
+            silent_ns=int(silent_s * 1e9) if silent_s > SILENT_AFTER_S else 0,
+            playback=self._playback_state,
+            note="" if self._note_is_over() else self._note,
+            explanation=self._explain(where.opened.partition("/")[0]) if where.page == "finding" else "",
+            glyphs=self._glyphs,
+            coloured=self._tone != "none",
+        )
 
     def on_canvas_resized(self, message: Canvas.Resized) -> None:
         """Draw for the new size."""
@@ -244,27 +174,25 @@ class DoctorApp(App[ScreenEnd]):
         """Do what a click or the wheel asks for."""
         word, _, argument = message.action.partition(" ")
         if word == "page":
-            self.go(argument)
+            self.where.go(argument)
         elif word == "sort":
-            self._sort_by(argument)
+            self.where.sort_by(argument)
         elif word == "move":
-            self.move(int(argument))
+            self.where.move(int(argument))
         elif word == "select":
-            if self.cursor.selected == argument:
-                self.open_row()
-            else:
-                self._cursors[self._page] = replace(self.cursor, selected=argument)
+            self.where.select(argument)
         self.repaint()
 
     def on_key(self, event: events.Key) -> None:
         """Do what a key asks for."""
         if len(self.screen_stack) > 1:
             return
-        key = event.character if event.is_printable and event.character else event.key
+        printable = event.is_printable and event.character is not None
+        key = event.character if printable and event.character else event.key
         if self._question is not None:
             self._answer(key)
-        elif self._typing:
-            self._type(key, event.is_printable)
+        elif self.where.typing:
+            self.where.type(key, printable)
         elif key in KEYS:
             self._note = ""
             KEYS[key](self)
@@ -273,98 +201,20 @@ class DoctorApp(App[ScreenEnd]):
         event.stop()
         self.repaint()
 
-    @property
-    def cursor(self) -> Cursor:
-        """Where the user is on the page."""
-        return self._cursors.get(self._page, Cursor())
-
-    @property
-    def page(self) -> str:
-        """Name of the page."""
-        return self._page
-
-    @property
-    def shown_snapshot(self) -> Snapshot | None:
-        """The snapshot on display."""
-        return self._timeline.shown
-
     def say(self, note: str) -> None:
         """Show a sentence in the last line for some seconds."""
         self._note, self._noted_s = note, time.monotonic()
         self.repaint()
 
-    def go(self, page: str) -> None:
-        """Show another page."""
-        self._page = page
-        self._scroll = 0
-        self._page_before_stall = ""
-
-    def back(self) -> None:
-        """Go back from a page that was opened; on a list, clear its filter."""
-        if PAGES[self._page].back:
-            self.go(PAGES[self._page].back)
-        else:
-            self._row_filters.pop(self._page, None)
-
-    def move(self, rows: int) -> None:
-        """Move the cursor, or scroll a page of text."""
-        keys = self._painting.rows
-        if not keys:
-            self._scroll = max(0, self._scroll + rows)
-            return
-        position = keys.index(self.cursor.selected) if self.cursor.selected in keys else 0
-        position = max(0, min(len(keys) - 1, position + rows))
-        self._cursors[self._page] = replace(self.cursor, selected=keys[position])
-
-    def open_row(self) -> None:
-        """Open the selected row on a page of its own."""
-        page = PAGES[self._page].opens
-        keys = self._painting.rows
-        if page and keys:
-            self._opened = self.cursor.selected if self.cursor.selected in keys else keys[0]
-            self.go(page)
-
-    def sort(self) -> None:
-        """Sort by the next column."""
-        sorts = PAGES[self._page].sorts
-        if sorts:
-            now = sorts.index(self.cursor.sort) if self.cursor.sort in sorts else 0
-            name = sorts[(now + 1) % len(sorts)]
-            self._cursors[self._page] = replace(self.cursor, sort=name, descending=name != "rank", top=0)
-
-    def reverse(self) -> None:
-        """Turn the order around."""
-        self._cursors[self._page] = replace(self.cursor, descending=not self.cursor.descending)
-
-    def _sort_by(self, column: str) -> None:
-        again = self.cursor.sort == column
-        self._cursors[self._page] = replace(
-            self.cursor, sort=column, descending=not self.cursor.descending if again else True, top=0
-        )
-
     def filter_rows(self) -> None:
-        """Begin to type what the rows have to contain."""
-        if PAGES[self._page].opens:
-            self._typing = True
-        else:
+        """Begin to type a filter."""
+        if not self.where.filter_rows():
             self.say("there is nothing to filter on this page")
-
-    def _type(self, key: str, printable: bool) -> None:
-        text = self._row_filters.get(self._page, "")
-        if key == "escape":
-            self._row_filters.pop(self._page, None)
-            self._typing = False
-        elif key == "enter":
-            self._typing = False
-        elif key == "backspace":
-            self._row_filters[self._page] = text[:-1]
-        elif printable:
-            self._row_filters[self._page] = (text + key)[:60]
 
     def hold(self) -> None:
         """Hold the display, or follow again; in a recording, hold its time."""
-        if self._player is not None and self._state is not None:
-            self._ask(self._play, 0.0 if self._state.speed else 1.0)
+        if self._player is not None and self._playback_state is not None:
+            self._play(0.0 if self._playback_state.speed else 1.0)
         elif self._timeline.paused:
             self._timeline.resume()
         else:
@@ -373,41 +223,36 @@ class DoctorApp(App[ScreenEnd]):
     def step(self, steps: int) -> None:
         """Go one second back or forward."""
         if self._player is not None:
-            self._ask(self._play, 0.0)
+            self._play(0.0)
             self.seek(steps * STEP_NS)
         else:
             self._timeline.step(steps)
 
     def seek(self, by_ns: int) -> None:
         """Move the time of a recording."""
-        if self._player is None:
+        player = self._player
+        if player is None:
             self.say("only a recording can be moved; , and . step through what was seen")
         else:
-            self._ask(self._seek_by, by_ns)
+            self._watcher.request(lambda: player.seek(max(0, player.playback().elapsed_ns + by_ns)))
 
     def speed(self, factor: float) -> None:
         """Let a recording go faster or slower."""
-        if self._player is None or self._state is None:
+        if self._playback_state is None:
             self.say("only a recording has a speed")
         else:
-            self._ask(self._play, min(64.0, max(0.25, (self._state.speed or 1.0) * factor)))
-
-    def _ask(self, request: Callable[[float], None], argument: float) -> None:
-        self._requests.put(lambda: request(argument))
+            self._play(min(FASTEST, max(SLOWEST, (self._playback_state.speed or 1.0) * factor)))
 
     def _play(self, speed: float) -> None:
-        if self._player is not None:
-            self._player.play(speed)
-
-    def _seek_by(self, by_ns: float) -> None:
-        if self._player is not None:
-            self._player.seek(max(0, self._player.playback().elapsed_ns + int(by_ns)))
+        player = self._player
+        if player is not None:
+            self._watcher.request(lambda: player.play(speed))
 
     def take_stack(self) -> None:
         """Have the stack of the opened rank taken."""
-        if self._page == "rank":
-            rank = int(self._opened)
-            self._requests.put(lambda: self._source.ask_for_stacks(rank))
+        if self.where.page == "rank":
+            rank = int(self.where.opened)
+            self._watcher.request(lambda: self._source.ask_for_stacks(rank))
             self.say(f"asked rank {rank} for its stack")
 
     def export(self) -> None:
@@ -416,7 +261,7 @@ class DoctorApp(App[ScreenEnd]):
 
     def dump(self) -> None:
         """Write all stacks to a file."""
-        if self._page == "stall":
+        if self.where.page == "stall":
             self._write(dump_stacks)
 
     def _write(self, write: Callable[[Snapshot, Path], Path]) -> None:
@@ -433,7 +278,7 @@ class DoctorApp(App[ScreenEnd]):
     def copy_stall(self) -> None:
         """Put the standstill into the terminal's clipboard."""
         snapshot = self._timeline.shown
-        if self._page == "stall" and snapshot is not None:
+        if self.where.page == "stall" and snapshot is not None:
             self.copy_to_clipboard(stall_text(snapshot))
             self.say("copied")
 
@@ -447,43 +292,34 @@ class DoctorApp(App[ScreenEnd]):
     def _wear(self, tone: Tone) -> None:
         self._tone = tone
         palette = palette_of(tone)
-        self.theme = "textual-light" if tone == "light" else "textual-dark"
-        if palette.background:
+        if tone != "none":
+            self.theme = "textual-light" if tone == "light" else "textual-dark"
             self._canvas.styles.background = palette.background
             self._canvas.styles.color = palette.text
         self._canvas.recolour(palette)
 
     def kill(self) -> None:
         """End the job, after a question, if it was launched here."""
-        if self._page != "stall":
+        if self.where.page != "stall":
             return
         if not self._owns_job():
             self.say("the job was not started here: end it where it was started")
             return
-        self._put(
-            Question("End the job?", (("y", "yes, end all its ranks"), ("n", "no, leave it"))),
-            {"y": lambda: self._requests.put(self._source.end_job)},
-        )
+        question = Question("End the job?", (("y", "yes, end all its ranks"), ("n", "no, leave it")))
+        self._question = question, {"y": lambda: self._watcher.request(self._source.end_job)}
 
     def leave(self) -> None:
         """Quit; asks first where that would end a job."""
         if not self._owns_job():
             self.exit("quit")
             return
-        self._put(
-            Question(
-                "The job was started here and is running.",
-                (("y", "end the job and quit"), ("l", "leave the screen, the job goes on"), ("n", "stay")),
-            ),
-            {"y": lambda: self.exit("end_job"), "l": lambda: self.exit("leave")},
-        )
+        answers = (("y", "end the job and quit"), ("l", "leave the screen, the job goes on"), ("n", "stay"))
+        question = Question("The job was started here and is running.", answers)
+        self._question = question, {"y": lambda: self.exit("end_job"), "l": lambda: self.exit("leave")}
 
     def _owns_job(self) -> bool:
         snapshot = self._timeline.newest
         return snapshot is not None and snapshot.source == "live" and snapshot.launched and snapshot.state != "ended"
-
-    def _put(self, question: Question, answers: Mapping[str, Callable[[], None]]) -> None:
-        self._question = (question, answers)
 
     def _answer(self, key: str) -> None:
         """Any other key than those asked for means no."""
@@ -495,39 +331,29 @@ class DoctorApp(App[ScreenEnd]):
 
     async def action_quit(self) -> None:
         """Quit as ``q`` does."""
-        self.leave()
-        self.repaint()
+        self.do(self.leave)
 
     def action_help_quit(self) -> None:
         """Take Ctrl-C as ``q``."""
-        self.leave()
-        self.repaint()
+        self.do(self.leave)
 
-    def suspend_process(self) -> None:
-        """Go to the background, as any program does on Ctrl-Z."""
-        self.action_suspend_process()
+    def do(self, what: Callable[[], None]) -> None:
+        """Do something that no key asked for, and draw what became of it."""
+        what()
+        self.repaint()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the command palette offers."""
         for tab in TABS:
-            yield SystemCommand(
-                tab.title, f"Show the page (key {tab.key})", lambda page=tab.page: self._command_go(page)
-            )
+            yield SystemCommand(tab.title, f"Show the page (key {tab.key})", lambda page=tab.page: self._show(page))
         yield SystemCommand("Export", "Write what is shown to a JSON file (key e)", self.export)
-        yield SystemCommand("Pause the display", "Hold it, or follow again (key space)", self._command(self.hold))
-        yield SystemCommand("Dark or light", "Change the colours (key b)", self._command(self.turn_tone))
-        yield SystemCommand("Keys", "Show all keys (key ?)", lambda: self._command_go("help"))
-        yield SystemCommand("Quit", "Leave; an attached job is left alone (key q)", self._command(self.leave))
+        yield SystemCommand("Pause the display", "Hold it, or follow again (key space)", lambda: self.do(self.hold))
+        yield SystemCommand("Dark or light", "Change the colours (key b)", lambda: self.do(self.turn_tone))
+        yield SystemCommand("Keys", "Show all keys (key ?)", lambda: self._show("help"))
+        yield SystemCommand("Quit", "Leave; an attached job is left alone (key q)", lambda: self.do(self.leave))
 
-    def _command(self, do: Callable[[], None]) -> Callable[[], None]:
-        def done() -> None:
-            do()
-            self.repaint()
-
-        return done
-
-    def _command_go(self, page: str) -> None:
-        self.go(page)
+    def _show(self, page: str) -> None:
+        self.where.go(page)
         self.repaint()
 
 
