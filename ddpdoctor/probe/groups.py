@@ -6,8 +6,9 @@ import functools
 import linecache
 import os
 import sys
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 from .journal import Journal
 
@@ -23,6 +24,7 @@ class GroupBook:
         self._torch = torch
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._world = -1
+        self._world_ns = 0
 
     def note(self, group: Any) -> tuple[int, tuple[int, ...]]:
         """Number a group when it is made: its ordinal must not depend on which rank uses which group first."""
@@ -44,9 +46,18 @@ class GroupBook:
         """Number of a group; None is the default one."""
         return self._world if group is None else self.note(group)[0]
 
+    def number_named(self, name: str, made_ns: int) -> Optional[int]:
+        """Number of the group of this world that torch calls so; None for one of an earlier world, or an unknown one.
+
+        ``made_ns`` is when something happened in it: torch gives names again.
+        """
+        known = self._known.get(name) if made_ns >= self._world_ns else None
+        return known[0] if known is not None else None
+
     def note_world(self) -> None:
         """A new world has begun: groups made from now on are others, even under old names."""
         self._known = {name + "\0old": known for name, known in self._known.items()}
+        self._world_ns = time.time_ns()
         self._world = self.note(self._torch.distributed.group.WORLD)[0]
 
 

@@ -122,6 +122,8 @@ def register_for_stacks(run_directory: str) -> None:
     """Let the supervisor have the stacks even when a C call holds the interpreter lock, by a signal."""
     path = os.path.join(run_directory, layout.stacks_name(os.getpid()))
     try:
+        if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
+            return  # The script has a use for it.
         file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
         _kept_open.append(file)

@@ -75,7 +75,7 @@ class Assembly:
         self.ending: tuple[StopReason, str] = ("", "")
         """Why a rank ended itself before it had shown enough, and the sentence for the user."""
         self.live = LiveRings(directory, self.book.rank_of, self._number)
-        self._completeness = Completeness(self.files, self.book)
+        self._completeness = Completeness(self.files, self.book, self.live)
         self.hosts: dict[str, None] = {}
         """Other machines that the script spoke to."""
         self.refusal: str = ""
@@ -129,6 +129,7 @@ class Assembly:
             "network": self._on_network,
             "reduced_loss": self._on_reduced_loss,
             "outsider_call": self._on_outsider_call,
+            **self.live.handlers,
         }
 
     def poll(self) -> None:
@@ -153,7 +154,7 @@ class Assembly:
             job=job,
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
-            streams=self._completeness.states(self._lines.state()),
+            streams=self._completeness.states(self._lines.state(), job.kind),
             ranks=self.book.ranks(self._exception, *self._heartbeats()),
             groups=tuple(self._groups),
             waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items()),
@@ -205,7 +206,7 @@ class Assembly:
                     completed_ns=completed,
                 )
             )
-        return tuple(sorted(tracks, key=lambda track: track.rank))
+        return tuple(sorted(tracks, key=lambda track: track.rank)) or self.live.collectives()
 
     def early_exceptions(self) -> tuple[RankException, ...]:
         """Exceptions of processes that never became a rank, first in time first."""
@@ -213,7 +214,7 @@ class Assembly:
 
     def _heartbeats(self) -> tuple[dict[int, int], dict[int, int]]:
         """The row that each process waits in, and the end of the sleep that it is in."""
-        waiting, sleeping = {}, {}
+        waiting, sleeping = self.live.waiting_rows(), self.live.sleeping()
         for pid, ring in self.files.rings.items():
             beat = ring.heartbeat()
             # The heartbeat may be newer than the rows that were read.

@@ -5,17 +5,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
+from ddpdoctor.record.flight_tracks import FlightTracks
 from ddpdoctor.record.measured import CallTrack, Phase, Pulse, StepTrack
+from ddpdoctor.record.model import CollectiveTrack
 from ddpdoctor.record.numbered_tail import NumberedTail, RawPulse
 
 NumberOf = Callable[[int, str, int], int]
 """The record's number for a process's own: process, kind, number there."""
 RankOf = Callable[[int], "int | None"]
 _PHASES = get_args(Phase)
+WAITING_AFTER_MS = 500
+"""A training thread waits in a collective that is under way once its stack has stood for so long."""
 
 
 class LiveRings:
@@ -29,6 +33,10 @@ class LiveRings:
         self.calls: dict[int, NumberedTail] = {}
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
+        self.lacks: dict[str, str] = {}
+        """Names that the job's torch does not have, and what that means for the user."""
+        self._flights = FlightTracks()
+        self.handlers = {"flight": self._flights.take, "missing_capability": self._on_missing}
 
     def poll(self, processes: set[int]) -> None:
         """Take in new rows of these processes."""
@@ -59,6 +67,37 @@ class LiveRings:
                 columns[kind] = self._translated(pid, kind, columns[kind])
             tracks.append(CallTrack(rank=rank, dropped=tail.dropped, kinds=layout.CALL_KINDS, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank))
+
+    def collectives(self) -> tuple[CollectiveTrack, ...]:
+        """What the ranks wrote of torch's flight recorder: one track a rank, ascending."""
+        tracks = []
+        for pid in self._flights.processes():
+            rank = self._rank_of(pid)
+            if rank is None:
+                continue
+            columns = self._flights.columns(pid)
+            for kind in ("group", "signature", "site"):
+                columns[kind] = self._translated(pid, kind, columns[kind])
+            tracks.append(CollectiveTrack(rank=rank, **columns))
+        return tuple(sorted(tracks, key=lambda track: track.rank))
+
+    def waiting_rows(self) -> dict[int, int]:
+        """By process the position in its track of what its training thread waits in; -1 for none."""
+        rows = {}
+        for pid, tail in self.steps.items():
+            pulse = tail.pulse()
+            rows[pid] = self._flights.oldest_open(pid) if pulse is not None and _waits(pulse) else -1
+        return rows
+
+    def sleeping(self) -> dict[int, int]:
+        """By process when the sleep ends that its training thread is in; 0 for none."""
+        pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
+        return {pid: pulse.sleeps_until_ns for pid, pulse in pulses.items() if pulse is not None}
+
+    def lost_events(self) -> dict[int, int]:
+        """Events that each process could not write."""
+        pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
+        return {pid: pulse.lost_events for pid, pulse in pulses.items() if pulse is not None}
 
     def pulses(self) -> tuple[Pulse, ...]:
         """The newest pulse of each rank, ascending."""
@@ -100,6 +139,14 @@ class LiveRings:
         except (OSError, ValueError):
             return
 
+    def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
+        self.lacks[str(event["name"])] = str(event["cost"])
+
     def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
         known = {number: self._number_of(pid, kind, number) for number in set(column)}
         return array("q", [known[number] for number in column])
+
+
+def _waits(pulse: RawPulse) -> bool:
+    """Tell whether the training thread is held by a collective: it stands, and one is under way."""
+    return pulse.unchanged_ms >= WAITING_AFTER_MS and (pulse.kind >= 0 or bool(pulse.blocked))

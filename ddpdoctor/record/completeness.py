@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ddpdoctor.record.model import STREAMS, StreamState
+from ddpdoctor.record.assemble_live import LiveRings
+from ddpdoctor.record.model import STREAMS, RunKind, StreamState
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
 
 _HARMED_BY = {
     "tap": ("collectives",),
-    "ring": ("collectives",),
+    "ring": ("collectives", "step_tracks", "call_tracks"),
     "heartbeat": ("collectives",),
     "_probe": ("loaders",),
     "_note": ("loaders", "passes"),
@@ -51,16 +52,35 @@ _HARMED_BY = {
     "_note_choice": ("device_choices",),
     "_note_early": ("device_choices",),
     "<lambda>": ("accesses",),
+    "fetch": ("step_tracks",),
+    "forward": ("step_tracks",),
+    "backward": ("step_tracks",),
+    "optimizer": ("step_tracks",),
+    "pause": ("step_tracks",),
+    "reduction": ("step_tracks",),
+    "call": ("call_tracks", "step_tracks"),
+    "wait": ("call_tracks", "step_tracks"),
+    "broadcast": ("call_tracks", "step_tracks"),
+    "pulse": ("call_tracks", "step_tracks"),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
+
+
+_LIVE = frozenset(
+    {"ranks", "groups", "waits", "wraps", "loaders", "passes", "files", "stacks", "step_tracks", "call_tracks"}
+)
+"""What a live run records in full …"""
+_ONLY_LIVE = ("step_tracks", "call_tracks", "gpus")
+"""… and what nothing else does."""
 
 
 class Completeness:
     """What is known to be missing from the record of one run."""
 
-    def __init__(self, files: RunFiles, book: RankBook) -> None:
+    def __init__(self, files: RunFiles, book: RankBook, live: LiveRings) -> None:
         self._files = files
         self._book = book
+        self._live = live
         self._harmed: dict[str, str] = {}
         """Streams that lack something because of a fault, and which."""
         self._lost: dict[int, int] = {}
@@ -75,9 +95,28 @@ class Completeness:
         """A process says how many events it could not write."""
         self._lost[pid] = max(self._lost.get(pid, 0), events)
 
-    def states(self, lines: StreamState) -> dict[str, StreamState]:
+    def states(self, lines: StreamState, kind: RunKind) -> dict[str, StreamState]:
         """The state of every stream, given that of the lines."""
-        states = {name: StreamState("complete") for name in STREAMS} | {"lines": lines}
+        if kind == "run":
+            states = self._live_states()
+        else:
+            states = {name: StreamState("complete") for name in STREAMS} | {"lines": lines}
+            states |= dict.fromkeys(_ONLY_LIVE, StreamState("absent", "a rehearsal does not measure"))
+            states |= self._collective_states()
+        if not self._book.worlds:
+            for name in ("collectives", "wraps", "forwards", "backwards", "step_tracks", "call_tracks"):
+                states[name] = StreamState("absent", "no rank initialised a process group")
+        harmed = dict.fromkeys(states, self._missing_events()) | {
+            name: f"a part of the observation failed: {fault}" for name, fault in self._harmed.items()
+        }
+        for name, reason in harmed.items():
+            if reason and states[name].state == "complete":
+                states[name] = StreamState("truncated", reason)
+        return states
+
+    def _collective_states(self) -> dict[str, StreamState]:
+        """The state of the log of collectives of a rehearsal, where it is not complete."""
+        states: dict[str, StreamState] = {}
         if self._files.refused:
             states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
         if any(ring.truncated for ring in self._files.rings.values()):
@@ -91,21 +130,25 @@ class Completeness:
         )
         if unlogged:
             states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")
-        if not self._book.worlds:
-            for name in ("collectives", "wraps", "forwards", "backwards"):
-                states[name] = StreamState("absent", "no rank initialised a process group")
-        harmed = dict.fromkeys(states, self._missing_events()) | {
-            name: f"a part of the observation failed: {fault}" for name, fault in self._harmed.items()
-        }
-        for name, reason in harmed.items():
-            if reason and states[name].state == "complete":
-                states[name] = StreamState("truncated", reason)
+        return states
+
+    def _live_states(self) -> dict[str, StreamState]:
+        """The state of every stream of a live run."""
+        states = {name: StreamState("absent", "a live run does not record them") for name in STREAMS}
+        states |= dict.fromkeys(_LIVE, StreamState("complete"))
+        reason = next(iter(self._live.refused.values()), "")
+        if reason:
+            states |= dict.fromkeys(("step_tracks", "call_tracks"), StreamState("truncated", reason))
+        if self._live.collectives():
+            states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
         return states
 
     def _missing_events(self) -> str:
         """Say why the events are not all there; empty when they are."""
         for pid, ring in self._files.rings.items():
             self.lost(pid, ring.lost())
+        for pid, events in self._live.lost_events().items():
+            self.lost(pid, events)
         if lost := sum(self._lost.values()):
             return f"{lost:,} events could not be written"
         damaged = self._files.damaged_lines

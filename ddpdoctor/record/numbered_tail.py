@@ -39,6 +39,7 @@ class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
     sleeps_until_ns: int
     lost_events: int
     lost_rows: int
+    blocked: int
 
 
 class NumberedTail:

@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, Optional
 
 from ...record import layout
+from ..capabilities import Capabilities
 from ..groups import GroupBook
 from .observer import Observer
 from .stopwatch import BACKWARD, EPOCH_NS, EXPLICIT, EXPLICIT_BYTES, EXPLICIT_CALLS
@@ -60,9 +61,10 @@ _BUFFERS = layout.CALL_KINDS.index("buffers")
 class Calls:
     """Replaces the functions of ``torch.distributed``, in both modules that users take them from."""
 
-    def __init__(self, observer: Observer, torch: Any, groups: GroupBook) -> None:
+    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities, groups: GroupBook) -> None:
         self._observer = observer
         self._torch = torch
+        self._capabilities = capabilities
         self._groups = groups
         self._sequences: dict[int, int] = {}
         self._pending: dict[int, tuple[Any, tuple[int, int, int, int]]] = {}
@@ -84,15 +86,16 @@ class Calls:
             for module in modules:
                 if getattr(module, name, None) is function:
                     setattr(module, name, replacement)
-        work_class = self._torch._C._distributed_c10d.Work
-        work_class.wait = self._wait_timed(work_class.wait)
-        ddp_class = self._torch.nn.parallel.DistributedDataParallel
-        ddp_class._sync_buffers = self._buffers_timed(ddp_class._sync_buffers)
+        work_class, synchronise = self._capabilities.work_class, self._capabilities.synchronise_buffers
+        if work_class is not None:
+            work_class.wait = self._wait_timed(work_class.wait)
+        if synchronise is not None:
+            self._torch.nn.parallel.DistributedDataParallel._sync_buffers = self._buffers_timed(synchronise)
 
     def _timed(self, name: str, function: Callable[..., Any], payload: Optional[tuple[int, str]]) -> Callable[..., Any]:
         calls, observer = self, self._observer
         kind, has_sequence = layout.CALL_KINDS.index(name), name not in _POINT_TO_POINT
-        is_compiling = self._torch.compiler.is_compiling
+        is_compiling = self._capabilities.is_compiling
 
         @functools.wraps(function)
         def collective(*arguments: Any, **options: Any) -> Any:
@@ -187,7 +190,7 @@ class Calls:
             self._sequences[key] = sequence + 1
             return self._enter(_BUFFERS, group, sequence, size_bytes, frame)
         except Exception as error:
-            self._observer.fault("buffers", error)
+            self._observer.fault("broadcast", error)
             return False
 
     def _enter(self, kind: int, group: int, sequence: int, size_bytes: int, frame: FrameType) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any, Optional
 
+from ..capabilities import Capabilities
 from ..groups import GroupBook, Groups
 from ..journal import Journal
 from ..process import ProcessEnd
 from .calls import Calls
+from .flights import Flights
 from .observer import Observer
 from .pulse import PulseThread
 from .reductions import Reductions
@@ -30,10 +32,13 @@ class Live:
         if not torch.distributed.is_available():
             return
         journal, observer = self._journal, self._observer
+        capabilities = Capabilities(torch)
+        for name, cost in capabilities.missing.items():
+            journal.event("missing_capability", name=name, cost=cost)
         self._groups = GroupBook(journal, torch)
-        self._pulse = PulseThread(observer, torch)
-        Training(observer, torch, Reductions(observer)).install()
-        Calls(observer, torch, self._groups).install()
+        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities))
+        Training(observer, torch, capabilities, Reductions(observer, capabilities)).install()
+        Calls(observer, torch, capabilities, self._groups).install()
         Groups(journal, torch, self._groups, self._world_made).install()
         self._process_end.before_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)

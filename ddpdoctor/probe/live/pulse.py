@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from types import FrameType
-from typing import Any, Optional
+from typing import Optional
 
 from ...record import layout
-from ..heartbeat import register_for_stacks, thread_clock, write_stacks
+from ..heartbeat import WAITING_CPU_SHARE, register_for_stacks, thread_clock, write_stacks
+from .flights import Flights
 from .observer import Observer
 from .stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
 
 BEAT_S = 0.2
 SITE_AFTER_MS = 500
 """The user's line is told once the stack of the training thread has stood for so long."""
+SUSPICIOUS_AFTER_MS = 1_500
+"""A collective that is under way for so long while nothing else happens: the flight recorder is read."""
+IDLE_AFTER_MS = 3_000
+"""The same without a collective under way: the others may wait for this rank …"""
+IDLE_AGAIN_MS = 60_000
+"""… which is looked at once a minute at most."""
 _REDUCTION = layout.CALL_KINDS.index("reduction")
 
 
 class PulseThread:
     """Watches the training thread of its own process, and takes its rows to their files."""
 
-    def __init__(self, observer: Observer, torch: Any) -> None:
+    def __init__(self, observer: Observer, flights: Flights) -> None:
         self._observer = observer
-        self._status = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+        self._flights = flights
         self._clock: Optional[int] = None
         self._watched = 0
         self._stack: tuple[int, ...] = ()
-        self._stack_since_ns = 0
+        self._stack_since_ns = self._stack_cpu_ns = 0
         self._answered = 0
         self._site = -1
+        self._progress: tuple[int, ...] = ()
+        self._progress_ns = 0
+        self._dumped: tuple[int, ...] = ()
+        """The progress at which the flight recorder was read."""
+        self._idle_dump_ns = 0
         self._beating = threading.Lock()
 
     def start(self) -> None:
@@ -67,6 +78,7 @@ class PulseThread:
         requested = steps_ring.requested()
         if requested != self._answered:
             write_stacks(journal, self._watched)
+            self._flights.dump("asked")
             self._answered = requested
         phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.open_call
         now_ns = time.monotonic_ns()
@@ -74,12 +86,14 @@ class PulseThread:
         observer.flush()
         frame = sys._current_frames().get(self._watched)
         stack = _places(frame)
+        cpu_ns = time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns()
         if stack != self._stack:
-            self._stack, self._stack_since_ns, self._site = stack, now_ns, -1
+            self._stack, self._stack_since_ns, self._stack_cpu_ns, self._site = stack, now_ns, cpu_ns, -1
         unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
         if unchanged_ms >= SITE_AFTER_MS and self._site < 0:
             self._site = journal.site(frame)
-        enqueued, completed = self._counts()
+        enqueued, completed, under_way = self._flights.counts()
+        self._suspect((enqueued, completed, observer.steps.current, under_way), call is not None, now_ns)
         kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
         if call is None and phase == BACKWARD and enqueued > completed:
             kind = _REDUCTION
@@ -99,7 +113,7 @@ class PulseThread:
             enqueued,
             completed,
             self._site,
-            time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns(),
+            cpu_ns,
             unchanged_ms,
             hash(stack),
             journal.forwards,
@@ -109,17 +123,33 @@ class PulseThread:
             journal.sleeps_until_ns,
             journal.writer.lost,
             steps_ring.lost + calls_ring.lost,
+            int(under_way > 0 and self._is_blocked(frame, cpu_ns, unchanged_ms)),
         )
         steps_ring.write_head(pulse)
         calls_ring.write_head()
 
-    def _counts(self) -> tuple[int, int]:
-        """Collectives of the default group that were enqueued and completed; -1 where torch does not tell."""
-        if self._status is None:
-            return -1, -1
-        groups = json.loads(self._status(includeCollectives=False)).get("pg_status", {})
-        world = groups.get("0", {})
-        return int(world.get("last_enqueued_collective", -1)), int(world.get("last_completed_collective", -1))
+    def _is_blocked(self, frame: Optional[FrameType], cpu_ns: int, unchanged_ms: int) -> bool:
+        """Tell whether the training thread does nothing, and not for a lock, a queue or a sleep of Python's."""
+        if frame is None or self._observer.journal.sleeps_until_ns:
+            return False
+        if self._observer.journal.user_code.is_standard_library(frame.f_code.co_filename):
+            return False
+        return cpu_ns - self._stack_cpu_ns <= WAITING_CPU_SHARE * unchanged_ms * 1_000_000
+
+    def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int) -> None:
+        """Read the flight recorder once where nothing happens any more."""
+        if progress != self._progress:
+            self._progress, self._progress_ns = progress, now_ns
+            return
+        still_ms = (now_ns - self._progress_ns) // 1_000_000
+        if progress == self._dumped or still_ms < SUSPICIOUS_AFTER_MS:
+            return
+        if not calls and progress[3] <= 0:
+            if still_ms < IDLE_AFTER_MS or now_ns - self._idle_dump_ns < IDLE_AGAIN_MS * 1_000_000:
+                return
+            self._idle_dump_ns = now_ns
+        self._dumped = progress
+        self._flights.dump("idle")
 
 
 def _places(frame: Optional[FrameType]) -> tuple[int, ...]:

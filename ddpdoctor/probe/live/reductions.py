@@ -9,6 +9,7 @@ import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ..capabilities import Capabilities
 from .observer import Observer
 from .stopwatch import BUCKETS, EPOCH_NS, REDUCED_BYTES, SYNCHRONISED
 
@@ -37,8 +38,10 @@ class _Reducer:
 class Reductions:
     """Follows the reducers of all DDP modules of a rank."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, capabilities: Capabilities) -> None:
         self._observer = observer
+        self._read_logger = capabilities.read_logger
+        self._set_rate = capabilities.set_logger_rate
         self._reducers: WeakKeyDictionary[Any, _Reducer] = WeakKeyDictionary()
 
     def forward_begins(self, ddp: Any) -> None:
@@ -68,12 +71,14 @@ class Reductions:
     def _meet(self, ddp: Any) -> _Reducer:
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer = self._reducers[ddp] = _Reducer(size_bytes, 1)
-        on_cuda = ddp.device_type == "cuda"
-        ddp._set_ddp_runtime_logging_sample_rate(CUDA_RATE if on_cuda else CPU_RATE)
+        if self._set_rate is not None:
+            self._set_rate(ddp, CUDA_RATE if ddp.device_type == "cuda" else CPU_RATE)
         return reducer
 
     def _read(self, ddp: Any, reducer: _Reducer) -> None:
-        data = ddp._get_ddp_logging_data()
+        if self._read_logger is None:
+            return
+        data = self._read_logger(ddp)
         iteration = int(data.get("iteration", -1))
         if iteration == reducer.iteration:
             return

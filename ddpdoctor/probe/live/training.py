@@ -11,6 +11,7 @@ import time
 from threading import get_ident
 from typing import Any
 
+from ..capabilities import Capabilities
 from .observer import Observer, rows_of
 from .reductions import Reductions
 from .steps import ACTIVE, CANDIDATE, Source
@@ -22,9 +23,10 @@ _now_ns = time.monotonic_ns
 class Training:
     """Replaces what a training loop calls."""
 
-    def __init__(self, observer: Observer, torch: Any, reductions: Reductions) -> None:
+    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities, reductions: Reductions) -> None:
         self._observer = observer
         self._torch = torch
+        self._capabilities = capabilities
         self._reductions = reductions
         self._sources: dict[int, Source] = {}
         self._backwards = 0
@@ -43,7 +45,9 @@ class Training:
         optimizer.register_optimizer_step_post_hook(self._after_step)
 
     def _watch_loaders(self, data: Any) -> None:
-        iterator_class = data.dataloader._BaseDataLoaderIter
+        iterator_class = self._capabilities.loader_iterator
+        if iterator_class is None:
+            return
         advance, iterate, training = iterator_class.__next__, data.DataLoader.__iter__, self
         observer = self._observer
 
@@ -76,7 +80,7 @@ class Training:
 
     def _watch_forwards(self, ddp_class: Any) -> None:
         forward, training, observer = ddp_class.forward, self, self._observer
-        is_compiling = self._torch.compiler.is_compiling
+        is_compiling = self._capabilities.is_compiling
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -223,7 +227,7 @@ class Training:
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         observer = self._observer
-        if observer.thread != get_ident() or self._torch.compiler.is_compiling():
+        if observer.thread != get_ident() or self._capabilities.is_compiling():
             return
         try:
             observer.watch.enter(OPTIMIZER, _now_ns())
@@ -232,7 +236,7 @@ class Training:
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         observer = self._observer
-        if observer.thread != get_ident() or self._torch.compiler.is_compiling():
+        if observer.thread != get_ident() or self._capabilities.is_compiling():
             return
         try:
             now_ns = _now_ns()

@@ -1,0 +1,67 @@
+"""The private names of torch that a live run needs, in one place; what a torch lacks is said in the record.
+
+Each is looked up once. A part whose names are missing is left out, and the rest of the probe works without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+_COSTS = {
+    "_BaseDataLoaderIter": "the wait for data is not measured",
+    "_get_ddp_logging_data": "exposed communication is not measured",
+    "_set_ddp_runtime_logging_sample_rate": "exposed communication is measured on few steps only",
+    "_sync_buffers": "DDP's broadcast of buffers counts as forward",
+    "Work.wait": "waiting for asynchronous collectives is not measured",
+    "is_compiling": "compiled code may run slower",
+    "_dump_fr_trace": "a standstill is not explained: torch's flight recorder cannot be read",
+    "_dump_fr_trace_json": "collectives that are under way are not counted: torch's flight recorder cannot be read",
+}
+"""What a missing name means for the user."""
+
+
+class Capabilities:
+    """What this torch offers; None where it does not."""
+
+    def __init__(self, torch: Any) -> None:
+        self.missing: dict[str, str] = {}
+        """Names that were not found, and what that means."""
+        c10d = getattr(torch._C, "_distributed_c10d", None)
+        ddp_class = torch.nn.parallel.DistributedDataParallel
+        self.loader_iterator: Any = self._need(torch.utils.data.dataloader, "_BaseDataLoaderIter")
+        self.read_logger: Optional[Callable[[Any], Any]] = self._need(ddp_class, "_get_ddp_logging_data")
+        self.set_logger_rate: Optional[Callable[[Any, int], None]] = self._need(
+            ddp_class, "_set_ddp_runtime_logging_sample_rate"
+        )
+        self.synchronise_buffers: Optional[Callable[[Any], None]] = self._need(ddp_class, "_sync_buffers")
+        self.work_class: Any = getattr(c10d, "Work", None)
+        if getattr(self.work_class, "wait", None) is None:
+            self.work_class = None
+            self._lack("Work.wait")
+        self.is_compiling: Callable[[], bool] = (
+            self._need(getattr(torch, "compiler", None), "is_compiling") or _is_never_compiling
+        )
+        # NCCL's collectives have a recorder of their own, which is the older one.
+        self.recorders = self._recorders(c10d, "_dump_fr_trace", "_dump_nccl_trace")
+        """Functions that give torch's flight recorders with all that is in them, as pickles."""
+        self.recorder_states = self._recorders(c10d, "_dump_fr_trace_json", "_dump_nccl_trace_json")
+        """The same as JSON, for their counts."""
+
+    def _need(self, owner: Any, name: str) -> Any:
+        found = getattr(owner, name, None)
+        if found is None:
+            self._lack(name)
+        return found
+
+    def _lack(self, name: str) -> None:
+        self.missing[name] = _COSTS[name]
+
+    def _recorders(self, c10d: Any, name: str, older: str) -> tuple[Callable[..., bytes], ...]:
+        found = tuple(function for function in (getattr(c10d, name, None), getattr(c10d, older, None)) if function)
+        if not found:
+            self._lack(name)
+        return found
+
+
+def _is_never_compiling() -> bool:
+    return False

@@ -1,0 +1,54 @@
+"""Makes collective tracks of what the ranks of a live run wrote of torch's flight recorder."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+_COLUMNS = ("record", "group", "sequence", "signature", "site", "started_ns", "over")
+
+
+class FlightTracks:
+    """The entries of each process, in the process's own numbers.
+
+    Where a recorder overflowed between two dumps its earlier entries are dropped: the rest must be without a gap.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
+        """By process, then by recorder and number in it."""
+
+    def take(self, pid: int, event: dict[str, Any]) -> None:
+        """Take in one dump."""
+        recorder, time_ns = int(event["recorder"]), int(event["time_ns"])
+        entries = self._entries.setdefault(pid, {})
+        if not event["continues"]:
+            for key in [key for key in entries if key[0] == recorder]:
+                del entries[key]
+        for number in event["completed"]:
+            if (recorder, number) in entries:
+                entries[recorder, number]["completed_ns"] = time_ns
+        for row in event["rows"]:
+            entry = dict(zip(_COLUMNS, map(int, row), strict=True))
+            entry["completed_ns"] = time_ns if entry.pop("over") else 0
+            entries[recorder, entry["record"]] = entry
+
+    def processes(self) -> set[int]:
+        """Processes of which something is known."""
+        return {pid for pid, entries in self._entries.items() if entries}
+
+    def columns(self, pid: int) -> dict[str, array[int]]:
+        """The columns of a track, in the order of their start, in the process's own numbers."""
+        entries = sorted(self._entries[pid].values(), key=lambda entry: entry["started_ns"])
+        columns = {
+            name: array("q", [entry[name] for entry in entries])
+            for name in ("group", "sequence", "signature", "site", "started_ns", "completed_ns")
+        }
+        return columns | {"step": array("q", [0] * len(entries)), "forward_site": array("q", [-1] * len(entries))}
+
+    def oldest_open(self, pid: int) -> int:
+        """Position of the first entry that is not over; -1 when there is none."""
+        if pid not in self._entries:
+            return -1
+        completed = self.columns(pid)["completed_ns"]
+        return completed.index(0) if 0 in completed else -1
