@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ STALL_AFTER_S = 5.0
 """A rank without any sign of life for so long, while others wait for it, is stuck."""
 QUIET_AFTER_NS = 1_000_000_000
 """Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
+ASK_AGAIN_NS = 1_000_000_000
 
 
 class LiveRun:
@@ -32,6 +34,11 @@ class LiveRun:
         self._liveness = LivenessSampler(STALL_AFTER_S)
         self._stuck: frozenset[int] = frozenset()
         self._gpus = None if is_over else NodeGpus()
+        self._asked = 0
+        """How often the ranks were asked for evidence in this standstill."""
+        self._asked_ns = 0
+        self._requests = time.time_ns() // 1_000_000_000 % (1 << 31)
+        """Above every number that an earlier reader of the same run may have used."""
         self.divergence: Divergence | None = None
         """The proof that the job will not go on, once there is one."""
         self.is_quiet = False
@@ -47,12 +54,25 @@ class LiveRun:
         record = self._record(now_ns)
         self.is_quiet = not self._is_over and _is_quiet(record, now_ns)
         if self.is_quiet:
+            self._ask_for_evidence(now_ns)
             self._stuck = self._liveness.look(assembly.live.steps)
             record = self._record(now_ns)
             self.divergence = live_verdict(self._watch, record, now_ns)
-        else:
-            self.divergence = None
+        elif self._asked:
+            # What is recorded of the next standstill need not join on to this one's.
+            self.divergence, self._watch, self._asked = None, Watch(), 0
         return record
+
+    def _ask_for_evidence(self, now_ns: int) -> None:
+        """Have the ranks write what they have of torch's flight recorder, again after twice the time."""
+        if now_ns - self._asked_ns < ASK_AGAIN_NS << min(self._asked, 8):
+            return
+        self._asked, self._asked_ns, self._requests = self._asked + 1, now_ns, self._requests + 1
+        for ring in self._assembly.live.steps.values():
+            try:
+                ring.ask_for_stacks(self._requests)
+            except OSError:  # another user's run, or a directory that is gone
+                return
 
     def living(self) -> dict[int, int]:
         """Process id of each rank that lives."""

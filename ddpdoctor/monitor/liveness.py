@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnosis.liveness import Sample, at_rest, judge_liveness
 from ddpdoctor.record.reader import Beating
+
+if TYPE_CHECKING:
+    import psutil
 
 SAMPLE_EVERY_S = 0.5
 
@@ -40,19 +44,32 @@ class LivenessSampler:
     def _take(self, pid: int, ring: Beating) -> None:
         import psutil
 
-        cpu_s, io_bytes = 0.0, 0
         try:
-            process = psutil.Process(pid)
-            for member in (process, *process.children(recursive=True)):
-                times = member.cpu_times()
-                cpu_s += times.user + times.system
-                counters = member.io_counters()
-                io_bytes += counters.read_chars + counters.write_chars
+            beat = ring.heartbeat()
+            cpu_s, io_bytes = _usage(psutil.Process(pid))
+            if ring.heartbeat().own_bytes != beat.own_bytes:
+                beat = ring.heartbeat()
+                cpu_s, io_bytes = _usage(psutil.Process(pid))
         except (psutil.Error, AttributeError, OSError):
             self._samples.pop(pid, None)
             return
         samples = self._samples.setdefault(pid, deque(maxlen=int(4 * self._stall_after_s / SAMPLE_EVERY_S) + 4))
-        stack_hash = f"{ring.heartbeat().stack_hash:x}"
         samples.append(
-            Sample(time_ns=time.monotonic_ns(), cpu_ns=int(cpu_s * 1e9), io_bytes=io_bytes, stack_hash=stack_hash)
+            Sample(
+                time_ns=time.monotonic_ns(),
+                cpu_ns=int(cpu_s * 1e9),
+                io_bytes=io_bytes - beat.own_bytes,
+                stack_hash=f"{beat.stack_hash:x}",
+            )
         )
+
+
+def _usage(process: psutil.Process) -> tuple[float, int]:
+    """Seconds of CPU time and bytes read and written of a process and all its children."""
+    cpu_s, io_bytes = 0.0, 0
+    for member in (process, *process.children(recursive=True)):
+        times = member.cpu_times()
+        cpu_s += times.user + times.system
+        counters = member.io_counters()
+        io_bytes += counters.read_chars + counters.write_chars
+    return cpu_s, io_bytes

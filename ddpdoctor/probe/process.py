@@ -44,6 +44,8 @@ class ProcessEnd:
         self._reported: set[int] = set()
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the last event is written."""
+        self.before_os_exit: Callable[[], None] = lambda: None
+        """Called before the script leaves by ``os._exit``."""
         self.consequence: Callable[[BaseException], str] = lambda error: ""
         """Names what a cut of ours has to do with an exception; empty when it is a fault of the script."""
         self.owner_of_attribute: Callable[[BaseException], str] = lambda error: ""
@@ -111,6 +113,7 @@ class ProcessEnd:
         def _exit(status: int) -> NoReturn:
             if os.getpid() == self._pid and self._journal.rank is not None:
                 self._journal.event("os_exit", code=status, site=self._journal.here())
+                self._journal.guarded(self.before_os_exit)
             leave(status)
 
         sys.exit = exit

@@ -134,7 +134,7 @@ PHASES = (
 )
 """As ``measured.Phase``."""
 
-PULSE = struct.Struct("<20q")
+PULSE = struct.Struct("<21q")
 PULSE_FIELDS = (
     "beat_at_ns",
     "phase",
@@ -156,10 +156,11 @@ PULSE_FIELDS = (
     "lost_events",
     "lost_rows",
     "blocked",
+    "own_bytes",
 )
 """``kind`` is -1 outside of any collective; ``answered`` is the newest request that was served; ``blocked`` is 1
-while a collective is under way and the training thread does nothing, in a place that is not Python's own; the rest is
-as in ``measured.Pulse``."""
+while a collective is under way and the training thread does nothing, in a place that is not Python's own;
+``own_bytes`` are those that the probe itself has read and written by now; the rest is as in ``measured.Pulse``."""
 PULSE_OFFSET = 64
 """In a numbered ring's head, behind the identity; a CRC-32 of the pulse follows it."""
 NUMBERED_COMMAND_OFFSET = 1024

@@ -28,6 +28,8 @@ class NumberedRing:
         self._head = layout.IDENTITY.pack(
             magic, layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, os.getpid(), time.time_ns()
         )
+        self.moved_bytes = 0
+        """Bytes that were read from and written to the file."""
         self.lost = 0
         """Rows that could not be written."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -56,9 +58,15 @@ class NumberedRing:
         try:
             row = self._row.pack(number, *fields)
             offset = layout.HEAD_BYTES + number % layout.NUMBERED_ROWS * self._row_bytes
-            os.pwrite(self._descriptor, row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little"), offset)
+            content = row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little")
+            self.moved_bytes += os.pwrite(self._descriptor, content, offset)
         except (OSError, ValueError, struct.error):
             self.lost += 1
+
+    @property
+    def pulse_bytes(self) -> int:
+        """How many bytes the writing of a pulse moves."""
+        return layout.PULSE_OFFSET + layout.PULSE.size + _CHECKSUM_BYTES
 
     def write_head(self, pulse: tuple[int, ...] | None = None) -> None:
         """Write the identity, and the newest pulse where there is one."""
@@ -67,7 +75,7 @@ class NumberedRing:
             packed = layout.PULSE.pack(*pulse)
             head += packed + zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")
         try:
-            os.pwrite(self._descriptor, head, 0)
+            self.moved_bytes += os.pwrite(self._descriptor, head, 0)
         except OSError:
             self.lost += 1
 
@@ -77,6 +85,7 @@ class NumberedRing:
             content = os.pread(self._descriptor, layout.COMMAND.size, layout.NUMBERED_COMMAND_OFFSET)
         except OSError:
             return 0
+        self.moved_bytes += len(content)
         return int(layout.COMMAND.unpack(content)[0]) if len(content) == layout.COMMAND.size else 0
 
     def close(self) -> None:

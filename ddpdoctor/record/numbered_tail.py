@@ -40,6 +40,7 @@ class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
     lost_events: int
     lost_rows: int
     blocked: int
+    own_bytes: int
 
 
 class NumberedTail:
@@ -98,6 +99,7 @@ class NumberedTail:
             optimizer_steps=pulse.optimizer_steps if pulse else 0,
             answered=pulse.answered if pulse else 0,
             sleeps_until_ns=pulse.sleeps_until_ns if pulse else 0,
+            own_bytes=pulse.own_bytes if pulse else 0,
         )
 
     def ask_for_stacks(self, number: int) -> None:

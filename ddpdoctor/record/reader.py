@@ -70,6 +70,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the newest request for stacks that was served."""
     sleeps_until_ns: int
     """End of the ``time.sleep`` that the main thread is in; 0 when it is in none."""
+    own_bytes: int = 0
+    """What the probe itself has read and written by calls of the system, which is not the rank's work."""
 
 
 class Beating(Protocol):
@@ -132,7 +134,7 @@ class RingTail:
     def heartbeat(self) -> Heartbeat:
         """The newest heartbeat."""
         values = layout.HEARTBEAT.unpack_from(self._map, layout.HEARTBEAT_OFFSET)
-        return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=True)))
+        return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=False)))
 
     def polling(self) -> tuple[int, int]:
         """Since when the main thread has only asked for a file that is not there (0: it has not); when it did last."""

@@ -26,7 +26,8 @@ class EventWriter:
         self.lost = 0
         """Events that could not be written; told by the next one that can."""
         self._told = 0
-        self._room = MOST_EVENT_BYTES
+        self.moved_bytes = 0
+        """Bytes that were written to the file."""
         self._unopened = True
         if not lazily:
             self.open()
@@ -44,7 +45,7 @@ class EventWriter:
         """Append one event; ``fields`` must be JSON values."""
         if self._unopened:
             self.open()
-        if self._broken or self._room < 0:
+        if self._broken or self.moved_bytes > MOST_EVENT_BYTES:
             self.lost += 1
             return
         fields["event"] = event
@@ -54,7 +55,7 @@ class EventWriter:
             if self.lost > self._told:
                 line = json.dumps({"event": "lost", "events": self.lost}) + "\n" + line
             content = line.encode("utf-8", "backslashreplace")
-            self._room -= len(content)
+            self.moved_bytes += len(content)
             if os.write(self._descriptor, content) == len(content):
                 self._told = self.lost
             else:

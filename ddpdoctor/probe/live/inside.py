@@ -40,7 +40,7 @@ class Live:
         Training(observer, torch, capabilities, Reductions(observer, capabilities)).install()
         Calls(observer, torch, capabilities, self._groups).install()
         Groups(journal, torch, self._groups, self._world_made).install()
-        self._process_end.before_exit = self._close
+        self._process_end.before_exit = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
 
     def _world_made(self, rank: int, world_size: int) -> None:

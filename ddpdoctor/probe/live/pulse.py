@@ -43,6 +43,7 @@ class PulseThread:
         self._dumped: tuple[int, ...] = ()
         """The progress at which the flight recorder was read."""
         self._idle_dump_ns = 0
+        self._finished = False
         self._beating = threading.Lock()
 
     def start(self) -> None:
@@ -53,24 +54,23 @@ class PulseThread:
         threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
 
     def last_beat(self) -> None:
-        """Write everything: the process is about to end."""
+        """Write everything: the script is over, or about to end itself."""
         with self._beating:
-            self._beat(finished=True)
-            self._observer.step_ring = self._observer.call_ring = None
+            self._finished = True
+            self._flights.dump("end")
+            self._beat()
 
     def _run(self) -> None:
-        while True:
+        while self._observer.step_ring is not None:
             time.sleep(BEAT_S)
             with self._beating:
-                if self._observer.step_ring is None:
-                    return
                 try:
-                    self._beat(finished=False)
+                    self._beat()
                 except Exception as error:
                     self._observer.fault("pulse", error)
                     return
 
-    def _beat(self, *, finished: bool) -> None:
+    def _beat(self) -> None:
         observer = self._observer
         steps_ring, calls_ring, journal = observer.step_ring, observer.call_ring, observer.journal
         if steps_ring is None or calls_ring is None:
@@ -92,12 +92,13 @@ class PulseThread:
         unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
         if unchanged_ms >= SITE_AFTER_MS and self._site < 0:
             self._site = journal.site(frame)
+        calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
         self._suspect((enqueued, completed, observer.steps.current, under_way), call is not None, now_ns)
         kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
         if call is None and phase == BACKWARD and enqueued > completed:
             kind = _REDUCTION
-        if finished:
+        if phase == OTHER and self._finished:
             phase = FINISHED
         elif phase == OTHER and not observer.steps.current:
             phase = STARTING
@@ -124,9 +125,9 @@ class PulseThread:
             journal.writer.lost,
             steps_ring.lost + calls_ring.lost,
             int(under_way > 0 and self._is_blocked(frame, cpu_ns, unchanged_ms)),
+            steps_ring.moved_bytes + steps_ring.pulse_bytes + calls_ring.moved_bytes + journal.writer.moved_bytes,
         )
         steps_ring.write_head(pulse)
-        calls_ring.write_head()
 
     def _is_blocked(self, frame: Optional[FrameType], cpu_ns: int, unchanged_ms: int) -> bool:
         """Tell whether the training thread does nothing, and not for a lock, a queue or a sleep of Python's."""
