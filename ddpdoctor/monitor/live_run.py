@@ -21,6 +21,7 @@ STALL_AFTER_S = 5.0
 QUIET_AFTER_NS = 1_000_000_000
 """Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
 ASK_AGAIN_NS = 1_000_000_000
+"""Ranks that stand still are asked for their evidence again after so long, then after twice that, and so on."""
 
 
 class LiveRun:
