@@ -9,8 +9,7 @@ import click
 
 from ddpdoctor.cli.command import SCRIPT_ARGUMENTS
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command_line import LaunchLine, looks_like_launch, read_launch_line
-from ddpdoctor.launch.request import Launch
+from ddpdoctor.launch.request import Launch, LaunchLine
 
 
 def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) -> LaunchLine:
@@ -25,13 +24,21 @@ def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) 
     if named is None:
         if not behind:
             raise click.UsageError("name a script, `-m MODULE`, or a launch command behind `--`", ctx)
+        from ddpdoctor.launch.command_line import read_launch_line
+
         return read_launch_line(behind, os.environ)
-    if looks_like_launch(behind):
+    if behind and _is_launch_line(behind):
         raise UsageError(
             f"both {named} and a launch command are given",
             f"Either `ddpdoctor check -- {' '.join(behind)}`, or the script's own arguments alone behind `--`.",
         )
     return LaunchLine(target=named, arguments=behind, launch=Launch(module=module is not None))
+
+
+def _is_launch_line(words: tuple[str, ...]) -> bool:
+    from ddpdoctor.launch.command_line import looks_like_launch
+
+    return looks_like_launch(words)
 
 
 def script_path(line: LaunchLine) -> Path:

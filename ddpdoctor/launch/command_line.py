@@ -13,7 +13,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.accelerate_launch import parse_accelerate
 from ddpdoctor.launch.options import Parsed
 from ddpdoctor.launch.programs import is_python_script, named_by_path, program_of, python_of
-from ddpdoctor.launch.request import Launch, Starter
+from ddpdoctor.launch.request import Launch, LaunchLine, Starter
 from ddpdoctor.launch.torch_launchers import LAUNCH, TORCHRUN, parse_torch_launcher, ranks_of_job
 from ddpdoctor.launch.wrappers import refuse, without_wrappers
 
@@ -28,16 +28,6 @@ _LAUNCHER_MODULES: dict[str, Starter] = {
     "accelerate.commands.launch": "accelerate",
     "accelerate.commands.accelerate_cli": "accelerate",
 }
-
-
-class LaunchLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch command starts."""
-
-    target: str
-    """Path of the script as it is written, or the dotted name of a module."""
-    arguments: tuple[str, ...]
-    """The script's own."""
-    launch: Launch
 
 
 def read_launch_line(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:

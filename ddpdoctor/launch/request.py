@@ -40,6 +40,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return self.starter not in ("", "python")
 
 
+class LaunchLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launch command starts."""
+
+    target: str
+    """Path of the script as it is written, or the dotted name of a module."""
+    arguments: tuple[str, ...]
+    """The script's own."""
+    launch: Launch
+
+
 class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A script to rehearse, and the bounds of the rehearsal."""
 

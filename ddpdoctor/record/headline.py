@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
-from ddpdoctor.record.model import RankException
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RankException
 
 _PASSED_ON = re.compile(r"\ACaught (?P<type>\w+) (?P<where>in [^\n]*?)\.?\nOriginal Traceback")
 """How torch raises again what a loader's worker, or a replica's thread, has raised."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command_line import LaunchLine, looks_like_launch, read_launch_line
+from ddpdoctor.launch.command_line import looks_like_launch, read_launch_line
 from ddpdoctor.launch.plan import ranks_to_start
-from ddpdoctor.launch.request import Launch
+from ddpdoctor.launch.request import Launch, LaunchLine
 
 NO_ENVIRONMENT = {"PATH": "/nowhere"}
 
