@@ -55,6 +55,7 @@ BUILT_IN: Mapping[str, str] = {
     "DDP305": "ddpdoctor.checks.collectives.hang",
     "DDP306": "ddpdoctor.checks.collectives.early_exit",
     "DDP307": "ddpdoctor.checks.collectives.long_wait",
+    "DDP308": "ddpdoctor.checks.collectives.collective_timeout",
     "DDP309": "ddpdoctor.checks.collectives.subset_new_group",
     "DDP310": "ddpdoctor.checks.collectives.timeout_unfit",
     "DDP311": "ddpdoctor.checks.collectives.exception_divergence",
@@ -94,12 +95,29 @@ BUILT_IN: Mapping[str, str] = {
     "DDP605": "ddpdoctor.checks.state.log_on_all_ranks",
     "DDP606": "ddpdoctor.checks.state.local_metric",
     "DDP608": "ddpdoctor.checks.state.shared_path_race",
+    "DDP701": "ddpdoctor.checks.death.nccl_error",
+    "DDP702": "ddpdoctor.checks.death.rank_out_of_memory",
+    "DDP703": "ddpdoctor.checks.death.killed_rank",
     "DDP704": "ddpdoctor.checks.death.gpu_fault",
+    "DDP705": "ddpdoctor.checks.death.rendezvous_failure",
     "DDP706": "ddpdoctor.checks.death.root_exception",
 }
 """Dotted module of every check by its code."""
 
-AFTER_LAUNCH: frozenset[str] = frozenset({"DDP310", "DDP401", "DDP402", "DDP403", "DDP405", "DDP409", "DDP704"})
+AFTER_LAUNCH: frozenset[str] = frozenset(
+    {
+        "DDP308",
+        "DDP310",
+        "DDP401",
+        "DDP402",
+        "DDP403",
+        "DDP405",
+        "DDP409",
+        "DDP703",
+        "DDP704",
+        "DDP705",
+    }
+)
 """Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal says anything about it."""
 
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 What it finds
     The first exception in time among the ranks that is not an echo of another rank's end ("Connection closed by peer"),
-    where the other ranks went on or failed because of it.
+    where the other ranks went on or failed because of it; of a live or dead job also one that all its ranks raised.
 
 Why it is bad
     The launcher and the other ranks report their lost connections, often louder and under another rank's name; the
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -41,9 +41,11 @@ CHECK = Check(
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the exception of the rank that left first."""
+    """Report the exception of the rank that left first; of a job itself also the one that all ranks raised."""
     from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
+    from ddpdoctor.diagnosis.common_exceptions import common_exception
+    from ddpdoctor.diagnosis.wording import location_of, place, rank_list
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
@@ -52,4 +54,22 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record,
             divergence,
             f"Fix the exception on rank {divergence.culprit}; what the other ranks report follows from it.",
+        )
+        return
+    common = common_exception(record)
+    if common is not None:
+        ranks, raised, message = common
+        frame = raised.frames[0] if raised.frames else None
+        location = location_of(frame)
+        yield CHECK.finding(
+            record.job.kind,
+            f"{rank_list(ranks)} raised {raised.type} at {place(frame)}: {message}",
+            remedy="Fix this exception: it ended the job.",
+            locations=() if location is None else (location,),
+            ranks=ranks,
+            evidence=(
+                Fact(
+                    text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames
+                ),
+            ),
         )

@@ -8,6 +8,7 @@ from ddpdoctor.diagnosis.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.lengths import uneven_passes
 from ddpdoctor.diagnosis.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.named_failures import name_of_failure
+from ddpdoctor.diagnosis.no_rendezvous import failed_rendezvous
 from ddpdoctor.diagnosis.path_races import races
 from ddpdoctor.diagnosis.skipped_batches import SkippedBatch, skipped_batches
 from ddpdoctor.diagnosis.turns import Turn
@@ -23,7 +24,9 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
     if divergence.form in ("desync", "crossed"):
         return "DDP312"
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):
-        return (_named(divergence, record) or "DDP706") if _raised(divergence) else "DDP306"
+        if _raised(divergence):
+            return _named(divergence, record) or "DDP706"
+        return "DDP703" if _killed(divergence) and record.job.kind != "rehearsal" else "DDP306"
     if divergence.form == "stuck":
         return "DDP305"
     if _builds_on_subset(divergence, record):
@@ -60,6 +63,8 @@ def _named(divergence: Divergence, record: RunRecord) -> str:
         return ""
     if asks_for_global_rank(culprit, raised):
         return "DDP501"
+    if record.job.kind != "rehearsal" and any(failed_rendezvous(record)):
+        return "DDP705"
     return name_of_failure(raised) or next((race.code for race in races(record) if race.died == raised), "")
 
 
@@ -80,6 +85,11 @@ def _ran_to_its_end(divergence: Divergence) -> bool:
 def _raised(divergence: Divergence) -> bool:
     turns = divergence.turns + divergence.proof
     return any(turn.action == "raised" and turn.rank == divergence.culprit for turn in turns)
+
+
+def _killed(divergence: Divergence) -> bool:
+    turns = divergence.turns + divergence.proof
+    return any(turn.action == "signalled" and turn.rank == divergence.culprit for turn in turns)
 
 
 def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:

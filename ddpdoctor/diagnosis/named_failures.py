@@ -19,9 +19,17 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("DDP507", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
     ("DDP511", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
     ("DDP602", re.compile(r"deserialize object on (a )?CUDA device")),
+    ("DDP702", re.compile(r"out of memory|can't allocate memory|not enough memory: you tried|Unable to allocate")),
+    (
+        "DDP701",
+        re.compile(r"nccl(UnhandledCuda|System|Internal)Error|ncclInvalid(Argument|Usage)|NCCL error", re.IGNORECASE),
+    ),
     ("DDP515", re.compile(r"No backend type associated with device type cpu|Tensors must be CUDA and dense")),
 )
 """The messages of torch that say what is wrong, whatever the script was about to do."""
+
+
+_OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError"})
 
 
 class NamedFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,8 @@ def name_of_failure(raised: RankException) -> str:
     """The code of the check that speaks for an exception; empty when its message does not name its cause."""
     if raised.attribute_owner:
         return "DDP215"
+    if raised.type in _OUT_OF_MEMORY:
+        return "DDP702"
     return next((code for code, pattern in _PATTERNS if pattern.search(raised.message)), "")
 
 

@@ -1,0 +1,96 @@
+"""The process of one rank was killed.
+
+What it finds
+    The first rank whose process ended without an exception and without an exit while the others went on: by SIGKILL,
+    SIGSEGV, SIGABRT, SIGBUS, or by a signal that nobody was told of. Processes that ended all together were ended by
+    their launcher or the user, which is no finding.
+
+Why it is bad
+    The other ranks report a lost connection or a timeout, and the launcher often names one of them as the root cause.
+
+Example
+    rank 3 loads a shard of 200 GB into a list, and the kernel's OOM killer ends it
+
+Remedy
+    After SIGKILL, or without a known signal: `dmesg -T | grep -i "killed process"`, and the memory limit of the
+    container or the Slurm job. After SIGSEGV or SIGABRT: the last lines that the rank printed, and its core dump.
+
+When it is wrong
+    Where somebody killed that process on purpose.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/errors.html
+    https://docs.kernel.org/admin-guide/mm/concepts.html
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.killed import Killed
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP703",
+    name="killed-rank",
+    severity={"run": Severity.ERROR, "log": Severity.ERROR},
+    needs=frozenset({"ranks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the rank that was killed first."""
+    from ddpdoctor.diagnosis.killed import killed_rank
+    from ddpdoctor.diagnosis.wording import rank_list, verb
+
+    killed = killed_rank(record)
+    if killed is None:
+        return
+    basis = record.job.kind
+    facts = []
+    if killed.phase:
+        did = f"rank {killed.rank} was last seen in {killed.phase.replace('_', ' ')}, step {killed.step:,}"
+        facts.append(Fact(text=did, basis=basis, numbers={"step": killed.step}, rank=killed.rank))
+    if killed.echoes:
+        lost = f"{rank_list(killed.echoes)} {verb(killed.echoes, 'reports', 'report')} a lost connection, which follows"
+        facts.append(Fact(text=lost, basis=basis))
+    facts.append(
+        Fact(
+            text=f"it was process {killed.pid}" + (f" on {killed.host}" if killed.host else ""),
+            basis=basis,
+            numbers={"pid": killed.pid},
+            rank=killed.rank,
+        )
+    )
+    yield CHECK.finding(
+        basis,
+        _told(killed),
+        remedy=_remedy(killed.signal),
+        ranks=(killed.rank,),
+        evidence=tuple(facts),
+    )
+
+
+def _told(killed: Killed) -> str:
+    if killed.signal is None:
+        return f"the process of rank {killed.rank} was gone without an exception or an exit"
+    try:
+        name = signal.Signals(killed.signal).name
+    except ValueError:
+        name = f"signal {killed.signal}"
+    return f"rank {killed.rank} was killed by {name}"
+
+
+def _remedy(number: int | None) -> str:
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
+        return "Read the last lines that this rank printed, and look for the native call in its core dump."
+    return (
+        "See whether the kernel killed it for want of memory (`dmesg -T | grep -i 'killed process'`), and what memory "
+        "the container or the Slurm job may use."
+    )

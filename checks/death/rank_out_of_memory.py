@@ -1,0 +1,62 @@
+"""A rank ran out of memory.
+
+What it finds
+    The exception of a rank that asked for more memory than its GPU, or its machine, had left; behind the lost
+    connections and timeouts that the other ranks report.
+
+Why it is bad
+    The others wait for that rank in their next collective until the timeout, and what they print hides the cause.
+
+Example
+    batch = pad(samples)                # on one rank a sample of ten times the length
+
+Remedy
+    Where one rank alone runs out: look at its batch (longest sample, other processes on its GPU, tensors that only rank
+    0 keeps). Where all do: smaller batches with accumulation, checkpointing of activations, mixed precision.
+
+When it is wrong
+    Never: the allocator says it.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP702",
+    name="rank-out-of-memory",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the ranks that ran out of memory, one finding a line."""
+    from ddpdoctor.diagnosis.named_failures import named_failures
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    for failure in named_failures(record, CHECK.code):
+        everyone = len(failure.ranks) == len(record.ranks)
+        yield CHECK.finding(
+            record.job.kind,
+            f"{rank_list(failure.ranks)} ran out of memory" + ("" if everyone else "; the others fail because of it"),
+            remedy="Use smaller batches with accumulation, activation checkpointing, or mixed precision."
+            if everyone
+            else "Look at what this rank alone holds: its longest sample, other processes on its GPU, tensors kept for "
+            "logging.",
+            locations=() if failure.location is None else (failure.location,),
+            ranks=failure.ranks,
+            evidence=(
+                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
+            ),
+        )

@@ -1,0 +1,64 @@
+"""The rank whose process was killed first, where none of them failed by itself."""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+
+from ddpdoctor.diagnosis.waiting import is_echo
+from ddpdoctor.record.model import Rank, RunRecord
+
+BEATS_APART_NS = 1_000_000_000
+"""A rank whose heart stopped so much earlier than the others' was gone before them; it beats five times a second."""
+_BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""How launchers, schedulers and users end a job."""
+
+
+class Killed(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that ended without an exception or an exit."""
+
+    rank: int
+    signal: int | None
+    """None where nobody was told."""
+    host: str
+    pid: int
+    phase: str
+    """What it did last, as its pulse says; empty when it had none."""
+    step: int
+    echoes: tuple[int, ...]
+    """Ranks that failed because it was gone."""
+
+
+def killed_rank(record: RunRecord) -> Killed | None:
+    """The first rank that was killed while others were at work; None where that cannot be told.
+
+    Processes that all vanish at the same moment were ended together, by their launcher or the user: nothing is said.
+    """
+    dead = [rank for rank in record.ranks if rank.end == "signalled" and not rank.main_finished]
+    own = [rank for rank in dead if rank.signal not in _BY_HAND]
+    if not own or any(rank.exceptions and not is_echo(rank) for rank in record.ranks):
+        return None
+    beats = {pulse.rank: pulse.beat_at_ns for pulse in record.pulses}
+    last_sign = {rank.rank: beats.get(rank.rank, rank.ended_ns) for rank in record.ranks}
+    first = min(own, key=lambda rank: (rank.signal is None, last_sign[rank.rank], rank.rank))
+    if first.signal is None and not _went_first(first, record, last_sign):
+        return None
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == first.rank), None)
+    return Killed(
+        rank=first.rank,
+        signal=first.signal,
+        host=first.host,
+        pid=first.pid,
+        phase="" if pulse is None else pulse.phase,
+        step=0 if pulse is None else pulse.step,
+        echoes=tuple(rank.rank for rank in record.ranks if is_echo(rank)),
+    )
+
+
+def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
+    """Tell whether the others outlived a rank: they failed for it, are still there, or their hearts beat on."""
+    others = [rank for rank in record.ranks if rank.rank != first.rank]
+    lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank)]
+    beat_on = all(last_sign[rank.rank] - last_sign[first.rank] >= BEATS_APART_NS for rank in others)
+    return bool(lived_on) or (bool(others) and beat_on)
