@@ -2,11 +2,13 @@
 
 What it finds
     DDP's error "Expected to mark a variable ready only once", with the name of the parameter where torch gives its
-    index, and whether reentrant checkpointing was at work.
+    index, and whether reentrant checkpointing was at work. In a run also the same without the error: gradients that
+    came twice in one backward and differ between the ranks.
 
 Why it is bad
     DDP reduces each parameter once a backward. A parameter that is used by several reentrant checkpoints, or by two
-    forwards whose losses are sent back one after the other, comes a second time, and the job ends with an error.
+    forwards whose losses are sent back one after the other, comes a second time. The job ends with an error; or what
+    comes second is not averaged, and every rank trains a model of its own.
 
 Example
     def forward(self, x):
@@ -43,13 +45,26 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks"}),
 )
+_CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the exception with the parameter and the remedy that fits."""
+    """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
     from ddpdoctor.diagnosis.ddp_failures import ready_twice
+    from ddpdoctor.diagnosis.unaveraged import unaveraged
     from ddpdoctor.diagnosis.wording import rank_list
 
+    for silent in unaveraged(record):
+        if silent.why == "twice":
+            yield CHECK.finding(
+                record.job.kind,
+                f"in this backward gradients of {silent.model} came twice, and DDP averaged what came first: "
+                f"{', '.join(silent.names)}",
+                remedy=_CHECKPOINTS,
+                locations=() if silent.location is None else (silent.location,),
+                ranks=silent.ranks,
+                evidence=silent.facts(record.job.kind),
+            )
     found = ready_twice(record)
     if found is None:
         return
@@ -59,7 +74,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         record.job.kind,
         f"{what} came twice in one backward"
         + (": reentrant checkpoints share it" if found.reentrant else ", and DDP reduces it once"),
-        remedy="Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
+        remedy=_CHECKPOINTS
         if found.reentrant
         else "Call backward once for the sum of the losses of a step, or pass static_graph=True to "
         "DistributedDataParallel if each step uses the same parameters.",

@@ -22,10 +22,10 @@ from ddpdoctor.finding import Basis, Fact, Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.training import Backward, OptimizerStep
 
-Why = Literal["no-sync", "bypass", "again", "autograd-grad", "unlisted", "unknown"]
+Why = Literal["no-sync", "bypass", "again", "twice", "autograd-grad", "unlisted", "unknown"]
 """The forward ran under ``no_sync``; no forward through DDP led to the backward; the backward was a further one after
-the reduction; the gradients are values of ``torch.autograd.grad``; DDP did not list these parameters; or none of these.
-"""
+the reduction; gradients came again in the same backward; they are values of ``torch.autograd.grad``; DDP did not list
+these parameters; or none of these."""
 
 
 class Unaveraged(msgspec.Struct, frozen=True, kw_only=True):

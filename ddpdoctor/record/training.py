@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-UnreducedBecause = Literal["no-sync", "bypass", "again"]
+UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
 
 

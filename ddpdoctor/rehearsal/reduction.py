@@ -30,6 +30,9 @@ class Reduction:
         self._retained = False
         self._reached = False
         self._again = False
+        self._twice = False
+        self._now: set[int] = set()
+        """Parameters that got a gradient in this backward."""
 
     def forward_begins(self, synchronises: bool, site: int) -> None:
         """A forward that records gradients begins."""
@@ -38,11 +41,14 @@ class Reduction:
 
     def backward_begins(self) -> None:
         """A backward begins."""
-        self._reached = self._again = False
+        self._reached = self._again = self._twice = False
+        self._now.clear()
 
     def arrive(self, parameter: int) -> None:
         """A parameter got its gradient."""
         self._reached = True
+        self._twice = self._twice or parameter in self._now
+        self._now.add(parameter)
         if parameter in self.arrived:
             self._again = True
         else:
@@ -52,8 +58,8 @@ class Reduction:
         """How the gradients of the backward that just ended fared; None when none of them was this wrap's.
 
         An empty string: DDP reduced them. ``no-sync``: the forward ran under ``no_sync``. ``again``: they came after
-        the reduction, from a graph that was kept or from a second forward. ``bypass``: no forward through DDP led to
-        them.
+        the reduction, from a graph that was kept or from a second forward. ``twice``: some came twice in this backward.
+        ``bypass``: no forward through DDP led to them.
         """
         if not self._reached:
             return None
@@ -63,6 +69,8 @@ class Reduction:
             return "bypass"
         if not self.decision:
             return "no-sync"
+        if self._twice:
+            return "twice"
         if not self._again:
             return ""
         return "again" if had_forward or kept else "bypass"

@@ -15,6 +15,7 @@ from ddpdoctor.checks.gradients import (
     misplaced_no_sync,
     missing_ddp_wrap,
     module_changed_after_wrap,
+    parameter_ready_twice,
     rank_zero_load,
     unused_parameters,
 )
@@ -37,6 +38,7 @@ CHECKS = (
     misplaced_no_sync,
     missing_ddp_wrap,
     module_changed_after_wrap,
+    parameter_ready_twice,
     rank_zero_load,
     unused_parameters,
 )
@@ -74,6 +76,12 @@ def test_a_forward_past_the_wrapper_is_an_error_with_its_numbers() -> None:
 @pytest.mark.parametrize("why", ["bypass", "again", "no-sync"])
 def test_equal_gradients_silence_every_suspicion(why: str) -> None:
     assert said(trained(why, differ=False).seen()) == []
+
+
+def test_gradients_that_come_twice_in_one_backward_are_those_of_shared_checkpoints() -> None:
+    (finding,) = said(trained("twice").seen())
+    assert (finding.code, finding.severity, finding.locations[0].line) == ("DDP210", Severity.ERROR, BACKWARD_LINE)
+    assert "use_reentrant=False" in finding.remedy
 
 
 def test_a_further_backward_and_returned_gradients_are_one_defect() -> None:
