@@ -11,6 +11,9 @@ from ddpdoctor.diagnosis.summary import RankSummary, RunSummary
 from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.record.model import RunRecord
 
+LEAST_NS = 1_000_000
+"""A thread on a shared machine may wake up as late as that."""
+
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that the others wait for."""
@@ -66,7 +69,7 @@ def late_ranks(summary: RunSummary, share: float) -> tuple[tuple[int, ...], floa
         (_waiting_ns(ranks[count]) - _waiting_ns(ranks[count - 1]), count) for count in range(1, len(ranks) // 2 + 1)
     ]
     gap_ns, count = max(gaps)
-    if gap_ns < share * _step_ns(summary):
+    if gap_ns < max(share * _step_ns(summary), LEAST_NS):
         return None
     return tuple(sorted(rank.rank for rank in ranks[:count])), gap_ns
 

@@ -13,7 +13,7 @@ DEFAULTS: Mapping[str, float] = {
     "straggler": 0.05,
     "input-bound": 0.10,
     "barrier-in-hot-loop": 0.01,
-    "slow-link": 0.30,
+    "slow-link": 0.15,
     "low-scaling-efficiency": 0.90,
     "long-wait": 0.50,
 }

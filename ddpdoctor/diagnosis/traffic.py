@@ -11,8 +11,8 @@ from ddpdoctor.diagnosis.summary import Traffic
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.record.model import RunRecord
 
-MOST_HIDDEN = 0.99
-"""With more of the window hidden, how long it lasted says how long backward took, and nothing of the link."""
+LEAST_EXPOSED = 0.5
+"""Share of the communication window that must be exposed for a bandwidth to be made of it."""
 _ALL_REDUCES = frozenset({GRADIENTS, "all_reduce"})
 _ONE_WAY = frozenset({"broadcast", "buffers", "reduce"})
 _BLOCKING = frozenset({"gloo", "mpi", "cpu:gloo"})
@@ -26,25 +26,25 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
     for meeting in meetings:
         members = [by_rank[rank] for rank in meeting.ranks]
         track, steps = tracks[meeting.ranks[0]], members[0]
-        windows = {steps.step[at]: window_ns for at, window_ns in _fastest_windows(members)}
-        pairs = [
-            (size_bytes, windows[step])
+        fastest = _fastest(members)
+        sent = [
+            (size_bytes, *fastest[step])
             for size_bytes, step in zip(meeting.size_bytes, meeting.step, strict=True)
-            if size_bytes and windows.get(step)
+            if size_bytes and step in fastest
         ]
-        hidden = hidden_share(steps.exposed_ns, steps.window_ns)
-        sent_bytes, window_ns = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-        known = bool(window_ns) and hidden is not None and hidden < MOST_HIDDEN
+        sent_bytes, window_ns, exposed_ns = (sum(column) for column in zip(*sent, strict=True)) if sent else (0, 0, 0)
+        # What backward hid lasted as long as backward: that part of the window says nothing of the link.
+        known = exposed_ns >= LEAST_EXPOSED * window_ns
         yield Traffic(
             group=_group_name(meeting.ranks, len(ranks)),
             backend=_backend(record, meeting.ranks),
             kind=GRADIENTS,
             calls_per_step=sum(track.buckets[row] for row in steps.row) / len(steps),
             bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
-            ns_per_step=window_ns / len(pairs) if pairs else None,
+            ns_per_step=window_ns / len(sent) if sent else None,
             bus_bandwidth_bytes_per_s=_on_the_bus(GRADIENTS, len(members), sent_bytes, window_ns) if known else None,
             limit_bytes_per_s=_limit(record, meeting.ranks),
-            overlap_ratio=hidden,
+            overlap_ratio=hidden_share(steps.exposed_ns, steps.window_ns),
         )
 
 
@@ -86,15 +86,19 @@ def hidden_share(exposed_ns: Sequence[int], window_ns: Sequence[int]) -> float |
     return max(0.0, 1.0 - sum(exposed for exposed, _ in sampled) / sum(window for _, window in sampled))
 
 
-def _fastest_windows(members: Sequence[RankSteps]) -> Iterator[tuple[int, int]]:
-    """Position in the first rank's columns, and the shortest window of any rank: it holds no waiting for another."""
+def _fastest(members: Sequence[RankSteps]) -> dict[int, tuple[int, int]]:
+    """By step the shortest window of any rank, which holds no waiting for another, and what of it was exposed."""
     places = [dict(zip(steps.step, range(len(steps)), strict=True)) for steps in members]
-    for at, step in enumerate(members[0].step):
-        found = [
-            steps.window_ns[place[step]] for steps, place in zip(members, places, strict=True) if step in place
+    found: dict[int, tuple[int, int]] = {}
+    for step in members[0].step:
+        windows = [
+            (steps.window_ns[place[step]], steps.exposed_ns[place[step]])
+            for steps, place in zip(members, places, strict=True)
+            if step in place
         ]
-        if len(found) == len(members) and min(found) > 0:
-            yield at, min(found)
+        if len(windows) == len(members) and min(windows)[0] > 0:
+            found[step] = min(windows)
+    return found
 
 
 def _on_the_bus(kind: str, ranks: int, sent_bytes: int, duration_ns: int) -> float | None:

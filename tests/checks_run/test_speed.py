@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.checks.speed import exposed_communication, input_bound, poor_overlap, straggler
+from ddpdoctor.checks.speed import (
+    exposed_communication,
+    input_bound,
+    low_scaling_efficiency,
+    poor_overlap,
+    slow_link,
+    straggler,
+)
 from ddpdoctor.finding import Finding, Frame, Severity
+from ddpdoctor.record.measured import Gpu
 from ddpdoctor.record.model import Loader, Pass, Site
 from tests.diagnosis.measured_job import MeasuredJob
 
@@ -151,3 +159,36 @@ def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -
     assert finding.title.startswith("collectives outside of backward (all_reduce) take 32% of the step")
     assert said(exposed_communication, job("all_reduce", 40.0, 1.0)) == []
     assert said(exposed_communication, job("barrier", 1.0, 40.0)) == []
+
+
+def on_gpus(job: MeasuredJob, nvlink: float | None = 100e9) -> dict[str, Any]:
+    return {
+        "gpus": tuple(
+            Gpu(index=rank, name="GPU", ranks=(rank,), nvlink_bytes_per_s=nvlink, pcie_bytes_per_s=30e9)
+            for rank in job.ranks
+        )
+    }
+
+
+def test_a_link_far_from_its_speed_is_told_beside_what_a_ring_would_take() -> None:
+    job = MeasuredJob(4, backend="nccl").run(60, {**COMPUTE, "backward": 10.0}, transfer=10.0)
+    (finding,) = said(slow_link, job, **on_gpus(job))
+    assert finding.title == (
+        "gradients of all 4 ranks move at 6.0 GB/s on the bus, 6% of what NVLink carries (100.0 GB/s)"
+    )
+    assert finding.evidence[0].text == (
+        "40.0 MB a step take 10.0 ms; a ring over this link takes 0.60 ms at its full speed"
+    )
+    assert said(slow_link, job, **on_gpus(job, None)) == []
+    assert said(slow_link, job) == []
+    small = MeasuredJob(4, backend="nccl").run(60, COMPUTE, transfer=10.0, reduced_bytes=1_000_000)
+    assert said(slow_link, small, **on_gpus(small)) == []
+
+
+def test_scaling_is_judged_against_a_recorded_run_on_one_rank_only() -> None:
+    def job(one: float | None) -> MeasuredJob:
+        return MeasuredJob(4, one_rank_samples_per_s=one).run(60, COMPUTE, transfer=4.0)
+
+    (finding,) = said(low_scaling_efficiency, job(600.0))
+    assert finding.title == "4 ranks train 1,778 samples/s, 74% of 4 times the 600 samples/s of one rank"
+    assert [said(low_scaling_efficiency, job(one)) for one in (460.0, None)] == [[], []]

@@ -1,0 +1,62 @@
+"""The ranks together are much less than so many times one rank.
+
+What it finds
+    In a live run, where a run of the same training on one rank was recorded: throughput below 90 % of one rank's times
+    the number of ranks.
+
+Why it is bad
+    The difference is paid for and lost. It grows with the number of ranks.
+
+Example
+    1 rank: 410 samples/s; 8 ranks: 2,100 samples/s, which is 64 % of 3,280
+
+Remedy
+    What takes the time is in the figures beside it: exposed communication, waiting for a straggler, waiting for data
+    (one disk, or one set of cores, that all ranks share).
+
+When it is wrong
+    Where the one rank had another batch size, other data or another GPU.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP410",
+    name="low-scaling-efficiency",
+    severity={"run": Severity.WARNING},
+    needs=frozenset({"step_tracks", "call_tracks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report throughput that falls short of one rank's, times the ranks."""
+    from ddpdoctor.diagnosis.scaling import lost_scaling
+
+    lost = lost_scaling(record)
+    if lost is None:
+        return
+    yield CHECK.finding(
+        "run",
+        f"{lost.ranks} ranks train {lost.samples_per_s:,.0f} samples/s, {lost.efficiency:.0%} of {lost.ranks} times "
+        f"the {lost.one_rank_samples_per_s:,.0f} samples/s of one rank",
+        remedy="See which phase of the step grew: exposed communication, waiting, or data.",
+        evidence=(
+            Fact(
+                text=f"with all of it there would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",
+                basis="run",
+                numbers={"efficiency": lost.efficiency, "samples_per_s": lost.samples_per_s},
+            ),
+        ),
+    )
