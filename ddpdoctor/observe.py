@@ -30,6 +30,7 @@ from ddpdoctor.launch.kept_runs import live_processes
 from ddpdoctor.live_findings import LiveChecks
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.live_run import LiveRun
+from ddpdoctor.monitor.pace import Pace
 from ddpdoctor.monitor.playback import final_snapshot
 from ddpdoctor.monitor.run_snapshot import Look, build_snapshot, steps_made
 from ddpdoctor.monitor.series import Series
@@ -39,11 +40,9 @@ from ddpdoctor.monitor.standing import Standing
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 
-LOOK_EVERY_NS = 1_000_000_000
-LOOK_AT_STALL_EVERY_NS = 250_000_000
-"""While some rank makes no steps: a hang has to be named within seconds."""
-CHECK_EVERY_NS = 3_000_000_000
+_SECOND_NS = 1_000_000_000
 SHOWN_WINDOW_NS = 30_000_000_000
+SHOWN_STEPS = 120
 """The figures of a live run are those of its newest steps …"""
 JUDGED_WINDOW_NS = 60_000_000_000
 """… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
@@ -87,7 +86,11 @@ class RunSource:
         self._history = None if is_over else HistoryWriter(directory)
         self._series = Series()
         self._standing = Standing()
-        self._checked_at_ns = 0
+        self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)
+        # While some rank makes no steps: a hang has to be named within seconds.
+        self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
+        self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.01)
+        self._judged_ns = JUDGED_WINDOW_NS
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
         self._newest: Snapshot | None = None
@@ -97,9 +100,10 @@ class RunSource:
         """The newest one; looks at the files once a second, and more often while the job may stand still."""
         with self._lock:
             now_ns = time.time_ns()
-            every_ns = LOOK_AT_STALL_EVERY_NS if self._run.is_quiet else LOOK_EVERY_NS
-            if self._newest is None or now_ns - self._newest.now_ns >= every_ns:
-                self._newest = self._look(now_ns)
+            pace = self._stall_pace if self._run.is_quiet else self._look_pace
+            if self._newest is None or pace.is_due(now_ns):
+                with pace.work(now_ns):
+                    self._newest = self._look(now_ns)
             return self._newest
 
     def final_snapshot(self) -> Snapshot:
@@ -128,9 +132,11 @@ class RunSource:
             self._history.close()
 
     def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
-        record = self._run.look(now_ns)
-        shown = record if whole else recent(record, SHOWN_WINDOW_NS)
+        record = self._run.look(now_ns, 0 if whole else self._judged_ns)
+        shown = record if whole else recent(record, SHOWN_WINDOW_NS, SHOWN_STEPS)
         summary = summarise(shown)
+        if summary.step_times is not None:
+            self._judged_ns = max(JUDGED_WINDOW_NS, int(JUDGED_STEPS * summary.step_times.p50_ns))
         if self._series.is_due(now_ns):
             self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
         exit_code = self._job.exit_code() if self._job is not None else None
@@ -169,14 +175,10 @@ class RunSource:
         if whole:
             final = self._checks.findings(record)
             return _with_final(final, self._standing.views(), record.job.started_ns)
-        if stalled or now_ns - self._checked_at_ns >= CHECK_EVERY_NS:
-            self._checked_at_ns = now_ns
-            self._standing.take(self._checks.findings(recent(record, self._judged_ns(record))), now_ns)
+        if stalled or self._check_pace.is_due(now_ns):
+            with self._check_pace.work(now_ns):
+                self._standing.take(self._checks.findings(record), now_ns)
         return self._standing.views()
-
-    def _judged_ns(self, record: RunRecord) -> int:
-        times = summarise(recent(record, JUDGED_WINDOW_NS)).step_times
-        return max(JUDGED_WINDOW_NS, int(JUDGED_STEPS * times.p50_ns) if times is not None else 0)
 
     def _stall(self, record: RunRecord, now_ns: int) -> StallView | None:
         divergence = self._run.divergence
@@ -202,13 +204,9 @@ def _without_collectives(record: RunRecord) -> RunRecord:
     return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
 
 
-def _with_final(
-    final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int
-) -> tuple[FindingView, ...]:
+def _with_final(final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int) -> tuple[FindingView, ...]:
     """What the checks say of the whole run, since when as far as that was seen; then what held for a while only."""
     fingerprints = {finding.fingerprint for finding in final}
     since_ns = {view.finding.fingerprint: view.since_ns for view in reversed(held)}
-    views = [
-        FindingView(finding=finding, since_ns=since_ns.get(finding.fingerprint, started_ns)) for finding in final
-    ]
+    views = [FindingView(finding=finding, since_ns=since_ns.get(finding.fingerprint, started_ns)) for finding in final]
     return (*views, *(view for view in held if view.finding.fingerprint not in fingerprints))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from operator import add
 
 import msgspec
 
@@ -30,20 +32,17 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
     times = dict.fromkeys(late_ns, 0)
     blamed: dict[int, dict[str, float]] = {rank: {} for rank in late_ns}
     for meeting in met:
-        waiting = meeting.waiting_ns()
+        longest_wait_ns = list(map(max, *meeting.waiting_ns()))
         for at, arrived_ns in enumerate(zip(*meeting.arrived_ns, strict=True)):
-            last_ns = max(arrived_ns)
-            place = arrived_ns.index(last_ns)
+            *_, second_ns, last_ns = sorted(arrived_ns)
             # Not all ranks wait in a broadcast for one that is late: what nobody waits there is not lost there.
-            late = min(
-                last_ns - max(arrived_ns[:place] + arrived_ns[place + 1 :]), max(column[at] for column in waiting)
-            )
+            late = min(last_ns - second_ns, longest_wait_ns[at])
             if not late:
                 continue
-            rank = meeting.ranks[place]
+            rank = meeting.ranks[arrived_ns.index(last_ns)]
             times[rank] += 1
             late_ns[rank] += late / meeting.steps
-            if phase := phases.longest(rank, meeting, meeting.step[at]):
+            if phase := phases.longest(rank, meeting.ranks, meeting.step[at]):
                 blamed[rank][phase] = blamed[rank].get(phase, 0.0) + late / meeting.steps
     return {
         rank: Lateness(
@@ -56,45 +55,75 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
 
 
 class _Phases:
-    """The phases of all ranks by step, without the time in which they waited for each other."""
+    """The phases of all ranks by step, without the time in which they waited for each other.
+
+    A job of 64 ranks has thousands of them a second: each is a column per rank, aligned to the steps of all.
+    """
 
     def __init__(self, ranks: Sequence[RankSteps], meetings: Sequence[Meetings]) -> None:
-        self._ranks = {steps.rank: steps for steps in ranks}
-        self._places = {steps.rank: dict(zip(steps.step, range(len(steps)), strict=True)) for steps in ranks}
-        self._waited = _waited_in_calls(meetings)
+        ordinals = sorted(set().union(*(steps.step for steps in ranks)))
+        self._place = {ordinal: place for place, ordinal in enumerate(ordinals)}
+        waited = _waited_in_calls(meetings)
+        self._columns: dict[str, dict[int, list[int | None]]] = {phase: {} for phase in _SINCE}
+        for steps in ranks:
+            for phase, values in _durations(steps, waited).items():
+                self._columns[phase][steps.rank] = self._aligned(steps, values)
+        self._sorted: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 
-    def longest(self, rank: int, meeting: Meetings, step: int) -> str:
-        """The phase that exceeded most what it took the others since the ranks had met before.
+    def longest(self, rank: int, members: tuple[int, ...], step: int) -> str:
+        """The phase that exceeded most what it took the other members since the ranks had met before.
 
         That is the optimizer and the code behind it of the step before, and all up to the meeting of this one. Of a
         meeting that comes after this step's optimizer nothing but its place in the code would tell, so that the longer
         of the two optimizer phases counts.
         """
-        others = [other for other in meeting.ranks if other != rank]
-        excess: dict[str, float] = {}
+        excess: dict[str, int] = {}
         for phase, offsets in _SINCE.items():
             for offset in offsets:
-                own = self._duration(rank, phase, step - offset)
-                theirs = sorted(self._duration(other, phase, step - offset) or 0.0 for other in others)
-                if own is not None:
-                    # Of two others the shorter: the median of an even number has to be seen on somebody.
-                    excess[phase] = max(excess.get(phase, 0.0), own - theirs[(len(theirs) - 1) // 2])
+                place = self._place.get(step - offset)
+                own = None if place is None else self._columns[phase][rank][place]
+                if own is not None and place is not None:
+                    theirs = self._typical(phase, place, members, own)
+                    excess[phase] = max(excess.get(phase, 0), own - theirs)
         worst = max(excess, key=lambda phase: excess[phase], default="")
         return worst if worst and excess[worst] > 0 else ""
 
-    def _duration(self, rank: int, phase: str, step: int) -> float | None:
-        place = self._places[rank].get(step)
-        if place is None:
-            return None
-        steps = self._ranks[rank]
-        if phase == "backward":
-            return steps.backward_ns[place] - max(0, steps.exposed_ns[place])
-        if phase == "explicit":
-            return steps.explicit_ns[place] - self._waited.get((rank, step), 0)
-        if phase == "other":
-            return steps.other_ns[place] + steps.pause_ns[place]
-        columns = {"data_wait": steps.data_wait_ns, "forward": steps.forward_ns, "optimizer": steps.optimizer_ns}
-        return columns[phase][place]
+    def _typical(self, phase: str, place: int, members: tuple[int, ...], own: int) -> int:
+        """The median of the members without one of them whose value is ``own``.
+
+        Of two others the shorter: the median of an even number has to be seen on somebody.
+        """
+        key = phase, place, members
+        values = self._sorted.get(key)
+        if values is None:
+            columns = self._columns[phase]
+            values = self._sorted[key] = sorted(columns[rank][place] or 0 for rank in members)
+        middle = (len(values) - 2) // 2
+        return values[middle] if middle < bisect_left(values, own) else values[middle + 1]
+
+    def _aligned(self, steps: RankSteps, values: Sequence[int]) -> list[int | None]:
+        if len(steps) == len(self._place):
+            return list(values)
+        column: list[int | None] = [None] * len(self._place)
+        for ordinal, value in zip(steps.step, values, strict=True):
+            column[self._place[ordinal]] = value
+        return column
+
+
+def _durations(steps: RankSteps, waited: Mapping[tuple[int, int], int]) -> dict[str, Sequence[int]]:
+    """The phases of one rank by step, without waiting."""
+    exposed = zip(steps.backward_ns, steps.exposed_ns, strict=True)
+    explicit = zip(steps.explicit_ns, steps.step, strict=True)
+    return {
+        "data_wait": steps.data_wait_ns,
+        "forward": steps.forward_ns,
+        "backward": [
+            backward_ns - exposed_ns if exposed_ns > 0 else backward_ns for backward_ns, exposed_ns in exposed
+        ],
+        "explicit": [explicit_ns - waited.get((steps.rank, ordinal), 0) for explicit_ns, ordinal in explicit],
+        "optimizer": steps.optimizer_ns,
+        "other": list(map(add, steps.other_ns, steps.pause_ns)),
+    }
 
 
 _SINCE: Mapping[str, tuple[int, ...]] = {

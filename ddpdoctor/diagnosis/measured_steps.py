@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from operator import sub
+from operator import gt, sub
 from typing import TypeVar
 
 import msgspec
@@ -55,13 +55,17 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.row)
 
 
-def recent(record: RunRecord, last_ns: int) -> RunRecord:
+def recent(record: RunRecord, last_ns: int, most_steps: int = 0) -> RunRecord:
     """The same record with the steps and explicit collectives of the last ``last_ns`` only.
 
-    The time counts back from the newest step of any rank, so that the figures of a job that stands still stay.
+    The time counts back from the newest step of any rank, so that the figures of a job that stands still stay. With
+    ``most_steps`` it is shorter where every rank made more steps than that.
     """
     newest_ns = max((track.ended_at_ns[-1] for track in record.step_tracks if len(track)), default=0)
     since_ns = newest_ns - last_ns
+    if most_steps:
+        firsts = (track.ended_at_ns[max(0, len(track) - most_steps)] for track in record.step_tracks if len(track))
+        since_ns = max(since_ns, min(firsts, default=0))
     return msgspec.structs.replace(
         record,
         step_tracks=tuple(_cut(track, bisect_left(track.ended_at_ns, since_ns)) for track in record.step_tracks),
@@ -98,43 +102,36 @@ def _cut(track: Track, start: int) -> Track:
 
 
 def _rank_steps(track: StepTrack) -> RankSteps:
-    on_device = any(duration >= 0 for duration in track.device_backward_ns)
+    on_device = max(track.device_backward_ns, default=-1) >= 0
+    lengths_ns = list(map(sub, track.ended_at_ns, track.started_at_ns))
+    pauses_ns = _pauses_ns(track)
     known = [
         row
-        for row in range(len(track))
-        if track.ended_at_ns[row] > track.started_at_ns[row] and (not on_device or track.device_backward_ns[row] >= 0)
+        for row, length_ns in enumerate(lengths_ns)
+        if length_ns > 0 and (not on_device or track.device_backward_ns[row] >= 0)
     ]
-    rows = [row for row in known if track.step[row] > WARM_UP_STEPS and _pause_before(track, row) < PAUSE_NS] or known
+    rows = [row for row in known if track.step[row] > WARM_UP_STEPS and pauses_ns[row] < PAUSE_NS] or known
+    is_one_stretch = bool(rows) and rows[-1] - rows[0] == len(rows) - 1
 
-    def column(values: array[int]) -> array[int]:
-        return array("q", [values[row] for row in rows])
+    def column(values: Sequence[int]) -> array[int]:
+        return array("q", values[rows[0] : rows[-1] + 1] if is_one_stretch else [values[row] for row in rows])
 
-    step_ns = array("q", map(sub, column(track.ended_at_ns), column(track.started_at_ns)))
+    step_ns = column(lengths_ns)
     forward, backward, optimizer = (
         (track.device_forward_ns, track.device_backward_ns, track.device_optimizer_ns)
         if on_device
         else (track.forward_ns, track.backward_ns, track.optimizer_ns)
     )
-    shares = [
-        _shared_out(*durations)
-        for durations in zip(
-            step_ns,
-            column(forward),
-            column(backward),
-            column(optimizer),
-            column(track.data_wait_ns),
-            column(track.explicit_ns),
-            strict=True,
-        )
-    ]
-    parts = [array("q", part) for part in zip(*shares, strict=True)] or [array("q")] * 6
+    parts = _shared_out(
+        step_ns, [column(v) for v in (forward, backward, optimizer, track.data_wait_ns, track.explicit_ns)]
+    )
     return RankSteps(
         rank=track.rank,
         on_device=on_device,
         row=array("q", rows),
         step=column(track.step),
         step_ns=step_ns,
-        pause_ns=array("q", [_pause_before(track, row) for row in rows]),
+        pause_ns=column(pauses_ns),
         forward_ns=parts[0],
         backward_ns=parts[1],
         optimizer_ns=parts[2],
@@ -148,23 +145,32 @@ def _rank_steps(track: StepTrack) -> RankSteps:
     )
 
 
-def _pause_before(track: StepTrack, row: int) -> int:
-    if not row or track.step[row - 1] != track.step[row] - 1:
-        return 0
-    return max(0, track.started_at_ns[row] - track.ended_at_ns[row - 1])
+def _pauses_ns(track: StepTrack) -> list[int]:
+    """Time between the end of the step before and the start of each; 0 where the step before is not known."""
+    following = zip(track.started_at_ns[1:], track.ended_at_ns, track.step[1:], track.step, strict=False)
+    return [
+        0,
+        *(
+            started_ns - ended_ns if ordinal == before + 1 and started_ns > ended_ns else 0
+            for started_ns, ended_ns, ordinal, before in following
+        ),
+    ][: len(track)]
 
 
-def _shared_out(
-    step_ns: int, forward_ns: int, backward_ns: int, optimizer_ns: int, data_wait_ns: int, explicit_ns: int
-) -> tuple[int, int, int, int, int, int]:
+def _shared_out(step_ns: array[int], phases: Sequence[array[int]]) -> list[array[int]]:
     """Forward, backward, optimizer, data wait, explicit and other, none of them negative, as parts of the step.
 
     The first three come first: on a GPU they are what its stream took, and what the CPU waited for meanwhile cost
     nothing.
     """
-    left_ns, parts = step_ns, []
-    for duration_ns in (forward_ns, backward_ns, optimizer_ns, data_wait_ns, explicit_ns):
-        part_ns = min(max(0, duration_ns), left_ns)
-        parts.append(part_ns)
-        left_ns -= part_ns
-    return parts[0], parts[1], parts[2], parts[3], parts[4], left_ns
+    left_ns, parts = list(step_ns), []
+    for durations_ns in phases:
+        if min(durations_ns, default=0) < 0 or any(map(gt, durations_ns, left_ns)):
+            part = array(
+                "q", [min(max(0, duration_ns), rest) for duration_ns, rest in zip(durations_ns, left_ns, strict=True)]
+            )
+        else:
+            part = durations_ns
+        parts.append(part)
+        left_ns = list(map(sub, left_ns, part))
+    return [*parts, array("q", left_ns)]

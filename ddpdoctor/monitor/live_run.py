@@ -45,9 +45,13 @@ class LiveRun:
         self.is_quiet = False
         """Some rank has made no step for a while."""
 
-    def look(self, now_ns: int) -> RunRecord:
-        """Take in what was written since the last look; the record of what is known so far."""
+    def look(self, now_ns: int, window_ns: int = 0) -> RunRecord:
+        """Take in what was written since the last look; the record of what is known so far.
+
+        With ``window_ns`` steps and explicit collectives reach so far back from the newest step, and no further.
+        """
         assembly = self._assembly
+        assembly.live.window_ns = window_ns
         assembly.poll()
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):

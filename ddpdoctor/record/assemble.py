@@ -134,7 +134,7 @@ class Assembly:
 
     def poll(self) -> None:
         """Take in what was written since the last call."""
-        self.live.poll(self.files.processes)
+        self.live.poll(self.files.find_processes())
         for pid, event in self.files.poll():
             try:
                 self.book.take(pid, event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -31,6 +32,8 @@ class LiveRings:
         self._number_of = number_of
         self.steps: dict[int, NumberedTail] = {}
         self.calls: dict[int, NumberedTail] = {}
+        self.window_ns = 0
+        """How far back from the newest step the tracks reach; 0 for as far as the rings do."""
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
         self.lacks: dict[str, str] = {}
@@ -48,8 +51,9 @@ class LiveRings:
 
     def step_tracks(self) -> tuple[StepTrack, ...]:
         """One track a rank, ascending."""
+        since_ns = self._since_ns()
         tracks = [
-            StepTrack(rank=rank, dropped=tail.dropped, **{name: column[:] for name, column in tail.columns.items()})
+            StepTrack(rank=rank, dropped=tail.dropped, **_rows_since(tail, "ended_at_ns", since_ns))
             for pid, tail in self.steps.items()
             if (rank := self._rank_of(pid)) is not None
         ]
@@ -57,12 +61,12 @@ class LiveRings:
 
     def call_tracks(self) -> tuple[CallTrack, ...]:
         """One track a rank, ascending."""
-        tracks = []
+        tracks, since_ns = [], self._since_ns()
         for pid, tail in self.calls.items():
             rank = self._rank_of(pid)
             if rank is None:
                 continue
-            columns = {name: column[:] for name, column in tail.columns.items()}
+            columns = _rows_since(tail, "entered_at_ns", since_ns)
             for kind in ("group", "site"):
                 columns[kind] = self._translated(pid, kind, columns[kind])
             tracks.append(CallTrack(rank=rank, dropped=tail.dropped, kinds=layout.CALL_KINDS, **columns))
@@ -113,6 +117,13 @@ class LiveRings:
         for tail in (*self.steps.values(), *self.calls.values()):
             tail.close()
 
+    def _since_ns(self) -> int:
+        """Since when rows are taken into the tracks."""
+        if not self.window_ns:
+            return 0
+        ends = (tail.columns["ended_at_ns"] for tail in self.steps.values())
+        return max((column[-1] for column in ends if column), default=0) - self.window_ns
+
     def _pulse(self, pid: int, rank: int, raw: RawPulse) -> Pulse:
         return Pulse(
             rank=rank,
@@ -150,3 +161,9 @@ class LiveRings:
 def _waits(pulse: RawPulse) -> bool:
     """Tell whether the training thread is held by a collective: it stands, and one is under way."""
     return pulse.unchanged_ms >= WAITING_AFTER_MS and (pulse.kind >= 0 or bool(pulse.blocked))
+
+
+def _rows_since(tail: NumberedTail, time: str, since_ns: int) -> dict[str, array[int]]:
+    """The columns of a ring from the first row on whose ``time`` is not before."""
+    start = bisect_left(tail.columns[time], since_ns)
+    return {name: column[start:] for name, column in tail.columns.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -148,14 +149,13 @@ class NumberedTail:
             self._append(row)
         return len(rows)
 
-    def _slots(self, start: int, slots: int) -> list[tuple[int, ...] | None]:
+    def _slots(self, start: int, slots: int) -> Iterator[tuple[int, ...] | None]:
+        """The rows of some slots one after the other, each parsed when it is asked for."""
         content = self._bytes_at(layout.HEAD_BYTES + start * self._row_bytes, slots * self._row_bytes)
-        rows = (
-            self._parsed(content[offset : offset + self._row_bytes])
-            for offset in range(0, len(content), self._row_bytes)
-        )
-        # A row in a slot that is not its own was put there by nobody.
-        return [row if row and row[0] % layout.NUMBERED_ROWS == start + at else None for at, row in enumerate(rows)]
+        for at, offset in enumerate(range(0, len(content), self._row_bytes)):
+            row = self._parsed(content[offset : offset + self._row_bytes])
+            # A row in a slot that is not its own was put there by nobody.
+            yield row if row and row[0] % layout.NUMBERED_ROWS == start + at else None
 
     def _append(self, row: tuple[int, ...]) -> None:
         self._next = row[0] + 1

@@ -137,7 +137,7 @@ class RingTail:
         return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=False)))
 
     def polling(self) -> tuple[int, int]:
-        """Since when the main thread has only asked for a file, in vain (0: it has not); when it did last."""
+        """Since when the main thread has only asked for a file that is not there (0: it has not); when it did last."""
         since_ns, asked_ns = layout.POLLING.unpack_from(self._map, layout.POLLING_OFFSET)
         return int(since_ns), int(asked_ns)
 
@@ -169,12 +169,8 @@ class RunFiles:
 
     def poll(self) -> list[tuple[int, dict[str, Any]]]:
         """New events with the process that wrote them, oldest first within a process; rings are brought up to date."""
+        self.find_processes()
         events: list[tuple[int, dict[str, Any]]] = []
-        for pid, kind in self._processes():
-            if kind == "events" and pid not in self._tails:
-                self._tails[pid] = EventTail(self._directory / layout.events_name(pid))
-            elif kind == "ring" and pid not in self.rings and pid not in self.refused:
-                self._open_ring(pid)
         # Rings first: an event that a row refers to was written before the row.
         for ring in self.rings.values():
             ring.read()
@@ -182,9 +178,13 @@ class RunFiles:
             events.extend((pid, event) for event in tail.read())
         return events
 
-    @property
-    def processes(self) -> set[int]:
-        """Processes that have written events."""
+    def find_processes(self) -> set[int]:
+        """The processes that have written events."""
+        for pid, kind in self._processes():
+            if kind == "events" and pid not in self._tails:
+                self._tails[pid] = EventTail(self._directory / layout.events_name(pid))
+            elif kind == "ring" and pid not in self.rings and pid not in self.refused:
+                self._open_ring(pid)
         return set(self._tails)
 
     @property
@@ -198,8 +198,12 @@ class RunFiles:
             ring.close()
 
     def _processes(self) -> list[tuple[int, str]]:
+        try:
+            entries = list(os.scandir(self._directory))
+        except OSError:  # somebody has deleted the run directory
+            return []
         found = []
-        for entry in os.scandir(self._directory):
+        for entry in entries:
             name, _, ending = entry.name.rpartition(".")
             stem, _, pid = name.rpartition("-")
             if pid.isdigit() and (stem, ending) == ("events", "jsonl"):

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
     """Keep that an attribute is asked of a DDP object, outside of a ``try`` that may catch its absence."""
-    if not isinstance(value, Built) or value.name != DDP or machine.trying:
-        return
-    if value.number not in machine.handing_on or name == "module":
+    if isinstance(value, Built) and value.name == DDP and not machine.trying:
         machine.note("training", f"ddp.{name}", node, receiver=value)
 
 

@@ -1,0 +1,32 @@
+"""Keeps work that recurs from taking more than its share of a core, however many ranks there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Pace:
+    """When one kind of work is due again: the dearer it was, the later."""
+
+    def __init__(self, every_ns: int, at_most_ns: int, share: float) -> None:
+        """``every_ns`` apart, and further while the work takes more than ``share`` of a core; ``at_most_ns`` apart."""
+        self._every_ns = every_ns
+        self._at_most_ns = at_most_ns
+        self._share = share
+        self._due_at_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Tell whether it is time for the work."""
+        return now_ns >= self._due_at_ns
+
+    @contextmanager
+    def work(self, now_ns: int) -> Iterator[None]:
+        """Note what the work in the body costs."""
+        began_ns = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            cost_ns = time.thread_time_ns() - began_ns
+            self._due_at_ns = now_ns + min(self._at_most_ns, max(self._every_ns, int(cost_ns / self._share)))
