@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from operator import gt, sub
+from statistics import fmean
 from typing import TypeVar
 
 import msgspec
@@ -73,6 +74,19 @@ def recent(record: RunRecord, last_ns: int, most_steps: int = 0) -> RunRecord:
     )
 
 
+def between(record: RunRecord, first: int, stop: int) -> RunRecord:
+    """The same record with the steps from ``first`` to ``stop``, exclusive, and their explicit collectives only."""
+    return msgspec.structs.replace(
+        record,
+        step_tracks=tuple(
+            _cut(track, bisect_left(track.step, first), bisect_left(track.step, stop)) for track in record.step_tracks
+        ),
+        call_tracks=tuple(
+            _cut(track, bisect_left(track.step, first), bisect_left(track.step, stop)) for track in record.call_tracks
+        ),
+    )
+
+
 def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
     """The steps that count of every rank that has any, by rank.
 
@@ -80,6 +94,20 @@ def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
     """
     found = (_rank_steps(track) for track in sorted(record.step_tracks, key=lambda track: track.rank))
     return tuple(steps for steps in found if len(steps))
+
+
+def mean_exposed_ns(steps: RankSteps) -> float | None:
+    """Mean per step of the exposed communication, not of the sampled steps alone; None where none was sampled.
+
+    A short step is sampled less often than a long one, and steps are long because of the exposed communication. So what
+    the sampled steps tell is the computation of backward, which varies little; the rest of its mean is exposed.
+    """
+    computing = [
+        max(0, backward_ns - exposed_ns)
+        for backward_ns, exposed_ns in zip(steps.backward_ns, steps.exposed_ns, strict=True)
+        if exposed_ns >= 0
+    ]
+    return max(0.0, fmean(steps.backward_ns) - fmean(computing)) if computing else None
 
 
 def common_rows(ranks: Sequence[RankSteps]) -> list[list[int]]:
@@ -92,12 +120,10 @@ def common_rows(ranks: Sequence[RankSteps]) -> list[list[int]]:
     return [[place[ordinal] for ordinal in ordinals] for place in positions]
 
 
-def _cut(track: Track, start: int) -> Track:
-    """The rows of a track from ``start`` on."""
-    if not start:
-        return track
+def _cut(track: Track, start: int, stop: int | None = None) -> Track:
+    """The rows of a track from ``start`` to ``stop``, exclusive."""
     columns = msgspec.structs.asdict(track)
-    cut = {name: values[start:] for name, values in columns.items() if isinstance(values, array)}
+    cut = {name: values[start:stop] for name, values in columns.items() if isinstance(values, array)}
     return msgspec.structs.replace(track, **cut)
 
 

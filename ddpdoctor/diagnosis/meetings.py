@@ -14,7 +14,7 @@ from operator import sub
 
 import msgspec
 
-from ddpdoctor.diagnosis.measured_steps import RankSteps, common_rows
+from ddpdoctor.diagnosis.measured_steps import RankSteps, common_rows, mean_exposed_ns
 from ddpdoctor.record.measured import CallTrack
 from ddpdoctor.record.model import RunRecord
 
@@ -30,8 +30,9 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True):
     """Index into ``RunRecord.groups``; None for gradients."""
     kinds: tuple[str, ...]
     """``gradients``, or of each meeting the collective as users spell it."""
-    steps: int
-    """How many steps were looked at: what was met in is a share of these."""
+    steps: float
+    """How many steps were looked at: what was met in is a share of these. For gradients as many as give the mean
+    exposed communication of all steps, be they sampled or not."""
     step: array[int]
     """Ordinal of the step of each meeting."""
     arrived_ns: tuple[array[int], ...]
@@ -78,10 +79,11 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             for index, steps in enumerate(found)
         )
         rows = _taken(found[0].row, columns[0])
+        exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
         yield Meetings(
             ranks=members,
             kinds=(GRADIENTS,) * len(sampled),
-            steps=len(sampled),
+            steps=sum(map(sum, held)) / exposed_ns if exposed_ns and any(map(any, held)) else len(sampled),
             step=_taken(found[0].step, columns[0]),
             arrived_ns=arrived,
             held_ns=held,

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeVar
-
-import msgspec
 
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.diagnosis.measured_steps import measured_steps
+from ddpdoctor.diagnosis.measured_steps import between, measured_steps
 from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.diagnosis.summarise import summarise
 from ddpdoctor.diagnosis.summary import RunSummary
-from ddpdoctor.record.measured import CallTrack, StepTrack
 from ddpdoctor.record.model import RunRecord
 
 FEWEST_STEPS = 20
@@ -24,8 +18,6 @@ FEWEST_STEPS = 20
 QUARTERS = 4
 HOLDS_IN = 3
 """Quarters of the steps in which a claim has to hold, beside the whole: one long checkpoint is in one of them."""
-
-Track = TypeVar("Track", StepTrack, CallTrack)
 
 
 def enough_steps(record: RunRecord) -> RunSummary:
@@ -59,20 +51,4 @@ def _quarters(key: ByIdentity) -> tuple[RunSummary, ...]:
     steps = sampled if len(sampled) >= QUARTERS else list(first.step)
     starts = [steps[part * len(steps) // QUARTERS] for part in range(1, QUARTERS)]
     bounds = [first.step[0], *starts, max(track.step[-1] for track in record.step_tracks if len(track)) + 1]
-    return tuple(summarise(_between(record, low, high)) for low, high in pairwise(bounds))
-
-
-def _between(record: RunRecord, low: int, high: int) -> RunRecord:
-    """The record with the steps from ``low`` to ``high``, exclusive."""
-    return msgspec.structs.replace(
-        record,
-        step_tracks=tuple(_rows(track, low, high) for track in record.step_tracks),
-        call_tracks=tuple(_rows(track, low, high) for track in record.call_tracks),
-    )
-
-
-def _rows(track: Track, low: int, high: int) -> Track:
-    start, stop = bisect_left(track.step, low), bisect_left(track.step, high)
-    columns = msgspec.structs.asdict(track)
-    cut = {name: values[start:stop] for name, values in columns.items() if isinstance(values, array)}
-    return msgspec.structs.replace(track, **cut)
+    return tuple(summarise(between(record, low, high)) for low, high in pairwise(bounds))

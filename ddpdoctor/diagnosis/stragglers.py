@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
+import math
+from statistics import fmean, median, stdev
 
 import msgspec
 
+from ddpdoctor.diagnosis.measured_steps import measured_steps
+from ddpdoctor.diagnosis.meetings import explicit_meetings, gradient_meetings
 from ddpdoctor.diagnosis.steadiness import enough_steps, holds
 from ddpdoctor.diagnosis.summary import RankSummary, RunSummary
 from ddpdoctor.diagnosis.thresholds import threshold
@@ -13,6 +16,10 @@ from ddpdoctor.record.model import RunRecord
 
 LEAST_NS = 1_000_000
 """A thread on a shared machine may wake up as late as that."""
+
+
+STANDARD_ERRORS = 3.0
+"""By how many the mean wait has to differ from none."""
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +52,8 @@ def straggler(record: RunRecord) -> Straggler | None:
     ranks, gap_ns = found
     if not holds(record, lambda part: (late_ranks(part, threshold(record, "straggler")) or ((), 0))[0] == ranks):
         return None
+    if not _beyond_chance(record, ranks):
+        return None
     summary = enough_steps(record)
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
@@ -72,6 +81,28 @@ def late_ranks(summary: RunSummary, share: float) -> tuple[tuple[int, ...], floa
     if gap_ns < max(share * _step_ns(summary), LEAST_NS):
         return None
     return tuple(sorted(rank.rank for rank in ranks[:count])), gap_ns
+
+
+def _beyond_chance(record: RunRecord, late: tuple[int, ...]) -> bool:
+    """Tell whether the others wait for these ranks by more than the steps differ among themselves.
+
+    With two ranks that are late at random one of them is always the later one, often in most of the run.
+    """
+    gaps: dict[int, float] = {}
+    measured = measured_steps(record)
+    for meeting in (*gradient_meetings(record, measured), *explicit_meetings(record, measured)):
+        places = {rank: at for at, rank in enumerate(meeting.ranks)}
+        own = [places[rank] for rank in late if rank in places]
+        others = [at for rank, at in places.items() if rank not in late]
+        if own and others:
+            waiting = meeting.waiting_ns()
+            for at, step in enumerate(meeting.step):
+                gap_ns = fmean(waiting[place][at] for place in others) - fmean(waiting[place][at] for place in own)
+                gaps[step] = gaps.get(step, 0.0) + gap_ns
+    if len(gaps) < 2:
+        return False
+    standard_error_ns = stdev(gaps.values()) / math.sqrt(len(gaps))
+    return fmean(gaps.values()) > STANDARD_ERRORS * standard_error_ns
 
 
 def own_time_ns(rank: RankSummary, phase: str) -> float:

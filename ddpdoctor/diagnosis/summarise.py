@@ -9,7 +9,7 @@ from statistics import fmean
 import msgspec
 
 from ddpdoctor.diagnosis.lateness import Lateness, lateness
-from ddpdoctor.diagnosis.measured_steps import RankSteps, measured_steps
+from ddpdoctor.diagnosis.measured_steps import RankSteps, mean_exposed_ns, measured_steps
 from ddpdoctor.diagnosis.meetings import Meetings, explicit_meetings, gradient_meetings
 from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.diagnosis.summary import Phases, RankSummary, RunSummary, StepTimes
@@ -106,10 +106,9 @@ def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Laten
 
 
 def _phases(steps: RankSteps, waits: _Waits) -> Phases:
-    """The mean of each phase; exposed communication is that of the sampled steps, and part of the mean backward."""
-    sampled = [duration for duration in steps.exposed_ns if duration >= 0]
+    """The mean of each phase; exposed communication is part of the mean backward."""
     backward_ns = fmean(steps.backward_ns)
-    exposed_ns = min(fmean(sampled), backward_ns) if sampled else None
+    exposed_ns = mean_exposed_ns(steps)
     share = waits.exposed_share
     return Phases(
         step_ns=fmean(steps.step_ns),
