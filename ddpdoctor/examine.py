@@ -94,6 +94,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore: tuple[str, ...] = ()
     fail_on: Severity = Severity.WARNING
     """Findings this bad or worse make the verdict ``findings``."""
+    hint: bool = False
+    """Note which findings of the source there is a patch for."""
     settings: Settings = NO_SETTINGS
     """Of the project: ``find_settings`` reads them. Only ``select``, ``ignore`` and ``per-file-ignores`` are used."""
 
@@ -133,7 +135,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
         judged = dict.fromkeys(
             comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short)
         )
-    return conclude(
+    examination = conclude(
         request,
         str(root),
         source,
@@ -143,6 +145,11 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
         judging(comments, catalogue, judged),
         reached_lines(record),
     )
+    if not request.hint or not examination.findings:
+        return examination
+    from ddpdoctor.fix.offers import offers, with_hint
+
+    return with_hint(examination, offers(chosen, results, script))
 
 
 def conclude(

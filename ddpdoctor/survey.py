@@ -23,7 +23,7 @@ from ddpdoctor.examination import Examination, SourceSection
 from ddpdoctor.examine import ExamineRequest, conclude
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix.edits import Fix
-from ddpdoctor.fix.offers import for_findings, offered
+from ddpdoctor.fix.offers import for_findings, offers, with_hint
 from ddpdoctor.patterns import matches_below
 from ddpdoctor.places import shown_path
 from ddpdoctor.registry import Catalogue, CatalogueEntry, read_catalogue
@@ -66,6 +66,8 @@ class SurveyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that examine."""
     fixes: bool = False
     """Ask the checks for fixes, too."""
+    hint: bool = False
+    """Note which findings there is a patch for."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +147,8 @@ def survey(request: SurveyRequest) -> Survey:
         scripts = tuple(shown_path(str(reading.path), str(root)) for reading in readings if reading.files)
         examination = msgspec.structs.replace(examination, scripts=scripts)
     fixes = for_findings((fix for reading in readings for fix in reading.fixes), examination.findings)
+    if request.hint and not request.fixes:
+        examination = with_hint(examination, fixes)
     return Survey(examination=examination, fixes=tuple(sorted(fixes, key=lambda fix: (fix.edits, fix.code))))
 
 
@@ -266,15 +270,10 @@ def _reading(
         results=heard(results, target.settings, catalogue),
         comments=comments,
         judged=judged,
-        fixes=_fixes(entries, results, script) if request.fixes else (),
+        fixes=tuple(offers(entries, results, script)) if request.fixes or request.hint else (),
     )
     script.__dict__.clear()  # What was computed refers back to the script: without this it stays until a collection.
     return reading
-
-
-def _fixes(entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], script: Script) -> tuple[Fix, ...]:
-    modules = {entry.code: entry.module for entry in entries}
-    return tuple(offered(((modules[result.code], result.from_source) for result in results), script))
 
 
 def _without_modules(readings: Sequence[Reading]) -> list[Reading]:

@@ -200,6 +200,7 @@ def check(
             force_exclude=force_exclude,
             jobs=jobs or os.cpu_count() or 1,
             fixes=fix or diff,
+            hint=output_format == "full",
         )
         if diff:
             found, text = fixing.shown(request)
@@ -213,6 +214,7 @@ def check(
                 arguments=line.arguments,
                 launch=line.launch,
                 static=static,
+                hint=output_format == "full",
                 nproc=nproc,
                 layout=layout,
                 stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),

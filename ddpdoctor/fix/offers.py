@@ -6,10 +6,15 @@ import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.finding import Finding
 from ddpdoctor.fix.edits import Fix
 
 if TYPE_CHECKING:
+    from ddpdoctor.examination import Examination
+    from ddpdoctor.registry import CatalogueEntry
+    from ddpdoctor.runner import CheckResult
     from ddpdoctor.source.script import Script
 
 
@@ -26,6 +31,27 @@ def offered(modules: Iterable[tuple[str, Sequence[Finding]]], script: Script) ->
                 yield from list(function(script, finding))
             except Exception:
                 continue
+
+
+def offers(entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], script: Script) -> Iterator[Fix]:
+    """The fixes for all that the checks found in a source."""
+    modules = {entry.code: entry.module for entry in entries}
+    return offered(((modules[result.code], result.from_source) for result in results), script)
+
+
+def with_hint(examination: Examination, fixes: Iterable[Fix]) -> Examination:
+    """Note which findings ``--diff`` shows a patch for, and which of them ``--fix`` mends."""
+    standing = for_findings(fixes, examination.findings)
+    codes, safe = _codes(standing), _codes(fix for fix in standing if fix.safe)
+    if not codes:
+        return examination
+    made = "" if not safe else "; `--fix` applies it" if safe == codes else f"; `--fix` applies what is safe: {safe}"
+    note = f"`--diff` shows a patch for {codes}{made}"
+    return msgspec.structs.replace(examination, notes=(*examination.notes, note))
+
+
+def _codes(fixes: Iterable[Fix]) -> str:
+    return " and ".join(", ".join(sorted({fix.code for fix in fixes})).rsplit(", ", 1))
 
 
 def for_findings(fixes: Iterable[Fix], findings: Sequence[Finding]) -> tuple[Fix, ...]:

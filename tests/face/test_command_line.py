@@ -129,6 +129,7 @@ def test_options_and_the_arguments_of_the_script_arrive(examined: Callable[..., 
             select=("DDP1", "hang", "DDP6"),
             ignore=("DDP102",),
             fail_on=Severity.ERROR,
+            hint=True,
         )
     ]
 

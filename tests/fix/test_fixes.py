@@ -329,3 +329,16 @@ def test_a_file_that_does_not_parse_is_left_as_it_is(project: Path) -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_report_for_people_says_what_there_is_a_patch_for(project: Path, capsys: Output) -> None:
+    unguarded = HEAD + GUARD
+    (project / "train.py").write_text(unguarded)
+    for paths in (["train.py"], ["train.py", "train.py"]):
+        main(["check", "--static", "--select", "DDP516", *paths])
+        assert "`--diff` shows a patch for DDP516; `--fix` applies it" in " ".join(capsys.readouterr().out.split())
+    main(["check", "--static", "--select", "DDP516", "--output-format", "json", "train.py"])
+    assert "--diff" not in capsys.readouterr().out
+    (project / "train.py").write_text(unguarded.replace("if is_main_process:", "if is_main_process():"))
+    main(["check", "--static", "--select", "DDP516", "train.py"])
+    assert "--diff" not in capsys.readouterr().out
