@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from typing import Any, Optional
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ..probe.journal import Journal
 from . import memory
@@ -56,8 +56,8 @@ class Modules:
         """Called when a module is wrapped."""
         self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
         self._wrapped = 0
-        self._named: dict[int, tuple[int, str]] = {}
-        """Wrap and name of each parameter of a wrapped module, by identity."""
+        self._named: dict[int, tuple[ReferenceType[Any], int, str]] = {}
+        """Each parameter of a wrapped module with its wrap and name, by identity, which a later one may have again."""
         self._layouts: dict[int, tuple[tuple[int, bool], ...]] = {}
         """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
         self._steps: dict[int, int] = {}
@@ -133,7 +133,8 @@ class Modules:
 
     def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
         """Wrap and name of a parameter; None when no wrapped module holds it."""
-        return self._named.get(id(parameter))
+        known = self._named.get(id(parameter))
+        return known[1:] if known is not None and known[0]() is parameter else None
 
     def inner_owner_of(self, error: BaseException) -> str:
         """Class of a wrapped model that has the attribute that was asked of its DDP wrapper; empty otherwise."""
@@ -202,7 +203,8 @@ class Modules:
     def _watch(self, reduction: Reduction, module: Any) -> None:
         """Listen to the gradients of every parameter of a module that wants one, and remember what there is."""
         for name, parameter in module.named_parameters():
-            self._named.setdefault(id(parameter), (reduction.number, name))
+            if self.name_of(parameter) is None:
+                self._named[id(parameter)] = ref(parameter), reduction.number, name
             if parameter.requires_grad and id(parameter) not in reduction.watched:
                 reduction.watched.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(
