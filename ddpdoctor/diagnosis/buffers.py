@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from statistics import median_low
 
 import msgspec
@@ -34,7 +35,7 @@ class WastedBroadcasts(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that are broadcast in vain in each step."""
     broadcasts_per_step: int
     needed_buffers: int
-    """Buffers whose broadcast is needed, because the ranks' values differ."""
+    """Buffers whose broadcast is needed, because the ranks' values differ, or may differ for all that is known."""
     forwards: int
     ranks: int
 
@@ -42,8 +43,9 @@ class WastedBroadcasts(msgspec.Struct, frozen=True, kw_only=True):
 def wasted_broadcasts(record: RunRecord) -> Iterator[WastedBroadcasts]:
     """Yield the wraps with buffers that were equal on all ranks before each broadcast.
 
-    Buffers that change in the same way everywhere count only when the ranks' inputs differ: on equal inputs equal
-    running statistics prove nothing.
+    Buffers that change in the same way everywhere count only when the ranks' inputs differ and nothing but training
+    came between two forwards: on equal inputs, or after a validation that broadcasts them, equal running statistics
+    prove nothing.
     """
     for number in sorted({wrap.wrap for wrap in record.wraps}):
         wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
@@ -88,7 +90,7 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
     common = [by_rank for _, by_rank in sorted(states.items()) if len(by_rank) == len(wraps)]
     if len(common) < FORWARDS_NEEDED:
         return None
-    inputs_differ = _inputs_differ(record, number)
+    inputs_differ = _inputs_differ(record, number) and _trained_twice_in_a_row(record, number, min(wraps))
     buffers = wraps[min(wraps)].buffers
     wasted, needed = [], []
     for buffer in buffers:
@@ -99,7 +101,7 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
         constant = len(set.union(*values)) == 1
         if equal and (constant or inputs_differ or _counts(buffer)):
             wasted.append(buffer)
-        elif not equal:
+        else:
             needed.append(buffer)
     size = sum(buffer.size_bytes for buffer in wasted)
     if not size:
@@ -126,6 +128,12 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
 def _counts(buffer: TensorInfo) -> bool:
     """Tell whether a buffer is a counter such as BatchNorm's ``num_batches_tracked``: it advances alike everywhere."""
     return not buffer.shape and "int" in buffer.dtype
+
+
+def _trained_twice_in_a_row(record: RunRecord, number: int, rank: int) -> bool:
+    """Tell whether a rank's training forwards ever followed each other: an evaluation between them broadcasts too."""
+    own = [forward for forward in record.forwards if (forward.wrap, forward.rank) == (number, rank)]
+    return any(one.gradients and one.training and other.gradients and other.training for one, other in pairwise(own))
 
 
 def _inputs_differ(record: RunRecord, number: int) -> bool:

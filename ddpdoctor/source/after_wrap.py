@@ -120,9 +120,21 @@ def late_conversions(projection: Projection) -> Iterator[tuple[Event, Event]]:
         }
         for number in sorted(numbers):
             wrap = machine.events.get(number)
-            if wrap is not None and wrap.ordinal < event.ordinal:
+            if wrap is not None and wrap.ordinal < event.ordinal and not _comes_first_in_turn(event, wrap):
                 yield event, wrap
                 break
+
+
+def _comes_first_in_turn(event: Event, wrap: Event) -> bool:
+    """Whether each turn of the loop around both converts a model that it has made before it wraps it."""
+    loop = innermost_loop(event)
+    if loop is None or loop is not innermost_loop(wrap) or event.module is not wrap.module:
+        return False
+    return _end_of(event.node) <= _end_of(wrap.node)
+
+
+def _end_of(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)
 
 
 _Found = tuple[int, str, Change, bool]

@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.checks.gradients import unused_parameters, wasted_broadcast_buffers
 from ddpdoctor.diagnosis.unused import folded
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.model import TensorInfo
+from ddpdoctor.record.model import Forward, TensorInfo
 from ddpdoctor.record.training import BufferState, MissingGradient
 from tests.checks_run.training import WRAP_LINE, forward, training
 from tests.diagnosis.jobs import JobBuilder
@@ -75,6 +75,7 @@ def buffers(
     *,
     equal_inputs: bool = False,
     by_user: bool = True,
+    forwards: tuple[Forward, ...] = (),
     **options: Any,
 ) -> list[Finding | Refuted]:
     streams = training(job)
@@ -100,6 +101,8 @@ def buffers(
         for rank, states in digests.items()
         for number, values in enumerate(states)
     )
+    if forwards:
+        streams["forwards"] = forwards
     if equal_inputs:
         streams["forwards"] = tuple(forward(rank, step, f"step {step}") for step in range(4) for rank in job.ranks)
     job.step(job.ranks, 2)
@@ -164,6 +167,20 @@ def test_statistics_that_are_equal_on_different_inputs_are_wasted() -> None:
 
 def test_statistics_that_are_equal_on_equal_inputs_prove_nothing() -> None:
     assert buffers(JobBuilder(2), {"mean": 256}, SAME_CHANGES, equal_inputs=True) == []
+
+
+def test_statistics_that_a_validation_has_broadcast_prove_nothing_and_their_counter_is_no_waste() -> None:
+    job = JobBuilder(2)
+    validated = [
+        msgspec.structs.replace(entry, step=0, gradients=False, training=False, synchronised=False, input_digest="")
+        if step % 2
+        else entry
+        for step in range(8)
+        for rank in job.ranks
+        for entry in (forward(rank, step, f"{rank} {step}"),)
+    ]
+    changes: Digests = {rank: [{"mean": str(n), "batches": str(n)} for n in range(3)] for rank in (0, 1)}
+    assert buffers(job, {"mean": 256, "batches": 8}, changes, forwards=tuple(validated)) == []
 
 
 @pytest.mark.parametrize("options", [{"broadcast_buffers": False}, {"forward_sync_buffers": False}])
