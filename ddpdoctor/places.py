@@ -48,11 +48,18 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def in_user_code(file: str) -> bool:
-    """Tell whether a file is neither the standard library's nor an installed package's."""
+    """Tell whether a file is neither the standard library's, nor an installed package's, nor ours."""
     parts = file.replace("\\", "/").split("/")
     if "site-packages" in parts or "dist-packages" in parts or file.startswith("<"):
         return False
-    return not any(before == "lib" and part.startswith("python3") for before, part in pairwise(parts))
+    return not any(
+        (before == "lib" and part.startswith("python3")) or (before == "ddpdoctor" and part in _IN_THE_RANKS)
+        for before, part in pairwise(parts)
+    )
+
+
+_IN_THE_RANKS = ("probe", "rehearsal")
+"""Our own packages in the user's processes: a clone of ours is no installed package."""
 
 
 @lru_cache(maxsize=4096)

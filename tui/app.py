@@ -66,6 +66,7 @@ class DoctorApp(App[ScreenEnd]):
         self._player = playback
         self._explain = explain
         self._export_directory = export_directory
+        self._root = os.getcwd()
         self._glyphs = chosen_glyphs(given)
         self._watcher = Watcher(source, playback, max(0.25, refresh_s), self.post_message)
         self._timeline = Timeline()
@@ -162,6 +163,7 @@ class DoctorApp(App[ScreenEnd]):
             playback=self._playback_state,
             note="" if self._note_is_over() else self._note,
             explanation=self._explain(where.opened.partition("/")[0]) if where.page == "finding" else "",
+            root=self._root,
             glyphs=self._glyphs,
             coloured=self._tone != "none",
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ddpdoctor.monitor.snapshot import PlaybackState, RankView, Snapshot
+from ddpdoctor.places import shown_path
+from ddpdoctor.tui.cells import shown
 from ddpdoctor.tui.figures import span
 from ddpdoctor.tui.glyphs import UNICODE, Glyphs
 from ddpdoctor.tui.table import Cursor
@@ -45,6 +47,8 @@ class View:
     """What a key has just done."""
     explanation: str = ""
     """Documentation of the check whose finding is opened."""
+    root: str = ""
+    """Directory that paths are shown relative to."""
     glyphs: Glyphs = UNICODE
     coloured: bool = True
 
@@ -68,6 +72,10 @@ class View:
         if age_ns <= SAID_AFTER_NS:
             return "old", ""
         return "stale", f"{span(age_ns)} old"
+
+    def place(self, file: str, line: int) -> str:
+        """A line of a file, cleaned, and relative to the root where it lies below it."""
+        return f"{shown(shown_path(file, self.root) if self.root else file)}:{line}"
 
     def rank(self, key: str) -> RankView | None:
         """The rank of a row."""

@@ -86,18 +86,20 @@ def _details(found: FindingView, view: View, width: int) -> list[Line]:
     lines += paragraph(finding.title, width - 2, "strong", Cell("  "))
     return (
         lines
-        + _grounds(finding, width)
+        + _grounds(finding, view, width)
         + paragraph(finding.remedy, width - 2, "strong", Cell("  do     ", SEVERITY_ROLES[finding.severity]))
     )
 
 
-def _grounds(finding: Finding, width: int) -> list[Line]:
+def _grounds(finding: Finding, view: View, width: int) -> list[Line]:
     """Where it is, which ranks it concerns, and the evidence."""
     lines: list[Line] = []
     if finding.location is not None:
         place = finding.location
         function = f" in {place.function}" if place.function else ""
-        lines += paragraph(f"{place.file}:{place.line}{function}", width - 2, "code", Cell("  at     ", "dim"))
+        lines += paragraph(
+            f"{view.place(place.file, place.line)}{function}", width - 2, "code", Cell("  at     ", "dim")
+        )
     if finding.ranks:
         lines.append(line(Cell("  ranks  ", "dim"), rank_list(finding.ranks)))
     for number, fact in enumerate(finding.evidence[:FACTS]):
@@ -119,12 +121,12 @@ def paint_finding(view: View, width: int, height: int) -> Painting:
         heading(head, width, view.glyphs, f"{shown(finding.code)}, for {span(view.snapshot.now_ns - found.since_ns)}")
     ]
     lines += paragraph(finding.title, width - 4, "strong", Cell("  "))
-    lines += [EMPTY, *_grounds(finding, width)]
+    lines += [EMPTY, *_grounds(finding, view, width)]
     for fact in finding.evidence:
         if fact.stack:
             who = "" if fact.rank is None else f"rank {fact.rank}"
             lines.append(line(Cell(f"  stack  {who}", "dim")))
-            lines += [line("         ", *cells) for cells in stack_lines(fact.stack, width - 12, view.glyphs)]
+            lines += [line("         ", *cells) for cells in stack_lines(fact.stack, width - 12, view)]
     lines += [EMPTY, *paragraph(finding.remedy, width - 4, "strong", Cell("  do     ", role))]
     if view.explanation:
         lines += [EMPTY, heading("What the check looks for", width, view.glyphs)]

@@ -43,7 +43,7 @@ def _now(rank: RankView, view: View, width: int) -> list[Line]:
     if rank.culprit:
         lines.append(line("             ", Cell("it is the one that the others wait for", "bad")))
     if rank.where is not None:
-        place = f"{shown(rank.where.file)}:{rank.where.line}"
+        place = view.place(rank.where.file, rank.where.line)
         lines.append(line(Cell("  at         ", "dim"), Cell(cut(place, width - 14, view.glyphs.dots), "code")))
     lines.append(_gpu(rank, view))
     return [cells for cells in lines if cells]
@@ -92,7 +92,7 @@ def _stack(rank: RankView, view: View, width: int) -> list[Line]:
     head = heading("Stack, innermost first", width, view.glyphs, remark)
     if not rank.stack:
         return [head, line(Cell("  t takes it", "dim"))]
-    return [head, *(line("  ", *cells) for cells in stack_lines(rank.stack, width - 2, view.glyphs))]
+    return [head, *(line("  ", *cells) for cells in stack_lines(rank.stack, width - 2, view))]
 
 
 def _calls(rank: RankView, view: View, width: int) -> list[Line]:

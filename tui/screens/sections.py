@@ -97,14 +97,15 @@ def finding_line(found: FindingView, view: View, width: int) -> Line:
     )
 
 
-def stack_lines(stack: Sequence[Frame], width: int, glyphs: Glyphs) -> list[Line]:
+def stack_lines(stack: Sequence[Frame], width: int, view: View) -> list[Line]:
     """Frames of the user's code, innermost first, the source line below the first."""
+    glyphs = view.glyphs
     frames = [frame for frame in stack if in_user_code(frame.file)] or list(stack)
     lines: list[Line] = []
     for number, frame in enumerate(frames[:STACK_FRAMES]):
         function = f" in {shown(frame.function)}" if frame.function else ""
         function = cut(function, max(0, width // 2), glyphs.dots)
-        place = cut_left(f"{shown(frame.file)}:{frame.line}", max(8, width - cell_len(function)), glyphs.dots)
+        place = cut_left(view.place(frame.file, frame.line), max(8, width - cell_len(function)), glyphs.dots)
         lines.append(line(Cell(place, "code"), function))
         code = shown(line_of(frame.file, frame.line)).strip() if number == 0 else ""
         if code:

@@ -35,7 +35,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
     lines = [heading("The ranks now", width, view.glyphs)]
     for rank in ranks[: room - 1]:
         since = "" if rank.state_since_ns is None else f" for {span(view.snapshot.now_ns - rank.state_since_ns)}"
-        place = "" if rank.where is None else f"  {shown(rank.where.file)}:{rank.where.line}"
+        place = "" if rank.where is None else f"  {view.place(rank.where.file, rank.where.line)}"
         sign = view.glyphs.culprit if rank.culprit else " "
         role = "bad" if rank.culprit else ""
         lines.append(
@@ -52,17 +52,11 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
 
 
 def _told(stall: StallView, view: View, title: str, width: int) -> list[Line]:
-    now_ns = view.snapshot.now_ns
-    lines = paragraph(title[:1].upper() + title[1:], width - 10, "strong", Cell(" STALLED ", "badge.bad"))
+    ended = view.snapshot.state == "ended"
+    badge = Cell(" ENDED " if ended else " STALLED ", "badge.bad")
+    lines = paragraph(title[:1].upper() + title[1:], width - 10, "strong", badge)
     lines = [(cells[0], Cell(" "), *cells[1:]) for cells in lines]
-    stands = f"for {span(now_ns - stall.since_ns)}, and it will not go on"
-    lines.append(line(Cell("stands   ", "dim"), Cell(stands, "bad")))
-    if stall.timeout_at_ns is not None:
-        left_ns = stall.timeout_at_ns - now_ns
-        words = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
-        lines.append(line(Cell("timeout  ", "dim"), words))
-    else:
-        lines.append(line(Cell("timeout  ", "dim"), Cell(f"{view.glyphs.unknown} not known", "dim")))
+    lines += _ended(view) if ended else _standing(stall, view)
     if stall.remedy:
         lines += paragraph(stall.remedy, width - 1, "strong", Cell("do       ", "bad"), most=4)
     waiting = tuple(rank for side in stall.sides if not side.culprit for rank in side.ranks)
@@ -77,6 +71,22 @@ def _told(stall: StallView, view: View, title: str, width: int) -> list[Line]:
             )
         )
     return lines
+
+
+def _ended(view: View) -> list[Line]:
+    code = view.snapshot.exit_code
+    return [line(Cell("the job  ", "dim"), Cell("has ended" + (f" with exit code {code}" if code else ""), "bad"))]
+
+
+def _standing(stall: StallView, view: View) -> list[Line]:
+    """For how long it stands, and how long until the process group gives up."""
+    now_ns = view.snapshot.now_ns
+    limit: Cell | str = Cell(f"{view.glyphs.unknown} not known", "dim")
+    if stall.timeout_at_ns is not None:
+        left_ns = stall.timeout_at_ns - now_ns
+        limit = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
+    stands = f"for {span(now_ns - stall.since_ns)}, and it will not go on"
+    return [line(Cell("stands   ", "dim"), Cell(stands, "bad")), line(Cell("timeout  ", "dim"), limit)]
 
 
 def _sides(sides: list[StallSide], view: View, width: int) -> list[Line]:
@@ -105,7 +115,7 @@ def _side(side: StallSide, view: View, width: int) -> list[Line]:
     return [
         head,
         *paragraph(side.text, width - 2, "bad" if side.culprit else "", Cell("  "), most=3),
-        *(line("  ", *cells) for cells in stack_lines(side.stack, width - 2, view.glyphs)),
+        *(line("  ", *cells) for cells in stack_lines(side.stack, width - 2, view)),
     ]
 
 
