@@ -88,13 +88,12 @@ def fit_columns(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column
     kept: list[Column[Row]] = []
     used = -GAP
     for column in sorted(columns, key=lambda column: column.importance):
-        if used + GAP + column.width <= width:
-            kept.append(column)
-            used += GAP + column.width
-        elif column.importance > 1:
+        if kept and used + GAP + column.width > width:
             break
+        kept.append(column)
+        used += GAP + column.width
     chosen = [column for column in columns if column in kept]
-    widths = [column.width for column in chosen]
+    widths = [min(column.width, width) for column in chosen]
     left = width - used
     for index, column in enumerate(chosen):
         more = max(0, min(left, column.most - column.width))

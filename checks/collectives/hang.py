@@ -3,8 +3,8 @@
 What it finds
     A rank that others wait for and that does nothing: a lock, a read that never returns, a call stuck in C, a process
     that a signal has stopped; ranks that all receive from each other first. A `time.sleep` is left alone when it ends
-    within the rehearsal, and a warning when it ends before the group's timeout; so is a loop that asks for a file which
-    is not there, once no rank has done anything else for the stall time.
+    within the rehearsal, and a warning when it ends before the group's timeout; so is a loop that asks for a file and
+    gets one answer, once no rank has done anything else for the stall time.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -79,9 +79,9 @@ def _remedy(divergence: Divergence) -> str:
         return f"Let rank {turn.rank} go on (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
     if turn is not None and turn.polls_for:
         return (
-            f"Nothing in this job moves any more: what another rank makes, it must make before it waits in a "
+            f"Nothing in this job moves any more: what another rank makes or removes, it must before it waits in a "
             f"collective that rank {turn.rank} comes to later. Let all ranks wait in the same collective instead of a "
-            "loop. Where another program makes the file, it was not there in the rehearsal."
+            "loop. Where another program is meant to do it, it did not in the rehearsal."
         )
     if turn is not None and turn.sleeps_ns:
         if turn.sleeps_ns < POLLING_NS:

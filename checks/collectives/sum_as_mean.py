@@ -1,8 +1,8 @@
 """A sum over the ranks is shown as if it were their mean.
 
 What it finds
-    A number that is all-reduced with SUM (the default), then printed or logged in the same function as a loss, an
-    accuracy or a mean (by its own name or the text beside it), with no division anywhere.
+    A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
+    own name or the text beside it), with no division anywhere: in the same function, or by those that it returns it to.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.reduced_losses import shown_sums
 from ddpdoctor.source.script import Script
+from ddpdoctor.source.shown_sums import shown_sums
 
 CHECK = Check(code="DDP317", name="sum-as-mean", severity={"source": Severity.WARNING})
 
@@ -40,7 +40,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report means that are summed over the ranks and shown."""
     for found in shown_sums(whole_projection(script)):
         event = found.collective
-        shown = event.module.location(found.shown)
+        shown = found.module.location(found.shown)
         yield CHECK.finding(
             "source",
             f"`{found.name}` is the sum over all ranks when line {shown.line} shows it, world size times the mean",

@@ -34,6 +34,8 @@ from ddpdoctor.report import streams
     help="Directory for the record, instead of a new one; without a job: the run to attach to.",
 )
 @click.option("--no-tui", is_flag=True, help="Plain lines on stderr instead of the screen.")
+@click.option("--demo", is_flag=True, help="Show the screen of a job of 8 ranks that never ran, and exit.")
+@click.option("--replay", metavar="RUN", help="Show a recorded run on the screen again: its directory or name.")
 @click.option(
     "--env",
     "print_environment",
@@ -50,6 +52,8 @@ def profile(
     python: str | None,
     run_dir: str | None,
     no_tui: bool,
+    demo: bool,
+    replay: str | None,
     print_environment: bool,
     output_format: Literal["text", "json"],
     output: str | None,
@@ -62,22 +66,28 @@ def profile(
     launches a job, as in `ddpdoctor profile -- torchrun --nproc-per-node 8 train.py`. Without either, the newest
     watched job of this user is attached to; it goes on when ddpdoctor ends.
 
-    The job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr, the report at the end included. For
-    JSON without a file the job's stdout goes to stderr, so that stdout holds the JSON alone. The exit code is the
-    job's.
+    On a terminal a screen shows the run; what the job prints goes to a file then, and it has nothing to read. Without
+    one, or with --no-tui, the job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr, the report at
+    the end included. For JSON without a file the job's stdout goes to stderr, so that stdout holds the JSON alone. The
+    exit code is the job's.
     """
-    from ddpdoctor.cli import watching
+    from ddpdoctor.cli import screen, watching
 
+    if demo or replay is not None:
+        screen.show_demo() if replay is None else screen.show_replay(replay)
+        ctx.exit()
     if print_environment:
         streams.write_result(_exports(run_dir))
         ctx.exit()
     wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
     wanted.refuse_what_cannot_be_written()
     command = _command(ctx, module, nproc, python)
+    on_screen = not no_tui and streams.screen_possible()
     if command is None:
-        ctx.exit(watching.attach(run_dir, wanted))
+        ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen))
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
+    from ddpdoctor.monitor.output import launcher_output
 
     directory = new_run_directory(run_dir)
     environment = {name: value for name, value in os.environ.items() if name not in command.without}
@@ -89,7 +99,11 @@ def profile(
     to_stderr = wanted.format == "json" and wanted.file is None
 
     def launch() -> LaunchedJob:
-        job = LaunchedJob(command.words, environment, directory, output=streams.STDERR if to_stderr else None)
+        if on_screen:
+            with launcher_output(directory).open("wb") as output:
+                job = LaunchedJob(command.words, environment, directory, output=output, apart=True)
+        else:
+            job = LaunchedJob(command.words, environment, directory, output=streams.STDERR if to_stderr else None)
         with suppress(ConfigurationError):
             write_plan(directory, plan | {"launcher_pid": job.pid})
         return job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import click
@@ -20,7 +19,7 @@ def report(
     run: str | None, output_format: Literal["text", "json"], output: str | None, export: str | None, no_color: bool
 ) -> None:
     """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest."""
-    from ddpdoctor.launch.kept_runs import kept_runs, kept_runs_directory
+    from ddpdoctor.launch.kept_runs import kept_runs, named_run
     from ddpdoctor.observe import recorded
 
     wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
@@ -31,7 +30,7 @@ def report(
             raise UsageError("no run was recorded yet", "`ddpdoctor profile train.py` records one.")
         directory = runs[0]
     else:
-        directory = Path(run) if Path(run).is_dir() or "/" in run else kept_runs_directory() / run
+        directory = named_run(run)
     snapshot, record = recorded(directory.absolute())
     wanted.write(snapshot)
     wanted.write_trace(record)

@@ -1,4 +1,4 @@
-"""Watches a job in plain lines until it ends, or until the user goes; passes signals on to a job that we started."""
+"""Watches a job, on the screen or in plain lines, until it ends or the user goes; passes on signals to our own."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted:
     with _waiting_for_signals():
         job = launch()
         watcher = _Watcher(directory, job)
+        if job.is_apart:
+            watcher.show_screen()
         while (code := job.exit_code()) is None:
             watcher.look()
             _pass_on(job, LOOK_EVERY_S)
         job.end_leftovers()
+        if job.is_apart:
+            _say_output(directory, failed=code != 0 and not job.told_to_end)
         watcher.report(wanted)
     return code
 
 
-def attach(run_directory: str | None, wanted: RunOutput) -> int:
+def attach(run_directory: str | None, wanted: RunOutput, *, on_screen: bool = False) -> int:
     """Watch a job that runs, which goes on when we leave."""
     from ddpdoctor.launch.attachable import find_run
     from ddpdoctor.observe import live_source
@@ -53,6 +57,11 @@ def attach(run_directory: str | None, wanted: RunOutput) -> int:
     lines = RunLines(str(Path.cwd()))
     with _waiting_for_signals():
         try:
+            if on_screen and _shown(source) != "failed":
+                streams.say("ddpdoctor: the screen is closed; the job was not touched")
+                wanted.write(source.final_snapshot())
+                wanted.write_trace(source.record())
+                return ExitCode.CLEAN
             while (snapshot := source.snapshot()).state != "ended":
                 streams.say_lines(lines.news(snapshot))
                 if signal.sigtimedwait(_PASSED_ON, LOOK_EVERY_S) is not None:
@@ -71,10 +80,21 @@ class _Watcher:
     def __init__(self, directory: Path, job: LaunchedJob) -> None:
         self._lines = RunLines(str(Path.cwd()))
         self._source: RunSource | None = None
+        self._job = job
         with self._guarded():
             from ddpdoctor.observe import live_source
 
             self._source = live_source(directory, job)
+
+    def show_screen(self) -> None:
+        """Show the screen until the user leaves it, and do to the job what they asked for."""
+        if self._source is None:
+            return
+        how = _shown(self._source)
+        if how in ("end_job", "terminated"):
+            self._job.forward(signal.SIGTERM)
+        elif self._job.exit_code() is None:
+            streams.say("ddpdoctor: the screen is closed, the job goes on; Ctrl-C ends it")
 
     def look(self) -> None:
         """Say what is new."""
@@ -100,12 +120,37 @@ class _Watcher:
             streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
 
 
+def _shown(source: RunSource) -> str:
+    """Show the screen; how the user left it, ``failed`` when it could not be shown."""
+    from ddpdoctor.cli import screen
+
+    try:
+        with _hearing_signals():
+            return screen.show(source)
+    except KeyboardInterrupt:
+        return "terminated"
+    except Exception as error:
+        streams.say(f"ddpdoctor: the screen failed ({type(error).__name__}: {error}); plain lines follow")
+        return "failed"
+
+
+def _say_output(directory: Path, *, failed: bool) -> None:
+    """Say where the job's output is, and the end of it when the job failed."""
+    from ddpdoctor.monitor.output import launcher_output, tail
+
+    path = launcher_output(directory)
+    if failed:
+        streams.say(tail(path))
+    streams.say(f"ddpdoctor: the job's output is in {path}")
+
+
 def _pass_on(job: LaunchedJob, seconds: float) -> None:
     """Sleep until the job ends, a signal comes, or the time is over; pass the signal on."""
     received = signal.sigtimedwait((*_PASSED_ON, signal.SIGCHLD), seconds)
     if received is None or received.si_signo == signal.SIGCHLD:
         return
-    if received.si_signo == signal.SIGINT and received.si_code > _SENT_BY_THE_KERNEL:
+    from_terminal = received.si_signo == signal.SIGINT and received.si_code > _SENT_BY_THE_KERNEL
+    if from_terminal and not job.is_apart:
         job.was_told_by_the_terminal()
     else:
         job.forward(received.si_signo)
@@ -120,3 +165,12 @@ def _waiting_for_signals() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+
+@contextmanager
+def _hearing_signals() -> Iterator[None]:
+    """Hear signals again while the screen is shown, which takes them itself."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_PASSED_ON, signal.SIGCHLD))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))

@@ -41,7 +41,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     sleeps_ns: int = 0
     """How long the ``time.sleep`` that it is in goes on after the end of the record."""
     polls_for: str = ""
-    """The file that is not there and that it asks for again and again."""
+    """The file that it asks for again and again, in vain."""
     stopped: bool = False
     """A signal has stopped its process."""
     stack: tuple[Frame, ...] = ()

@@ -36,6 +36,8 @@ class LaunchedJob:
         self._run_directory = str(run_directory)
         self._started_s = time.time()
         self._told_to_end = False
+        self.is_apart = apart
+        """It has a session of its own: what the terminal sends does not reach it."""
         try:
             self._launcher = subprocess.Popen(
                 list(words),

@@ -51,6 +51,11 @@ def kept_runs_directory() -> Path:
     return state_directory() / "runs"
 
 
+def named_run(name: str) -> Path:
+    """The run directory that the user means: a directory, or the name of a kept run."""
+    return (Path(name) if Path(name).is_dir() or "/" in name else kept_runs_directory() / name).absolute()
+
+
 def kept_runs() -> list[Path]:
     """The kept runs, newest first."""
     try:

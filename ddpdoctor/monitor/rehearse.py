@@ -191,7 +191,7 @@ class _Rehearsal:
         return frozenset(pid for pid, ring in rings.items() if 0 < ring.heartbeat().sleeps_until_ns < limit_ns)
 
     def _asking_in_vain(self) -> frozenset[int]:
-        """Processes that do nothing but ask for a file that is not there, while no rank does anything at all."""
+        """Processes that do nothing but ask for a file in vain, while no rank does anything at all."""
         rings = self._assembly.files.rings
         long_ns, now_ns = int(self._request.stall_after_s * 1e9), time.time_ns()
         asking = []
@@ -270,9 +270,10 @@ class _Rehearsal:
 
     def _judged(self, rank: Rank, record: RunRecord) -> Rank:
         """A rank with what its process was seen to do, or not to do."""
-        if rank.pid in self._polling:
-            asked = [entry for entry in record.accesses if entry.rank == rank.rank and not entry.found]
-            newest = max(asked, key=lambda entry: entry.time_ns, default=None)
+        # A program that a rank has started may make the file, and sleep meanwhile.
+        if rank.pid in self._polling and not any(event.action == "child-process" for event in record.files):
+            own = (entry for entry in record.accesses if entry.rank == rank.rank and entry.action in ("check", "read"))
+            newest = max(own, key=lambda entry: entry.time_ns, default=None)
             return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
         if rank.pid in self._stuck:
             return msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid))

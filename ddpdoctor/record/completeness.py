@@ -61,6 +61,10 @@ _HARMED_BY = {
     "call": ("call_tracks", "step_tracks"),
     "wait": ("call_tracks", "step_tracks"),
     "broadcast": ("call_tracks", "step_tracks"),
+    "_note_made": ("wraps", "loaders"),
+    "_pass_begins": ("passes",),
+    "_end_pass": ("passes",),
+    "_note_save": ("files",),
     "pulse": ("call_tracks", "step_tracks"),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
@@ -139,6 +143,7 @@ class Completeness:
         reason = next(iter(self._live.refused.values()), "")
         if reason:
             states |= dict.fromkeys(("step_tracks", "call_tracks"), StreamState("truncated", reason))
+        states |= dict.fromkeys(("forwards", "buffers"), StreamState("truncated", "a live run records the first few"))
         if self._live.collectives():
             states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
         return states

@@ -49,7 +49,7 @@ LOST_OFFSET = 80
 """Events that the process could not write."""
 POLLING = struct.Struct("<QQ")
 POLLING_OFFSET = 88
-"""Since when the main thread has done nothing but ask for a file that is not there (0: it has not), and when it asked
+"""Since when the main thread has done nothing but ask for a file, in vain (0: it has not), and when it asked
 last."""
 HEARTBEAT = struct.Struct("<QQQqIIIIIxxxxQ")
 HEARTBEAT_OFFSET = 128

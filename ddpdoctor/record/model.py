@@ -197,7 +197,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     sleeps_until_ns: int = 0
     """When the ``time.sleep`` ends that its main thread is in; 0 when it is in none."""
     polls_for: str = ""
-    """The file that its main thread asks for again and again, which is not there; set only where it is ``stuck``."""
+    """The file that its main thread asks for again and again, in vain; set only where it is ``stuck``."""
     stuck: bool = False
     """Outside any collective it used no CPU, did no I/O and its stack did not change for the stall time."""
     stopped: bool = False

@@ -137,7 +137,7 @@ class RingTail:
         return Heartbeat(**dict(zip(Heartbeat.__struct_fields__, values, strict=False)))
 
     def polling(self) -> tuple[int, int]:
-        """Since when the main thread has only asked for a file that is not there (0: it has not); when it did last."""
+        """Since when the main thread has only asked for a file, in vain (0: it has not); when it did last."""
         since_ns, asked_ns = layout.POLLING.unpack_from(self._map, layout.POLLING_OFFSET)
         return int(since_ns), int(asked_ns)
 

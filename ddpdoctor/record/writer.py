@@ -152,7 +152,7 @@ class CollectiveRing:
         layout.LOST.pack_into(self._map, layout.LOST_OFFSET, events)
 
     def note_polling(self, since_ns: int, asked_ns: int) -> None:
-        """Say since when a file that is not there has been asked for, and when it was last; zeros when it is over."""
+        """Say since when a file has been asked for in vain, and when it was last; zeros when it is over."""
         layout.POLLING.pack_into(self._map, layout.POLLING_OFFSET, since_ns, asked_ns)
 
     def requested(self) -> int:

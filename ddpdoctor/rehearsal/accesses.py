@@ -134,8 +134,10 @@ class Accesses:
         site = journal.site(frame)
         key = (action, path, site, found)
         times = self._noted[key] = self._noted.get(key, 0) + 1
-        if site >= 0 and action in ("check", "read"):
+        if site >= 0 and (action == "check" or (action == "read" and not found)):
             self._polling.asked(path, site, found=found)
+        elif site >= 0:
+            self._polling.did_something()
         if site < 0 or times > NOTED_ALIKE:
             return
         self._total += 1

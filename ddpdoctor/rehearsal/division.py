@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Optional
 
+from ..probe.digests import WHOLE_UP_TO_BYTES, tensor_digest
 from ..probe.journal import Journal
-from .digests import WHOLE_UP_TO_BYTES, tensor_digest
 
 MOST_INDICES = 2_000_000
 MOST_ROWS = 200_000
@@ -96,18 +96,8 @@ class Division:
 
 
 def described(sampler: Any, dataset: Any) -> dict[str, Any]:
-    """What a loader's sharding sampler was told, where it was made, and which noted subset the data set is."""
-    return {
-        "sampler_rank": _number(sampler, "rank", "process_index"),
-        "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),
-        "sampler_site": getattr(sampler, _SITE, -1),
-        "part": getattr(dataset, _PART, -1),
-    }
-
-
-def _number(sampler: Any, *names: str) -> Optional[int]:
-    values = (getattr(sampler, name, None) for name in names)
-    return next((value for value in values if isinstance(value, int)), None)
+    """Where a loader's sharding sampler was made, and which noted subset the data set is."""
+    return {"sampler_site": getattr(sampler, _SITE, -1), "part": getattr(dataset, _PART, -1)}
 
 
 def _row_digests(rows: Any, length: int, deadline_s: float, torch: Any) -> Optional[tuple[str, str]]:

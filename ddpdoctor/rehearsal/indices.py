@@ -7,6 +7,7 @@ import time
 from array import array
 from typing import Any
 
+from ..probe.index_lists import base_indices, digest_of, integers
 from ..probe.journal import Journal
 
 MOST_INDICES = 8_000_000
@@ -58,12 +59,9 @@ class Indices:
                 self._wide.add(loader)
             return {}
         drawn: array[int] = iterator.__dict__.get("_ddpdoctor_drawn", array("q"))
-        base = _base_indices(iterator._dataset, drawn, self._torch)
-        import hashlib
-
-        digest = hashlib.blake2b(base.tobytes(), digest_size=8).hexdigest()
+        base = base_indices(iterator._dataset, drawn, self._torch)
         name = self._journal.writer.write_indices(number, array("q", sorted(base)))
-        return {"index_count": len(base), "index_digest": digest, "indices": name}
+        return {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
 
     def have_no_end(self, loader: int) -> bool:
         """Tell whether a loader's sampler drew so much more than its data set that its passes have no end."""
@@ -72,7 +70,7 @@ class Indices:
     def _keep(self, iterator: Any, index: Any) -> None:
         drawn = iterator.__dict__.setdefault("_ddpdoctor_drawn", array("q"))
         if len(drawn) < MOST_INDICES:
-            drawn.extend(_integers(index))
+            drawn.extend(integers(index))
 
     def _drain(self, iterator: Any) -> bool:
         """Draw the rest of the sampler's indices; False when there are too many, or the ranks draw them together."""
@@ -94,24 +92,3 @@ class Indices:
             return min(MOST_INDICES, WIDEST * len(iterator._dataset) + 1024)
         except TypeError:
             return MOST_INDICES
-
-
-def _integers(index: Any) -> list[int]:
-    """An index or a batch of them as 64-bit integers; other keys by their hash."""
-    if isinstance(index, (list, tuple)):
-        return [number for item in index for number in _integers(item)]
-    try:
-        return [int(index)]
-    except (TypeError, ValueError):
-        import hashlib
-
-        return [int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "big")]
-
-
-def _base_indices(dataset: Any, drawn: array[int], torch: Any) -> array[int]:
-    """Indices into the data set beneath any ``Subset``."""
-    while isinstance(dataset, torch.utils.data.Subset):
-        subset = dataset.indices
-        drawn = array("q", [int(subset[index]) for index in drawn])
-        dataset = dataset.dataset
-    return drawn

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, Optional
 
 from ..probe.journal import Journal
+from ..probe.loader_facts import length_of, loader_facts, sharding_sampler
 from .division import described
 from .ending import Ending
 from .indices import Indices
@@ -115,28 +116,13 @@ class Loaders:
     def _note(self, loader: Any, site: int) -> None:
         """Write what is known of a loader at its construction, and see to it that its passes are cut."""
         number, self._made = self._made, self._made + 1
-        sampler = sharding_sampler(loader)
-        dataset = loader.dataset
-        iterable = isinstance(dataset, self._torch.utils.data.IterableDataset)
-        try:
-            samples = None if iterable else len(dataset)
-        except TypeError:
-            samples = None
         self._journal.event(
             "loader",
             loader=number,
             site=site,
-            dataset_type=type(dataset).__qualname__,
-            dataset_length=samples,
-            iterable=iterable,
-            sampler_type=type(sampler or loader.sampler).__qualname__,
-            sampler_shards=sampler is not None,
-            sampler_shuffles=_shuffles(sampler or loader.sampler),
-            batch_size=loader.batch_size,
-            workers=loader.num_workers,
-            drop_last=bool(getattr(loader, "drop_last", False)),
             length=self._length(loader),
-            **described(sampler, dataset),
+            **loader_facts(loader, self._torch),
+            **described(sharding_sampler(loader), loader.dataset),
         )
         self._sites[number] = site
         object.__setattr__(loader, "_ddpdoctor_number", number)
@@ -243,15 +229,7 @@ class Loaders:
 
     def _length(self, loader: Any) -> Optional[int]:
         """The loader's true length; None when it has none."""
-        asked = getattr(loader, "_IterableDataset_len_called", None)
-        try:
-            return int(self._true_length(loader))
-        except (TypeError, NotImplementedError):
-            return None
-        finally:
-            # torch warns of streams that yield more than the length that the script asked for.
-            if asked is None and hasattr(loader, "_IterableDataset_len_called"):
-                loader._IterableDataset_len_called = None
+        return length_of(loader, self._true_length)
 
 
 def _stack(frame: Optional[FrameType]) -> tuple[tuple[CodeType, Optional[int]], ...]:
@@ -261,17 +239,3 @@ def _stack(frame: Optional[FrameType]) -> tuple[tuple[CodeType, Optional[int]], 
         lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(lines)
-
-
-def sharding_sampler(loader: Any) -> Any:
-    """The sampler or batch sampler of a loader that knows ranks; None when there is none."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    for candidate in (getattr(batch_sampler, "sampler", None), batch_sampler, getattr(loader, "sampler", None)):
-        for replicas, rank in (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank")):
-            if hasattr(candidate, replicas) and hasattr(candidate, rank):
-                return candidate
-    return None
-
-
-def _shuffles(sampler: Any) -> bool:
-    return bool(getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler"))

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any, Optional
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from ..probe.digests import tensor_digest
 from ..probe.journal import Journal
+from ..probe.wrap_facts import batch_norms, wrap_facts
 from . import memory
-from .digests import tensor_digest
 from .ending import Ending
 from .pace import Pace
 from .reduction import Reduction, accumulates, is_zero
@@ -26,14 +27,6 @@ FORWARDS_COMPARED = 200
 CHANGES_NOTED = 32
 ZEROS_SOUGHT = 32
 """Training forwards of a wrap after whose backward gradients of zero are told from others."""
-OPTIONS = (
-    "find_unused_parameters",
-    "static_graph",
-    "broadcast_buffers",
-    "forward_sync_buffers",
-    "gradient_as_bucket_view",
-    "bucket_cap_mb",
-)
 
 
 class Modules:
@@ -178,27 +171,8 @@ class Modules:
         self._wrapped += 1
         self._wraps[ddp] = reduction
         self._watch(reduction, module)
-        options: dict[str, Any] = {}
-        for option in OPTIONS:
-            if option in bound or hasattr(ddp, option):
-                value = getattr(ddp, option, bound.get(option))
-                options[option] = value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
-        unsynchronised, synchronised = self._batch_norms(module)
-        self._journal.event(
-            "wrap",
-            wrap=reduction.number,
-            site=site,
-            by_user=by_user,
-            module_class=type(module).__qualname__,
-            options=options,
-            parameters=[_describe(name, tensor) for name, tensor in module.named_parameters()],
-            buffers=[_describe(name, tensor) for name, tensor in module.named_buffers()],
-            ranks=self._torch.distributed.get_process_group_ranks(ddp.process_group),
-            ignored=sorted(ignored),
-            contains=inner,
-            batch_norms=len(unsynchronised),
-            synchronised_batch_norms=synchronised,
-        )
+        facts = wrap_facts(ddp, bound, self._torch)
+        self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
 
     def _watch(self, reduction: Reduction, module: Any) -> None:
         """Listen to the gradients of every parameter of a module that wants one, and remember what there is."""
@@ -222,7 +196,7 @@ class Modules:
         site = journal.site(frame)
         step = 0
         digest = ""
-        batch_norms = None
+        training_norms = None
         if gradients:
             self._close(reduction)
             reduction.forward_begins(synchronised, site)
@@ -234,7 +208,7 @@ class Modules:
             if reduction.training_forwards < INPUTS_DIGESTED:
                 digest = self._digest_inputs(arguments, options)
             if reduction.training_forwards == 0:
-                batch_norms = sum(layer.training for layer in self._batch_norms(ddp.module)[0])
+                training_norms = sum(layer.training for layer in batch_norms(ddp.module, self._torch)[0])
             if reduction.training_forwards < FORWARDS_COMPARED:
                 self._compare(ddp, reduction, site)
             if synchronised and reduction.training_forwards < BUFFERS_DIGESTED:
@@ -256,13 +230,13 @@ class Modules:
                 pass_ordinal=ordinal,
                 batch=batch,
                 looped=looped,
-                batch_norms=batch_norms,
+                batch_norms=training_norms,
             )
 
     def _compare(self, ddp: Any, reduction: Reduction, site: int) -> None:
         """Note which parameters were added, frozen or unfrozen since DDP listed them, and a late SyncBatchNorm."""
         module = ddp.module
-        if reduction.training_forwards == 0 and (late := self._batch_norms(module)[1]):
+        if reduction.training_forwards == 0 and (late := batch_norms(module, self._torch)[1]):
             self._journal.event("late_batch_norms", wrap=reduction.number, site=site, synchronised=late)
         if _layout(module) == self._layouts.get(reduction.number):
             return
@@ -278,12 +252,6 @@ class Modules:
         if self._changes <= CHANGES_NOTED and (added or 0 < len(frozen) < len(reduction.names)):
             self._journal.event("wrap_change", wrap=reduction.number, site=site, added=added, frozen=frozen)
 
-    def _batch_norms(self, module: Any) -> tuple[list[Any], int]:
-        """The BatchNorm layers of a module that see their own rank's batch only, and how many see every rank's."""
-        layers = [part for part in module.modules() if isinstance(part, self._torch.nn.modules.batchnorm._BatchNorm)]
-        own = [layer for layer in layers if not isinstance(layer, self._torch.nn.SyncBatchNorm)]
-        return own, len(layers) - len(own)
-
     def _note_buffers(self, ddp: Any, reduction: Reduction) -> None:
         buffers = dict(ddp.module.named_buffers())
         if buffers:
@@ -295,19 +263,9 @@ class Modules:
             )
 
     def _digest_inputs(self, arguments: Any, options: Any) -> str:
-        from .digests import leaves
+        from ..probe.digests import leaves
 
         return ".".join(leaves((arguments, options), self._torch))
-
-
-def _describe(name: str, tensor: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).replace("torch.", ""),
-        "size_bytes": tensor.numel() * tensor.element_size(),
-        "requires_grad": bool(tensor.requires_grad),
-    }
 
 
 def _layout(module: Any) -> tuple[tuple[int, bool], ...]:

@@ -13,8 +13,8 @@ import random
 import sys
 from typing import Any, Optional
 
+from ..probe.digests import tensor_digest
 from ..probe.journal import Journal
-from .digests import tensor_digest
 
 SEEDINGS_NOTED = 50
 

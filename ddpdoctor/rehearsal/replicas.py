@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from ..probe.digests import tensor_digest
 from ..probe.journal import Journal
-from .digests import tensor_digest
 from .modules import Modules
 
 STEPS_DIGESTED = 6

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
+from ..probe.digests import leaves
 from ..probe.journal import Journal
-from .digests import leaves
 from .division import Division
 from .randomness import Randomness
 

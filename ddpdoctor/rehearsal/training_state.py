@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ..probe.digests import tensor_digest
 from ..probe.journal import Journal
-from .digests import tensor_digest
 from .replicas import Replicas
 
 LOADS_NOTED = 200

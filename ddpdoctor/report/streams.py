@@ -76,6 +76,12 @@ def colours_wanted(no_color: bool) -> bool:
     return not declined and _is_terminal(sys.stdout)
 
 
+def screen_possible() -> bool:
+    """Tell whether a user sits at a terminal that can show a screen."""
+    able = os.environ.get("TERM", "") not in {"", "dumb"}
+    return able and all(map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
+
+
 def result_width() -> int:
     """Columns for a text on stdout."""
     if not _is_terminal(sys.stdout):

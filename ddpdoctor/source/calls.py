@@ -19,6 +19,7 @@ from ddpdoctor.source.own_data import chooses_keys
 from ddpdoctor.source.ranks import FIRST, guessed_lanes
 from ddpdoctor.source.signatures import signature_of
 from ddpdoctor.source.store import NEVER
+from ddpdoctor.source.thin_wraps import is_thin_wrap, wrap_by_class
 from ddpdoctor.source.trace import Jump
 from ddpdoctor.source.values import (
     ALL_LANES,
@@ -196,9 +197,11 @@ def construct(
     named: dict[str, Value],
     complete: bool = True,
 ) -> Value:
-    """Make an instance of a project class."""
+    """Make an instance of a project class; of one that is DDP under another name, a DDP object."""
     instance = Instance(machine.object_number(node), cls)
     method = class_attribute(machine, cls, "__init__")
+    if cls.node.bases and is_thin_wrap(machine, cls):
+        return wrap_by_class(machine, node, instance, method, positional, named, complete)
     if isinstance(method, Function):
         call_function(machine, node, bound_to(method, instance), positional, named, complete)
     else:

@@ -25,6 +25,7 @@ from ddpdoctor.source.own_data import (
 from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
 from ddpdoctor.source.targets import overwrite
 from ddpdoctor.source.tensors import tensor_method
+from ddpdoctor.source.thin_wraps import is_thin_wrap
 from ddpdoctor.source.values import (
     AGREED,
     NO_CONTEXT,
@@ -274,6 +275,8 @@ def _call_super(
     owner = machine.frame.owner.owner if machine.frame.owner is not None else None
     if owner is None:
         return UNIFORM
+    if name == "__init__" and isinstance(receiver, Instance) and is_thin_wrap(machine, receiver.cls):
+        return wrap(machine, node, positional, named, complete, number=receiver.number)
     for base in bases_of(machine, owner):
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)

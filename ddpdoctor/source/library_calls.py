@@ -11,7 +11,19 @@ from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.own_data import COUNTED, OWN_KINDS, agrees_by_name, members_of, origin_of
 from ddpdoctor.source.tensors import TENSOR_CALLS
 from ddpdoctor.source.trace import EventKind
-from ddpdoctor.source.values import AGREED, Built, Const, Items, Lanes, Tag, Unknown, Value, derived, options_of
+from ddpdoctor.source.values import (
+    AGREED,
+    UNIFORM,
+    Built,
+    Const,
+    Items,
+    Lanes,
+    Tag,
+    Unknown,
+    Value,
+    derived,
+    options_of,
+)
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DATA_PARALLEL,
@@ -91,6 +103,10 @@ def origins_kept(value: Unknown) -> frozenset[Tag]:
     return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
 
 
+def _is_zip(value: Items) -> bool:
+    return value.open and len(value.values) == 1 and isinstance(value.values[0], Items)
+
+
 def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """``zip``: tuples whose parts keep apart where they come from."""
     from ddpdoctor.source.expressions import item_of
@@ -104,8 +120,11 @@ def _same_items(
     last: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     """``tqdm(loader)``, ``enumerate(loader)``: yields what its arguments yield."""
-    if last in {"list", "tuple"} and len(positional) == 1 and isinstance(positional[0], Items):
-        return positional[0]
+    if len(positional) == 1 and isinstance(positional[0], Items):
+        if last in {"list", "tuple"} or (last == "tqdm" and _is_zip(positional[0])):
+            return positional[0]
+        if last == "enumerate" and _is_zip(positional[0]):
+            return Items((Items((UNIFORM, positional[0].values[0])),), open=True)
     tags: set[tuple[str, int]] = set()
     for value in positional:
         for option in options_of(value):

@@ -89,6 +89,8 @@ class Machine:
         self.contexts: list[ContextAround] = []
         self.wrapped: dict[int, int] = {}
         """The number of the DDP object that holds a module, by the number of the module."""
+        self.handing_on: set[int] = set()
+        """Numbers of the DDP objects that have the attributes of their modules, too."""
         self.inside_ddp = 0
         """Forwards through DDP objects around the present statement."""
         self.gradients = True

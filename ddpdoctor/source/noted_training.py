@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
     """Keep that an attribute is asked of a DDP object, outside of a ``try`` that may catch its absence."""
-    if isinstance(value, Built) and value.name == DDP and not machine.trying:
+    if not isinstance(value, Built) or value.name != DDP or machine.trying:
+        return
+    if value.number not in machine.handing_on or name == "module":
         machine.note("training", f"ddp.{name}", node, receiver=value)
 
 

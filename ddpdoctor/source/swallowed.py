@@ -82,9 +82,16 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
     if inside:
         later = any(event.ordinal > inside[-1].ordinal for event in events if event.scopes[:1] == inside[-1].scopes[:1])
         return inside[0] if loop is not None or later else None
-    if loop is None or not any(_skips_turn(handler) for handler in node.handlers) or _only_fetches(node.body):
+    if loop is None or _only_fetches(node.body):
         return None
-    return next(led_through(events, module, last + 1, loop.end_lineno or last), None)
+    leaving = {type(handler.body[-1]) for handler in node.handlers}
+    if leaving & {ast.Continue, ast.Break}:
+        behind = next(led_through(events, module, last + 1, loop.end_lineno or last), None)
+        if behind is not None:
+            return behind
+    if leaving & {ast.Break, ast.Return}:  # The next turns are missed whole.
+        return next(led_through(events, module, loop.body[0].lineno, node.lineno), None)
+    return None
 
 
 def _loop_around(module: Module, node: ast.Try) -> ast.For | ast.While | None:
@@ -95,10 +102,6 @@ def _loop_around(module: Module, node: ast.Try) -> ast.For | ast.While | None:
         if isinstance(around, (ast.For, ast.While)):
             return around
     return None
-
-
-def _skips_turn(handler: ast.ExceptHandler) -> bool:
-    return isinstance(handler.body[-1], (ast.Continue, ast.Break))
 
 
 def _only_fetches(body: Sequence[ast.stmt]) -> bool:

@@ -19,6 +19,7 @@ from ddpdoctor.source.values import (
     Built,
     Choice,
     Instance,
+    Items,
     Unknown,
     Value,
     constant,
@@ -139,12 +140,26 @@ def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], boo
     """The loops around a backward that run over loaders, or else the loaders that its loss comes from."""
     found = False
     for loop in backward.loops:
-        numbers, certain = _loaders_in(loop.iterable)
-        if numbers:
-            found = True
-            yield loop, numbers, certain
+        for part in _side_by_side(loop.iterable):
+            numbers, certain = _loaders_in(part)
+            if numbers:
+                found = True
+                yield loop, numbers, certain
     if not found and backward.receiver is not None:
         yield None, {number for kind, number in tags_of(backward.receiver) if kind == "batch"}, True
+
+
+def _side_by_side(iterable: Value) -> Iterator[Value]:
+    """What a loop goes over in step: the parts of a ``zip``, or the one thing that it goes over."""
+    item = iterable.values[0] if isinstance(iterable, Items) and iterable.open and len(iterable.values) == 1 else None
+    if not isinstance(item, Items) or item.open:
+        yield iterable
+        return
+    for part in item.values:
+        if isinstance(part, Items):
+            yield from part.values
+        else:
+            yield part
 
 
 def _loaders_in(iterable: Value) -> tuple[set[int], bool]:

@@ -70,9 +70,17 @@ def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
             )
 
 
-def wrap(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value], complete: bool) -> Value:
-    """Construct DDP: a collective of its process group."""
-    number = machine.object_number(node)
+def wrap(
+    machine: Machine,
+    node: ast.AST,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool,
+    *,
+    number: int = 0,
+) -> Value:
+    """Construct DDP: a collective of its process group; ``number`` is the object's, where it has one already."""
+    number = number or machine.object_number(node)
     group = named.get("process_group", NONE)
     in_tree = complete and constant(group) is None
     machine.emit("wrap", DDP, node, positional, named, number=number, complete=complete, in_tree=in_tree)

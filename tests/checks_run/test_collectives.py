@@ -110,7 +110,7 @@ def test_a_rank_that_asks_for_a_file_while_nothing_moves_is_a_warning_that_names
     finding = only(hang.in_run(job.record()))
     assert finding.severity == Severity.WARNING
     assert finding.title.startswith("rank 1 asks again and again at an unknown line whether READY is there while rank")
-    assert "must make before it waits in a collective that rank 1 comes to later" in finding.remedy
+    assert "it must before it waits in a collective that rank 1 comes to later" in finding.remedy
 
 
 def test_a_stopped_rank_is_told_to_be_stopped() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ddpdoctor.rehearsal.digests import tensor_digest  # noqa: E402
+from ddpdoctor.probe.digests import tensor_digest  # noqa: E402
 
 ELSEWHERE = ctypes.create_string_buffer(16)
 

@@ -147,7 +147,10 @@ def framed(
     """A page between its frame's lines."""
     tabbed, targets = tab_line(view, tabs, page, width)
     return Painting(
-        (title_line(view, width), tabbed, *body.lines, key_line(view, keys, width)),
+        tuple(
+            fitted(cells, width, view.glyphs.dots)
+            for cells in (title_line(view, width), tabbed, *body.lines, key_line(view, keys, width))
+        ),
         (
             *(Target(1, one.left, one.right, one.action) for one in targets),
             *(Target(one.y + 2, one.left, one.right, one.action) for one in body.targets),

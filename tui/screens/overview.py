@@ -124,9 +124,10 @@ def step_chart(view: View, width: int, height: int) -> list[Line]:
     columns = width - labels - 2
     high = top_of(newest(history.step_p50_ns, columns), newest(history.step_p95_ns, columns))
     rows = spread(history.step_p50_ns, history.step_p95_ns, columns, height - 1, glyphs, high)
+    measured = any(value is not None for value in history.step_p50_ns)
     lines: list[Line] = []
     for number, cells in enumerate(rows):
-        label = duration(high) if number == 0 else "0" if number == len(rows) - 1 else ""
+        label = "" if not measured else duration(high) if number == 0 else "0" if number == len(rows) - 1 else ""
         lines.append(line(Cell(padded(label, labels, "right"), "dim"), Cell(f" {glyphs.bar_between}", "faint"), *cells))
     reach = _reach(view.snapshot, columns)
     caption = f"step time, median and p95{reach}"

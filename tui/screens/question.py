@@ -26,7 +26,8 @@ def overlaid(painting: Painting, question: Question, width: int, glyphs: Glyphs)
     content += [line(Cell(f"  {key:<5}", "key"), what) for key, what in question.answers]
     content.append(EMPTY)
     edge = Cell(glyphs.rule * inner, "edge.warning")
-    box: list[Line] = [(edge,), *(fitted(cells, inner) for cells in content), (edge,)]
+    side = Cell(glyphs.bar_between, "edge.warning")
+    box: list[Line] = [(edge,), *((side, *fitted(cells, inner - 2), side) for cells in content), (edge,)]
     top = max(0, (len(painting.lines) - len(box)) // 2)
     left = max(0, (width - inner) // 2)
     lines = list(painting.lines)

@@ -92,7 +92,7 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         role = "bad" if rank.culprit else "" if rank.alive else "dim"
         age, words = view.age(rank.pulse_at_ns) if rank.alive and rank.pulse_at_ns is not None else ("fresh", "")
         if age == "stale":
-            return line(Cell(f"no heartbeat, {words}; was {shown(rank.state)}", "warning"))
+            return line(Cell(f"no heartbeat for {words.removesuffix(' old')}", "warning"))
         text = shown(rank.state) + (f" for {since}" if long and rank.alive else "")
         return line(Cell(text, "dim" if age == "old" else role))
 

@@ -23,14 +23,16 @@ STACK_FRAMES = 8
 
 def heading(title: str, width: int, glyphs: Glyphs, right: str = "", right_role: str = "dim") -> Line:
     """A title on a horizontal rule, with a remark at its right end."""
-    end = f" {right} " if right else ""
-    filled = max(0, width - cell_len(title) - cell_len(end) - (4 if right else 3))
+    title = cut(title, max(4, width - 6), glyphs.dots)
+    room = width - cell_len(title) - 8
+    end = f" {cut(right, room, glyphs.dots)} " if right and room > 3 else ""
+    filled = max(0, width - cell_len(title) - cell_len(end) - (4 if end else 3))
     return line(
         Cell(glyphs.rule, "faint"),
         Cell(f" {title} ", "strong"),
         Cell(glyphs.rule * filled, "faint"),
         Cell(end, right_role),
-        Cell(glyphs.rule if right else "", "faint"),
+        Cell(glyphs.rule if end else "", "faint"),
     )
 
 

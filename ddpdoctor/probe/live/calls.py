@@ -61,7 +61,13 @@ _BUFFERS = layout.CALL_KINDS.index("buffers")
 class Calls:
     """Replaces the functions of ``torch.distributed``, in both modules that users take them from."""
 
-    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities, groups: GroupBook) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        torch: Any,
+        capabilities: Capabilities,
+        groups: GroupBook,
+    ) -> None:
         self._observer = observer
         self._torch = torch
         self._capabilities = capabilities
@@ -132,10 +138,11 @@ class Calls:
         @functools.wraps(synchronise)
         def _sync_buffers(ddp: Any) -> None:
             if calls._inside or observer.thread != get_ident():
-                return synchronise(ddp)
+                synchronise(ddp)
+                return
             noted = calls._buffers_begin(ddp, sys._getframe(1))
             try:
-                return synchronise(ddp)
+                synchronise(ddp)
             finally:
                 calls._ended(noted, None)
 

@@ -10,6 +10,7 @@ from ..groups import GroupBook, Groups
 from ..journal import Journal
 from ..process import ProcessEnd
 from .calls import Calls
+from .evidence import Evidence
 from .flights import Flights
 from .observer import Observer
 from .pulse import PulseThread
@@ -37,7 +38,9 @@ class Live:
             journal.event("missing_capability", name=name, cost=cost)
         self._groups = GroupBook(journal, torch)
         self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities))
-        Training(observer, torch, capabilities, Reductions(observer, capabilities)).install()
+        evidence = Evidence(observer, torch)
+        evidence.install()
+        Training(observer, torch, capabilities, Reductions(observer, capabilities), evidence).install()
         Calls(observer, torch, capabilities, self._groups).install()
         Groups(journal, torch, self._groups, self._world_made).install()
         self._process_end.before_exit = self._process_end.before_os_exit = self._close

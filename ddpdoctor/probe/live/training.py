@@ -9,9 +9,11 @@ import functools
 import sys
 import time
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from ..capabilities import Capabilities
+from .evidence import Evidence
 from .observer import Observer, rows_of
 from .reductions import Reductions
 from .steps import ACTIVE, CANDIDATE, Source
@@ -23,11 +25,14 @@ _now_ns = time.monotonic_ns
 class Training:
     """Replaces what a training loop calls."""
 
-    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities, reductions: Reductions) -> None:
+    def __init__(
+        self, observer: Observer, torch: Any, capabilities: Capabilities, reductions: Reductions, evidence: Evidence
+    ) -> None:
         self._observer = observer
         self._torch = torch
         self._capabilities = capabilities
         self._reductions = reductions
+        self._evidence = evidence
         self._sources: dict[int, Source] = {}
         self._backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
@@ -59,7 +64,7 @@ class Training:
             try:
                 batch = advance(iterator)
             except BaseException as error:
-                training._fetch_failed(source, isinstance(error, StopIteration))
+                training._fetch_failed(iterator, source, isinstance(error, StopIteration))
                 raise
             training._fetch_ended(iterator, batch)
             return batch
@@ -69,11 +74,13 @@ class Training:
             if observer.thread != get_ident():
                 return iterate(loader)
             training._pause_begins(DATA_WAIT)
+            training._evidence.pass_is_asked_for(loader)
             try:
                 iterator = iterate(loader)
             finally:
                 training._pause_ended()
             training._remember(loader, iterator)
+            training._evidence.pass_begins(loader, iterator, sys._getframe(1))
             return iterator
 
         iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
@@ -86,7 +93,7 @@ class Training:
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
             if is_compiling() or observer.thread != get_ident():
                 return forward(ddp, *arguments, **options)
-            training._forward_begins(ddp)
+            training._forward_begins(ddp, sys._getframe(1))
             try:
                 return forward(ddp, *arguments, **options)
             finally:
@@ -116,6 +123,7 @@ class Training:
         def save_timed(*arguments: Any, **options: Any) -> Any:
             if observer.thread != get_ident():
                 return save(*arguments, **options)
+            training._evidence.saves(arguments, options, sys._getframe(1))
             training._pause_begins(SAVING)
             try:
                 return save(*arguments, **options)
@@ -144,6 +152,7 @@ class Training:
         try:
             now_ns = _now_ns()
             observer.watch.leave(now_ns)
+            self._evidence.drawn(iterator)
             fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
             observer.steps.fetch_ended(rows_of(batch), fresh and self._has_started_workers(iterator), now_ns)
         except Exception as error:
@@ -155,12 +164,13 @@ class Training:
         iterator._ddpdoctor_served = True
         return not known
 
-    def _fetch_failed(self, source: Any, exhausted: bool) -> None:
+    def _fetch_failed(self, iterator: Any, source: Any, exhausted: bool) -> None:
         observer = self._observer
         try:
             observer.watch.leave(_now_ns())
             if exhausted and source is not None:
                 observer.steps.pass_ended(source)
+                self._evidence.pass_ended(iterator)
         except Exception as error:
             observer.fault("fetch", error)
 
@@ -176,7 +186,7 @@ class Training:
         except Exception:  # an iterator of the user's own takes no attributes
             return
 
-    def _forward_begins(self, ddp: Any) -> None:
+    def _forward_begins(self, ddp: Any, frame: FrameType) -> None:
         observer = self._observer
         try:
             now_ns, steps = _now_ns(), observer.steps
@@ -191,6 +201,7 @@ class Training:
                 if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
                     phase = EVALUATION
                     steps.pause(now_ns)
+            self._evidence.forward_begins(ddp, frame)
             observer.watch.enter(phase, now_ns)
         except Exception as error:
             observer.fault("forward", error)
@@ -222,6 +233,7 @@ class Training:
             observer.journal.backwards += 1
             self._reductions.backward_ended(observer.watch.tally)
             observer.steps.backward_ended(now_ns)
+            self._evidence.backward_ended()
         except Exception as error:
             observer.fault("backward", error)
 

@@ -1,0 +1,74 @@
+"""The screen as a face of a watched run, a recorded one, or the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.report import streams
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.snapshot import Playback, SnapshotSource
+
+SCREEN = "ddpdoctor.tui.app"
+"""The only place where the core names the screen."""
+
+
+def show(source: SnapshotSource, playback: Playback | None = None) -> str:
+    """Show a run until the user leaves; how they left, as in ``ddpdoctor.tui.app.ScreenEnd``."""
+    with _talk_kept_back():
+        end: str = import_module(SCREEN).run_screen(source, playback=playback, explain=explanation_of)
+    return end
+
+
+def show_demo() -> None:
+    """Show a run that never was; raises UsageError without a terminal."""
+    from ddpdoctor.monitor.demo import Demo
+
+    _demand_terminal("--demo")
+    demo = Demo()
+    show(demo, demo)
+
+
+def show_replay(run: str) -> None:
+    """Show a run again that was watched: a run directory or the name of a kept run.
+
+    Raises UsageError without a terminal, and RecordError when nothing was recorded.
+    """
+    from ddpdoctor.launch.kept_runs import named_run
+    from ddpdoctor.monitor.playback import Replay
+
+    _demand_terminal("--replay")
+    replay = Replay(named_run(run))
+    replay.seek(0)
+    replay.play(1.0)
+    show(replay, replay)
+
+
+def explanation_of(code: str) -> str:
+    """The documentation of a check; empty for one that is not known."""
+    from ddpdoctor.registry import find, load, read_catalogue
+    from ddpdoctor.report.explanation import as_text
+
+    try:
+        return as_text([load(find(read_catalogue(), code))])
+    except UsageError:
+        return ""
+
+
+def _demand_terminal(option: str) -> None:
+    if not streams.screen_possible():
+        raise UsageError(f"{option} needs a terminal: stdin, stdout and stderr have to be one")
+
+
+@contextmanager
+def _talk_kept_back() -> Iterator[None]:
+    """Keep warnings of Python off the terminal while the screen has it."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

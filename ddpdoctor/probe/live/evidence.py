@@ -1,0 +1,266 @@
+"""What the checks want to know beside times: wraps, loaders, passes, the first forwards, files that were saved."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from array import array
+from types import FrameType
+from typing import Any, Callable, Optional
+from weakref import WeakKeyDictionary
+
+from ..digests import tensor_digest
+from ..index_lists import base_indices, digest_of, integers
+from ..loader_facts import length_of, loader_facts, sharding_sampler
+from ..wrap_facts import batch_norms, wrap_facts
+from .observer import Observer
+
+FORWARDS_NOTED = 32
+PASSES_NOTED = 200
+PASSES_WITH_INDICES = 2
+"""Of each loader: whole lists of indices are kept of so many passes …"""
+MOST_INDICES = 250_000
+"""… that draw no more than so many."""
+LOADERS_NOTED = 64
+SAVES_NOTED = 200
+BUFFERS_NOTED = 6
+"""Forwards of a wrap before which its buffers are digested …"""
+MOST_BUFFER_BYTES = 1 << 24
+"""… if there are no more of them."""
+
+
+class Pass:
+    """One pass over a loader."""
+
+    __slots__ = ("backwards", "drawn", "loader", "number", "ordinal", "yielded")
+
+    def __init__(self, number: int, loader: int, ordinal: int, drawn: Optional[array[int]]) -> None:
+        self.number = number
+        self.loader = loader
+        self.ordinal = ordinal
+        self.yielded = 0
+        self.backwards = 0
+        self.drawn = drawn
+        """The indices that its sampler drew; None where they are not kept."""
+
+
+class Evidence:
+    """Writes events of the same shape as a rehearsal's, of the first few of everything."""
+
+    def __init__(self, observer: Observer, torch: Any) -> None:
+        self._observer = observer
+        self._journal = observer.journal
+        self._torch = torch
+        self._wraps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._wrapped = 0
+        self._loaders = 0
+        self._ordinals: dict[int, int] = {}
+        self._passes = 0
+        self._newest: Optional[Pass] = None
+        self._forwards: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
+        self._noted_buffers: dict[int, int] = {}
+        self._saves = 0
+        self._length: Callable[[Any], Any] = torch.utils.data.DataLoader.__len__
+
+    def install(self) -> None:
+        """Patch the constructors, and the drawing of indices."""
+        self._watch_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
+        self._watch_construction(self._torch.utils.data.DataLoader, self._note_loader)
+        iterator_class = self._torch.utils.data.dataloader._BaseDataLoaderIter
+        draw, evidence = iterator_class._next_index, self
+
+        @functools.wraps(draw)
+        def _next_index(iterator: Any) -> Any:
+            index = draw(iterator)
+            if evidence._observer.thread >= 0:
+                evidence._guarded(evidence._keep, iterator, index)
+            return index
+
+        iterator_class._next_index = _next_index
+
+    def note_wrap(self, ddp: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
+        """Note a DDP module; once each."""
+        if ddp in self._wraps:
+            return
+        inner = [self._wraps[part] for part in ddp.module.modules() if part in self._wraps]
+        number, self._wrapped = self._wrapped, self._wrapped + 1
+        self._wraps[ddp] = number
+        if number < LOADERS_NOTED:
+            facts = wrap_facts(ddp, given, self._torch)
+            self._journal.event("wrap", wrap=number, site=site, by_user=by_user, contains=inner, **facts)
+
+    def pass_is_asked_for(self, loader: Any) -> None:
+        """An iterator is about to be made, or started anew where workers persist."""
+        iterator = getattr(loader, "_iterator", None)
+        if iterator is not None:
+            iterator.__dict__.pop("_ddpdoctor_pass", None)
+
+    def pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
+        """A pass over a loader begins."""
+        self._guarded(self._pass_begins, loader, iterator, frame)
+
+    def drawn(self, iterator: Any) -> None:
+        """A batch was handed out."""
+        current = iterator.__dict__.get("_ddpdoctor_pass")
+        if current is not None:
+            current.yielded += 1
+            self._newest = current
+
+    def pass_ended(self, iterator: Any) -> None:
+        """A loader has no batch left."""
+        current = iterator.__dict__.pop("_ddpdoctor_pass", None)
+        if current is not None:
+            self._guarded(self._end_pass, current, iterator)
+
+    def backward_ended(self) -> None:
+        """A backward was made with the newest batch."""
+        if self._newest is not None:
+            self._newest.backwards += 1
+
+    def forward_begins(self, ddp: Any, frame: FrameType) -> None:
+        """A forward through a DDP module begins; the first few of each are noted."""
+        number = self._wraps.get(ddp)
+        if number is None:
+            self._guarded(self.note_wrap, ddp, {}, -1, False)
+            return
+        count = self._forwards.get(number, 0)
+        self._forwards[number] = count + 1
+        if count < FORWARDS_NOTED:
+            self._guarded(self._note_forward, ddp, number, frame)
+        if count < BUFFERS_NOTED:
+            self._guarded(self._note_buffers, ddp, number)
+
+    def saves(self, arguments: tuple[Any, ...], options: dict[str, Any], frame: FrameType) -> None:
+        """A file is about to be saved with torch."""
+        self._saves += 1
+        if self._saves <= SAVES_NOTED:
+            self._guarded(self._note_save, options.get("f", arguments[1] if len(arguments) > 1 else None), frame)
+
+    def _watch_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
+        construct, evidence = owner.__init__, self
+        names = list(inspect.signature(construct).parameters)[1:]
+
+        @functools.wraps(construct)
+        def __init__(made: Any, *arguments: Any, **options: Any) -> None:
+            construct(made, *arguments, **options)
+            given = {**dict(zip(names, arguments)), **options}
+            evidence._guarded(evidence._note_made, note, made, given, sys._getframe(1))
+
+        owner.__init__ = __init__
+
+    def _note_made(self, note: Callable[..., None], made: Any, given: dict[str, Any], frame: FrameType) -> None:
+        journal = self._journal
+        if journal.forked_from is None:
+            note(made, given, journal.site(frame), journal.user_code.holds(frame.f_code.co_filename))
+
+    def _note_loader(self, loader: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
+        number, self._loaders = self._loaders, self._loaders + 1
+        object.__setattr__(loader, "_ddpdoctor_loader", number)
+        if number < LOADERS_NOTED:
+            length = length_of(loader, self._length)
+            facts = loader_facts(loader, self._torch)
+            self._journal.event("loader", loader=number, site=site, length=length, **facts)
+
+    def _pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
+        number = loader.__dict__.get("_ddpdoctor_loader", LOADERS_NOTED)
+        ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
+        if number >= LOADERS_NOTED or self._passes >= PASSES_NOTED:
+            iterator._ddpdoctor_pass = None
+            return
+        self._passes += 1
+        # The workers' first indices were drawn when the iterator was made.
+        early = iterator.__dict__.pop("_ddpdoctor_early", None)
+        keeps = ordinal < PASSES_WITH_INDICES and getattr(iterator, "_dataset_kind", 1) == 0
+        drawn = (early or array("q")) if keeps else None
+        iterator._ddpdoctor_pass = current = Pass(self._passes, number, ordinal, drawn)
+        sampler = sharding_sampler(loader)
+        self._journal.event(
+            "pass_begun",
+            number=current.number,
+            loader=number,
+            ordinal=ordinal,
+            site=self._journal.site(frame),
+            set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
+            true_length=length_of(loader, self._length),
+        )
+
+    def _keep(self, iterator: Any, index: Any) -> None:
+        current = iterator.__dict__.get("_ddpdoctor_pass", self)
+        if current is self:
+            drawn = iterator.__dict__.setdefault("_ddpdoctor_early", array("q"))
+            if len(drawn) < MOST_INDICES:
+                drawn.extend(integers(index))
+        elif current is not None and current.drawn is not None:
+            current.drawn.extend(integers(index))
+            if len(current.drawn) > MOST_INDICES:
+                current.drawn = None
+
+    def _end_pass(self, current: Pass, iterator: Any) -> None:
+        fields: dict[str, Any] = {}
+        if current.drawn is not None:
+            base = base_indices(iterator._dataset, current.drawn, self._torch)
+            name = self._journal.writer.write_indices(current.number, array("q", sorted(base)))
+            fields = {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
+        self._journal.event(
+            "pass_ended",
+            number=current.number,
+            yielded=current.yielded,
+            end="exhausted",
+            backwards=current.backwards,
+            **fields,
+        )
+
+    def _note_forward(self, ddp: Any, number: int, frame: FrameType) -> None:
+        gradients = bool(self._torch.is_grad_enabled())
+        training = gradients and bool(ddp.training)
+        site = self._journal.site(frame)
+        if training:
+            self._steps[site] = self._steps.get(site, 0) + 1
+        first = training and self._steps[site] == 1
+        newest = self._newest
+        self._journal.event(
+            "forward",
+            wrap=number,
+            site=site,
+            step=self._steps[site] if training else 0,
+            gradients=gradients,
+            training=bool(ddp.training),
+            synchronised=gradients and bool(ddp.require_backward_grad_sync),
+            pass_loader=newest.loader if newest is not None else -1,
+            pass_ordinal=newest.ordinal if newest is not None else -1,
+            batch=newest.yielded - 1 if newest is not None else -1,
+            batch_norms=sum(layer.training for layer in batch_norms(ddp.module, self._torch)[0]) if first else None,
+        )
+
+    def _note_buffers(self, ddp: Any, number: int) -> None:
+        """Note what the buffers of a module hold just before DDP broadcasts them."""
+        if not (self._torch.is_grad_enabled() and ddp.training and ddp.require_backward_grad_sync):
+            return
+        buffers = dict(ddp.module.named_buffers())
+        if not buffers or sum(map(_size_bytes, buffers.values())) > MOST_BUFFER_BYTES:
+            return
+        ordinal = self._noted_buffers.get(number, 0)
+        self._noted_buffers[number] = ordinal + 1
+        digests = {name: tensor_digest(buffer) for name, buffer in buffers.items()}
+        self._journal.event("buffers", wrap=number, forward=ordinal, digests=digests)
+
+    def _note_save(self, target: Any, frame: FrameType) -> None:
+        try:
+            path = os.path.abspath(os.fspath(target))
+        except TypeError:
+            return  # a stream of the user's
+        existed = os.path.exists(path)
+        self._journal.event("file", action="save", path=path, existed=existed, site=self._journal.site(frame))
+
+    def _guarded(self, note: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            note(*arguments)
+        except Exception as error:
+            self._journal.event("probe_fault", where=note.__name__, text=repr(error))
+
+
+def _size_bytes(tensor: Any) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())

@@ -1,0 +1,61 @@
+"""What is known of a DataLoader when it is made."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+
+def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
+    """Fields of a ``loader`` event, except for its number, its place and its length."""
+    sampler = sharding_sampler(loader)
+    dataset = loader.dataset
+    iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+    try:
+        samples = None if iterable else len(dataset)
+    except TypeError:
+        samples = None
+    return {
+        "dataset_type": type(dataset).__qualname__,
+        "dataset_length": samples,
+        "iterable": iterable,
+        "sampler_type": type(sampler or loader.sampler).__qualname__,
+        "sampler_shards": sampler is not None,
+        "sampler_rank": _number(sampler, "rank", "process_index"),
+        "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),
+        "sampler_shuffles": _shuffles(sampler or loader.sampler),
+        "batch_size": loader.batch_size,
+        "workers": loader.num_workers,
+        "drop_last": bool(getattr(loader, "drop_last", False)),
+    }
+
+
+def sharding_sampler(loader: Any) -> Any:
+    """The sampler or batch sampler of a loader that knows ranks; None when there is none."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for candidate in (getattr(batch_sampler, "sampler", None), batch_sampler, getattr(loader, "sampler", None)):
+        for replicas, rank in (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank")):
+            if hasattr(candidate, replicas) and hasattr(candidate, rank):
+                return candidate
+    return None
+
+
+def length_of(loader: Any, ask: Any) -> Optional[int]:
+    """A loader's length as ``ask``, its class's own method, says; None when it has none."""
+    asked = getattr(loader, "_IterableDataset_len_called", None)
+    try:
+        return int(ask(loader))
+    except (TypeError, NotImplementedError):
+        return None
+    finally:
+        # torch warns of streams that yield more than the length that the script asked for.
+        if asked is None and hasattr(loader, "_IterableDataset_len_called"):
+            loader._IterableDataset_len_called = None
+
+
+def _shuffles(sampler: Any) -> bool:
+    return bool(getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler"))
+
+
+def _number(sampler: Any, *names: str) -> Optional[int]:
+    values = (getattr(sampler, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), None)

@@ -1,0 +1,161 @@
+"""Ages are told, what is not known is a dash, and hostile text does no harm in any field."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.monitor.snapshot import Snapshot
+from ddpdoctor.tui.screens.pages import PAGES, paint_screen
+from ddpdoctor.tui.timeline import Timeline
+from ddpdoctor.tui.view import View
+from tests.tui import runs
+from tests.tui.screens import lines_of, opened, text_of, until
+
+EVIL = (
+    "\x1b[2J\x1b]0;owned\x07\x9b31m[bold red]x[/] {0} \u202egnp.exe \u05e9\u05dc \U0001f468\u200d\U0001f469 "
+    + "n" * 10_000
+)
+SIZES = ((80, 24), (120, 36), (240, 60))
+
+
+def painted(snapshot: Snapshot, page: str, width: int = 120, height: int = 36, **changed: Any) -> list[str]:
+    painting = paint_screen(View(snapshot=snapshot, page=page, **changed), width, height)
+    return ["".join(cell.text for cell in cells) for cells in painting.lines]
+
+
+def roles(snapshot: Snapshot, page: str, word: str) -> set[str]:
+    painting = paint_screen(View(snapshot=snapshot, page=page), 120, 36)
+    return {cell.role.rstrip("!") for cells in painting.lines for cell in cells if word in cell.text}
+
+
+def aged(seconds: float) -> Snapshot:
+    """A run whose newest step is that old."""
+    at_ns = runs.NOW - int(seconds * runs.S)
+    ranks = tuple(msgspec.structs.replace(rank, measured_at_ns=at_ns) for rank in runs.snapshot().ranks)
+    return runs.snapshot(measured_at_ns=at_ns, ranks=ranks)
+
+
+@pytest.mark.parametrize("page", ["overview", "ranks"])
+def test_figures_dim_after_3_s_and_say_their_age_after_10_s(page: str) -> None:
+    figure = "216 ms"
+    assert "dim" not in roles(aged(2.9), page, figure)
+    assert roles(aged(3.1), page, figure) == {"dim"}
+    assert not any("s old ─" in line for line in painted(aged(9.9), page))
+    assert any("11 s old ─" in line for line in painted(aged(11.2), page))
+
+
+def test_every_page_carries_the_age_of_its_figures() -> None:
+    for page in PAGES:
+        assert "figures  2.5 s old" in painted(aged(2.5), page)[0]
+
+
+def test_a_silent_source_is_told_apart_from_a_silent_job() -> None:
+    lines = painted(runs.snapshot(), "overview", silent_ns=14 * runs.S)
+    assert "no news for 14 s" in lines[0]
+    assert any("14 s old ─" in line for line in lines)
+
+
+def test_a_rank_without_a_heartbeat_says_so() -> None:
+    ranks = tuple(
+        msgspec.structs.replace(rank, pulse_at_ns=runs.NOW - 33 * runs.S) if rank.rank == 2 else rank
+        for rank in runs.snapshot().ranks
+    )
+    lines = painted(runs.snapshot(ranks=ranks), "ranks", width=160)
+    assert sum("no heartbeat for 33 s" in line for line in lines) == 1
+
+
+def test_what_is_not_known_is_a_dash_and_never_0() -> None:
+    bare = tuple(
+        msgspec.structs.replace(
+            rank,
+            step=None,
+            step_times=None,
+            phases=None,
+            waiting_ns=None,
+            samples_per_s=None,
+            lateness_ns=(),
+            gpu_index=None,
+        )
+        for rank in runs.snapshot().ranks[:2]
+    )
+    empty = runs.snapshot(ranks=bare, gpus=(), phases=None, step_times=None, steps_per_s=None, samples_per_s=None)
+    row = next(line for line in painted(empty, "ranks", width=160)[4:] if line.strip().startswith("1 "))
+    assert row.count("—") >= 7
+    assert " 0 " not in row.replace("node-00", "")
+    assert "— steps/s" in "\n".join(painted(empty, "overview"))
+
+
+def evil_everywhere(value: Any) -> Any:
+    """The same structure with hostile text in every field that takes any text."""
+    if isinstance(value, msgspec.Struct):
+        kept = {"state", "source", "phase", "kind_of_verdict"}
+        changes = {}
+        for name in value.__struct_fields__:
+            field = getattr(value, name)
+            literal = name in {"source", "phase", "basis", "severity"} or (
+                name == "state" and type(value).__name__ in {"Snapshot", "RunVerdict"}
+            )
+            if not literal or name not in kept | {"basis", "severity"}:
+                changes[name] = evil_everywhere(field)
+        return msgspec.structs.replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(map(evil_everywhere, value))
+    return EVIL if isinstance(value, str) and value else value
+
+
+@pytest.mark.parametrize("build", [runs.exposed, runs.stalled, runs.straggler])
+def test_hostile_text_keeps_every_line_harmless_and_in_its_width(build: Any) -> None:
+    from rich.cells import cell_len
+
+    snapshot = evil_everywhere(build())
+    keys = {"rank": "3", "finding": ""}
+    from ddpdoctor.tui.screens.findings import key_of
+
+    keys["finding"] = key_of(snapshot.findings[0])
+    for page in PAGES:
+        for width, height in SIZES:
+            view = View(snapshot=snapshot, page=page, opened=keys.get(page, ""), explanation=EVIL)
+            painting = paint_screen(view, width, height)
+            assert len(painting.lines) == height
+            for cells in painting.lines:
+                text = "".join(cell.text for cell in cells)
+                assert not any(ord(character) < 32 or 0x7F <= ord(character) < 0xA0 for character in text)
+                assert "\u202e" not in text and "\u05e9" not in text and "\u200d" not in text
+                assert cell_len(text) == width
+
+
+def test_hostile_text_reaches_no_terminal_as_a_command() -> None:
+    async def session() -> None:
+        async with opened(runs.Still(evil_everywhere(runs.stalled())), size=(100, 30)) as (app, pilot):
+            for key in "1234562":
+                await pilot.press(key)
+                assert all("\x1b" not in line and "\x07" not in line and "\x9b" not in line for line in lines_of(app))
+                assert {len(line) for line in lines_of(app)} <= set(range(90, 101))
+            await until(pilot, lambda: "cannot be drawn" not in text_of(app))
+
+    asyncio.run(session())
+
+
+def test_memory_stays_flat_over_a_simulated_day() -> None:
+    for ranks, most in ((8, 600), (512, 10)):
+        timeline = Timeline()
+        views = runs.many_ranks(ranks).ranks
+        for second in range(24 * 3600 if ranks == 8 else 2_000):
+            timeline.add(msgspec.structs.replace(BASE, now_ns=runs.NOW + second * runs.S, ranks=views))
+        assert len(timeline._kept) <= most
+
+
+BASE = runs.snapshot()
+
+
+def test_a_replay_that_is_moved_back_forgets_what_has_not_happened_yet() -> None:
+    timeline = Timeline()
+    for second in (0, 1, 2, 10, 3):
+        timeline.add(runs.snapshot(now_ns=runs.NOW + second * runs.S))
+    timeline.step(-1)
+    shown = timeline.shown
+    assert shown is not None and shown.now_ns == runs.NOW + 3 * runs.S
