@@ -109,8 +109,9 @@ class Journal:
         return number
 
     def here(self, depth: int = 1) -> int:
-        """Number of the user's call chain that led to the caller's caller."""
-        return self.site(sys._getframe(depth + 1))
+        """Number of the user's call chain that led to the caller's caller; -1 when it cannot be told."""
+        site = self.guarded(self.site, sys._getframe(depth + 1))
+        return -1 if site is None else site
 
     def signature(self, key: tuple[object, ...], fields: Callable[[], dict[str, Any]]) -> int:
         """Number of a collective's signature, whose ``fields`` are written before it is first used."""

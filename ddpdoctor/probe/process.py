@@ -92,7 +92,7 @@ class ProcessEnd:
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
             if os.getpid() == self._pid:
-                self.report(error)
+                self._journal.guarded(self.report, error)
             previous(kind, error, trace)
 
         sys.excepthook = excepthook
@@ -106,7 +106,7 @@ class ProcessEnd:
             if os.getpid() == self._pid:
                 handled = sys.exc_info()[1]
                 if isinstance(handled, Exception) and code not in (None, 0):
-                    self.report(handled)
+                    self._journal.guarded(self.report, handled)
                 self._journal.event("sys_exit", code=code if isinstance(code, int) else None, site=self._journal.here())
             raise SystemExit(code) if code is not None else SystemExit
 

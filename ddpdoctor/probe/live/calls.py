@@ -105,7 +105,7 @@ class Calls:
 
         @functools.wraps(function)
         def collective(*arguments: Any, **options: Any) -> Any:
-            if calls._inside or observer.thread != get_ident() or is_compiling() or observer.watch.is_in(BACKWARD):
+            if calls._inside or observer.thread != get_ident() or is_compiling():
                 return function(*arguments, **options)
             noted = calls._begins(kind, has_sequence, payload, arguments, options, sys._getframe(1))
             work = None
@@ -160,6 +160,8 @@ class Calls:
         """Note a call; False when it could not be noted."""
         self._inside = True
         try:
+            if self._observer.watch.is_in(BACKWARD):
+                return False
             group = self._groups.number_of(options.get("group") or _group_among(arguments))
             sequence = -1
             if has_sequence:

@@ -76,7 +76,7 @@ class Evidence:
         def _next_index(iterator: Any) -> Any:
             index = draw(iterator)
             if evidence._observer.thread >= 0:
-                evidence._guarded(evidence._keep, iterator, index)
+                evidence._journal.guarded(evidence._keep, iterator, index)
             return index
 
         iterator_class._next_index = _next_index
@@ -100,7 +100,7 @@ class Evidence:
 
     def pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
         """A pass over a loader begins."""
-        self._guarded(self._pass_begins, loader, iterator, frame)
+        self._journal.guarded(self._pass_begins, loader, iterator, frame)
 
     def drawn(self, iterator: Any) -> None:
         """A batch was handed out."""
@@ -113,7 +113,7 @@ class Evidence:
         """A loader has no batch left."""
         current = iterator.__dict__.pop("_ddpdoctor_pass", None)
         if current is not None:
-            self._guarded(self._end_pass, current, iterator)
+            self._journal.guarded(self._end_pass, current, iterator)
 
     def backward_ended(self) -> None:
         """A backward was made with the newest batch."""
@@ -124,20 +124,21 @@ class Evidence:
         """A forward through a DDP module begins; the first few of each are noted."""
         number = self._wraps.get(ddp)
         if number is None:
-            self._guarded(self.note_wrap, ddp, {}, -1, False)
+            self._journal.guarded(self.note_wrap, ddp, {}, -1, False)
             return
         count = self._forwards.get(number, 0)
         self._forwards[number] = count + 1
         if count < FORWARDS_NOTED:
-            self._guarded(self._note_forward, ddp, number, frame)
+            self._journal.guarded(self._note_forward, ddp, number, frame)
         if count < BUFFERS_NOTED:
-            self._guarded(self._note_buffers, ddp, number)
+            self._journal.guarded(self._note_buffers, ddp, number)
 
     def saves(self, arguments: tuple[Any, ...], options: dict[str, Any], frame: FrameType) -> None:
         """A file is about to be saved with torch."""
         self._saves += 1
         if self._saves <= SAVES_NOTED:
-            self._guarded(self._note_save, options.get("f", arguments[1] if len(arguments) > 1 else None), frame)
+            target = options.get("f", arguments[1] if len(arguments) > 1 else None)
+            self._journal.guarded(self._note_save, target, frame)
 
     def _watch_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
         construct, evidence = owner.__init__, self
@@ -147,7 +148,7 @@ class Evidence:
         def __init__(made: Any, *arguments: Any, **options: Any) -> None:
             construct(made, *arguments, **options)
             given = {**dict(zip(names, arguments)), **options}
-            evidence._guarded(evidence._note_made, note, made, given, sys._getframe(1))
+            evidence._journal.guarded(evidence._note_made, note, made, given, sys._getframe(1))
 
         owner.__init__ = __init__
 
@@ -254,12 +255,6 @@ class Evidence:
             return  # a stream of the user's
         existed = os.path.exists(path)
         self._journal.event("file", action="save", path=path, existed=existed, site=self._journal.site(frame))
-
-    def _guarded(self, note: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            note(*arguments)
-        except Exception as error:
-            self._journal.event("probe_fault", where=note.__name__, text=repr(error))
 
 
 def _size_bytes(tensor: Any) -> int:

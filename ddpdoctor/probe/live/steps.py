@@ -106,6 +106,10 @@ class Steps:
             return
         was_evaluating = self.evaluating
         self.evaluating = not recording or (self._any_trained and not source.trained)
+        if self.state == STEPPED and self._awaits_backward():
+            # A batch is fetched ahead, between a forward and its backward.
+            self._begin_at_split(now_ns)
+            return
         if self.state == STEPPED:
             self._close(now_ns)
         elif self.state == CANDIDATE and not (was_evaluating or self.evaluating or self._is_repeated(source)):
@@ -163,12 +167,7 @@ class Steps:
         if self.state == IDLE:
             return
         if self._split is not None and optimizer in self._optimizers:
-            ended_ns, tally = self._split
-            self._watch.settled(now_ns)
-            self._write(*(self._end or self._split))
-            self._watch.give_back(tally)
-            self._began_ns = ended_ns
-            self._optimizers.clear()
+            self._begin_at_split(now_ns)
         self.state = STEPPED
         self._split = self._end = None
         self._optimizers.add(optimizer)
@@ -216,6 +215,10 @@ class Steps:
             self.state = IDLE
         self.flush()
 
+    def _awaits_backward(self) -> bool:
+        """Tell whether a training forward after the optimizer's step has had no backward yet."""
+        return self._split is not None and self._watch.tally[MICRO_BATCHES] == self._split[1][MICRO_BATCHES]
+
     def _is_repeated(self, source: Source) -> bool:
         """Tell whether a loader that never trained is drawn from again although its batch was not trained on."""
         return not source.trained and source in self._fetched
@@ -225,6 +228,20 @@ class Steps:
         self._began_ns = now_ns
         self._optimizers.clear()
         self._split = self._end = None
+
+    def _begin_at_split(self, now_ns: int) -> None:
+        """The forward after an optimizer's step began a step of its own."""
+        if self._split is None:
+            return
+        began_ns, tally = self._split
+        self._watch.settled(now_ns)
+        self._write(*(self._end or self._split))
+        self._watch.give_back(tally)
+        self._began_ns = began_ns
+        self._optimizers.clear()
+        self._split = self._end = None
+        self._fetched = []
+        self.state = ACTIVE
 
     def _close(self, now_ns: int) -> None:
         self._write(*(self._end or (now_ns, self._watch.settled(now_ns))))

@@ -74,13 +74,13 @@ class Training:
             if observer.thread != get_ident():
                 return iterate(loader)
             training._pause_begins(DATA_WAIT)
-            training._evidence.pass_is_asked_for(loader)
+            observer.journal.guarded(training._evidence.pass_is_asked_for, loader)
             try:
                 iterator = iterate(loader)
             finally:
                 training._pause_ended()
             training._remember(loader, iterator)
-            training._evidence.pass_begins(loader, iterator, sys._getframe(1))
+            observer.journal.guarded(training._evidence.pass_begins, loader, iterator, sys._getframe(1))
             return iterator
 
         iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
@@ -123,7 +123,7 @@ class Training:
         def save_timed(*arguments: Any, **options: Any) -> Any:
             if observer.thread != get_ident():
                 return save(*arguments, **options)
-            training._evidence.saves(arguments, options, sys._getframe(1))
+            observer.journal.guarded(training._evidence.saves, arguments, options, sys._getframe(1))
             training._pause_begins(SAVING)
             try:
                 return save(*arguments, **options)

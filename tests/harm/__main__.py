@@ -1,0 +1,31 @@
+"""Does every harm to a watched job and prints whether it trained on: ``python -m tests.harm``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.harm.harms import HARMS, Refused, weights
+
+
+def main() -> int:
+    """Print the table; 1 when a job came to other weights, or to none."""
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-harm-") as folder:
+        expected = weights("nothing", Path(folder) / "unwatched", watched=False)
+        for harm in HARMS:
+            try:
+                same = weights(harm, Path(folder) / harm.replace(" ", "-")) == expected
+                verdict = "the same weights" if same else "OTHER WEIGHTS"
+            except Refused as refusal:
+                same, verdict = True, f"not done: {refusal}"
+            except AssertionError as error:
+                same, verdict = False, str(error)
+            failed += not same
+            print(f"{harm:20} {verdict}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""Where a step begins and ends, for every form of training loop; the clock is driven by hand, in milliseconds."""
+
+from __future__ import annotations
+
+from ddpdoctor.probe.live.steps import Source, Steps
+from ddpdoctor.probe.live.stopwatch import (
+    BACKWARD,
+    DATA_WAIT,
+    EVALUATION,
+    EXPLICIT,
+    FORWARD,
+    OPTIMIZER,
+    SAVING,
+    Stopwatch,
+)
+from ddpdoctor.record import layout
+
+MS = 1_000_000
+
+
+class Loop:
+    """Does what a training loop does, one thing after the other."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.rows: list[dict[str, int]] = []
+        self.watch = Stopwatch()
+        self.watch.since_ns = 0
+        self.steps = Steps(self.watch, self._take)
+
+    def fetch(self, source: Source, ms: int = 3, *, recording: bool = True, fresh: bool = False) -> None:
+        self.steps.fetch_begins(source, recording, self._now())
+        self.watch.enter(EVALUATION if self.steps.evaluating else DATA_WAIT, self._now())
+        self.work(ms)
+        self.watch.leave(self._now())
+        self.steps.fetch_ended(8, fresh, self._now())
+
+    def exhaust(self, source: Source) -> None:
+        self.steps.fetch_begins(source, True, self._now())
+        self.watch.enter(DATA_WAIT, self._now())
+        self.work(1)
+        self.watch.leave(self._now())
+        self.steps.pass_ended(source)
+
+    def forward(self, ms: int = 5) -> None:
+        self.steps.trains(self._now())
+        self._phase(FORWARD, ms)
+
+    def backward(self, ms: int = 7) -> None:
+        self.steps.trains(self._now())
+        self._phase(BACKWARD, ms)
+        self.steps.backward_ended(self._now())
+
+    def step(self, optimizer: int = 1, ms: int = 2) -> None:
+        self._phase(OPTIMIZER, ms)
+        self.steps.optimizer_stepped(optimizer, self._now())
+
+    def call(self, ms: int = 4) -> None:
+        self._phase(EXPLICIT, ms)
+        self.steps.called(self._now())
+
+    def evaluate(self, ms: int) -> None:
+        self.steps.pause(self._now())
+        self._phase(EVALUATION, ms)
+
+    def save(self, ms: int) -> None:
+        self.steps.pause(self._now())
+        self._phase(SAVING, ms)
+
+    def work(self, ms: int) -> None:
+        self.now_ms += ms
+
+    def train(self, optimizer: int = 1) -> None:
+        self.forward()
+        self.backward()
+        self.step(optimizer)
+
+    def finished(self) -> list[dict[str, int]]:
+        self.steps.finish()
+        return self.rows
+
+    def lengths(self) -> list[int]:
+        return [row["ended_at_ns"] - row["started_at_ns"] for row in self.finished()]
+
+    def phases(self, name: str) -> list[int]:
+        return [row[name] for row in self.finished()]
+
+    def _phase(self, phase: int, ms: int) -> None:
+        self.watch.enter(phase, self._now())
+        self.work(ms)
+        self.watch.leave(self._now())
+
+    def _now(self) -> int:
+        return self.now_ms * MS
+
+    def _take(self, row: tuple[int, ...]) -> None:
+        named = dict(zip(layout.STEP_FIELDS, row, strict=True))
+        self.rows.append({name: value // MS if name.endswith("_ns") else value for name, value in named.items()})
+
+
+def test_a_plain_loop_has_a_step_for_each_batch_whose_phases_are_its_own() -> None:
+    loop, source = Loop(), Source()
+    for _ in range(4):
+        loop.fetch(source)
+        loop.train()
+        loop.call()
+        loop.work(1)
+    rows = loop.finished()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        phases = [row[f"{name}_ns"] for name in ("data_wait", "forward", "backward", "optimizer", "explicit")]
+        assert phases == [3, 5, 7, 2, 4]
+        assert row["samples"] == 8
+    lengths = [row["ended_at_ns"] - row["started_at_ns"] for row in rows]
+    assert lengths == [22, 22, 22, 21]  # the last one ends with the last thing that belongs to it
+
+
+def test_a_collective_inside_a_forward_is_not_forward() -> None:
+    loop, source = Loop(), Source()
+    loop.fetch(source)
+    loop.steps.trains(loop._now())
+    loop.watch.enter(FORWARD, loop._now())
+    loop.work(2)
+    loop.call(6)
+    loop.work(1)
+    loop.watch.leave(loop._now())
+    loop.backward()
+    loop.step()
+    (row,) = loop.finished()
+    assert (row["forward_ns"], row["explicit_ns"]) == (3, 6)
+
+
+def test_micro_batches_make_one_step() -> None:
+    loop, source = Loop(), Source()
+    for _ in range(3):
+        for _ in range(4):
+            loop.fetch(source)
+            loop.forward()
+            loop.backward()
+        loop.step()
+    rows = loop.finished()
+    assert [(row["micro_batches"], row["samples"], row["data_wait_ns"]) for row in rows] == [(4, 32, 12)] * 3
+
+
+def test_optimizers_that_alternate_in_an_iteration_make_one_step() -> None:
+    loop, source = Loop(), Source()
+    for _ in range(3):
+        loop.fetch(source)
+        loop.train(optimizer=1)
+        loop.train(optimizer=2)
+    assert loop.lengths() == [31, 31, 31]
+    assert loop.phases("optimizer_ns") == [4, 4, 4]
+
+
+def test_without_a_loader_a_step_begins_with_its_forward() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.work(6)
+        loop.train()
+    assert loop.lengths() == [20, 20, 14]
+    assert loop.phases("forward_ns") == [5, 5, 5]
+
+
+def test_optimizers_that_alternate_without_a_loader_make_one_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.train(optimizer=1)
+        loop.work(1)
+        loop.train(optimizer=2)
+    assert loop.phases("optimizer_ns") == [4, 4, 4]
+    assert loop.phases("micro_batches") == [2, 2, 2]
+
+
+def test_an_optimizer_that_calls_forward_and_backward_itself() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.watch.enter(OPTIMIZER, loop._now())
+        for _ in range(2):
+            loop.forward()
+            loop.backward()
+        loop.work(2)
+        loop.watch.leave(loop._now())
+        loop.steps.optimizer_stepped(1, loop._now())
+    rows = loop.finished()
+    assert [(row["forward_ns"], row["backward_ns"], row["optimizer_ns"]) for row in rows] == [(10, 14, 2)] * 3
+
+
+def test_evaluation_and_saving_between_steps_belong_to_none() -> None:
+    loop, training, validation = Loop(), Source(), Source()
+    for _ in range(2):
+        for _ in range(2):
+            loop.fetch(training)
+            loop.train()
+        loop.exhaust(training)
+        for _ in range(3):
+            loop.fetch(validation, 50, recording=False)
+            loop.evaluate(100)
+        loop.exhaust(validation)
+        loop.save(500)
+    assert loop.lengths() == [17] * 4
+    assert loop.phases("samples") == [8] * 4
+
+
+def test_evaluation_in_the_middle_of_a_pass_is_a_pause() -> None:
+    loop, training, validation = Loop(), Source(), Source()
+    for _ in range(3):
+        loop.fetch(training)
+        loop.train()
+        loop.fetch(validation, 50)  # gradients are only switched off around the forward
+        loop.evaluate(100)
+    assert loop.lengths() == [17] * 3
+    assert loop.phases("data_wait_ns") == [3] * 3
+
+
+def test_a_look_at_the_validation_data_before_training_is_no_step() -> None:
+    loop, training, validation = Loop(), Source(), Source()
+    for _ in range(2):
+        loop.fetch(validation, 50, recording=False)
+        loop.evaluate(100)
+    for _ in range(2):
+        loop.fetch(training)
+        loop.train()
+    assert loop.lengths() == [17, 17]
+    assert not validation.trained
+
+
+def test_two_loaders_in_step_begin_with_the_first_fetch() -> None:
+    loop, one, other = Loop(), Source(), Source()
+    for _ in range(3):
+        loop.fetch(one, 3)
+        loop.fetch(other, 4)
+        loop.train()
+    assert loop.phases("data_wait_ns") == [7] * 3
+
+
+def test_a_batch_that_is_fetched_ahead_belongs_to_the_step_that_waits_for_it() -> None:
+    loop, source = Loop(), Source()
+    loop.fetch(source)
+    for _ in range(3):
+        loop.forward()
+        loop.fetch(source)
+        loop.backward()
+        loop.step()
+    assert len(loop.lengths()) == 3
+    assert loop.phases("forward_ns") == [5] * 3
+
+
+def test_a_new_loader_for_each_epoch_still_trains() -> None:
+    loop = Loop()
+    for _ in range(3):
+        source = Source()
+        for _ in range(2):
+            loop.fetch(source)
+            loop.train()
+        loop.exhaust(source)
+    assert loop.lengths() == [17] * 6
+    assert loop.phases("data_wait_ns") == [3] * 6
+
+
+def test_the_first_fetch_of_workers_that_only_start_is_left_out() -> None:
+    loop, source = Loop(), Source()
+    loop.fetch(source, 2_000, fresh=True)
+    loop.train()
+    loop.fetch(source)
+    loop.train()
+    assert loop.lengths() == [14, 17]
+    assert loop.phases("samples") == [8, 8]
+
+
+def test_an_optimizer_step_that_raised_does_not_spoil_the_next_steps() -> None:
+    loop, source = Loop(), Source()
+    loop.fetch(source)
+    loop.forward()
+    loop.backward()
+    loop.watch.enter(OPTIMIZER, loop._now())  # and nobody reports its end
+    loop.exhaust(source)
+    for _ in range(2):
+        loop.fetch(source)
+        loop.train()
+    assert loop.phases("optimizer_ns")[-1] == 2
+    assert loop.phases("forward_ns")[-1] == 5
+
+
+def test_what_the_logger_measured_goes_to_the_step_of_its_backward() -> None:
+    loop, source = Loop(), Source()
+    for number in range(3):
+        loop.fetch(source)
+        loop.forward()
+        if number:  # it is told in the forward after
+            ready_ns = loop.steps._pending[0][0][2] - 5 * MS
+            loop.steps.sampled(number * MS, 2 * number * MS, ready_ns, ready_ns + MS)
+        loop.backward()
+        loop.step()
+    rows = loop.finished()
+    assert [(row["exposed_ns"], row["window_ns"]) for row in rows[:2]] == [(1, 2), (2, 4)]
+    assert rows[2]["exposed_ns"] < 0
