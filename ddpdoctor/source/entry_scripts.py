@@ -40,14 +40,26 @@ def acts(module: Module) -> bool:
     """Tell whether a file does something when it is run: below a test of ``__name__``, or by calls at its top level."""
     known: bool | None = module.__dict__.get("_acts")
     if known is None:
-        known = module.__dict__["_acts"] = any(map(_statement_acts, module.tree.body))
+        body = module.tree.body
+        called = not _is_only_imported(module) and any(map(_statement_acts, body))
+        known = module.__dict__["_acts"] = called or any(map(_asks_whether_it_is_run, body))
     return known
+
+
+def _is_only_imported(module: Module) -> bool:
+    """Whether a file that asks nowhere how it is run is a part of a package: run by itself, it could not import."""
+    relative = any(isinstance(statement, ast.ImportFrom) and statement.level for statement in module.tree.body)
+    return relative or module.path.name == "__init__.py"
+
+
+def _asks_whether_it_is_run(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Name) and node.id == "__name__" for node in descend(statement.test)
+    )
 
 
 def _statement_acts(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.If):
-        if any(isinstance(node, ast.Name) and node.id == "__name__" for node in descend(statement.test)):
-            return True
         return any(map(_statement_acts, statement.body)) or any(map(_statement_acts, statement.orelse))
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Call) and not _sets_up_a_module(statement.value)

@@ -58,6 +58,17 @@ def test_what_does_nothing_when_it_is_run_is_no_entry_script(project: Path) -> N
     assert _survey(".").scripts == ("one.py", "three.py", "two.py")
 
 
+def test_a_part_of_a_package_is_no_entry_script_for_what_it_sets_up(project: Path) -> None:
+    package = project / "package"
+    package.mkdir()
+    joins = "import torch.distributed as dist\ndef join():\n    dist.init_process_group('gloo')\n"
+    (package / "__init__.py").write_text(joins + "join()\n")
+    (package / "models.py").write_text("from . import join\nimport torch\nfor name in ('a', 'b'):\n    print(name)\n")
+    (package / "tool.py").write_text(f"from .models import torch\n{joins}if __name__ == '__main__':\n    join()\n")
+    (package / "train.py").write_text(f"from package.models import torch\n{joins}join()\n")
+    assert _survey("package").scripts == ("package/tool.py", "package/train.py")
+
+
 def test_a_named_module_is_examined_by_itself_unless_an_entry_script_reads_it(project: Path) -> None:
     assert _survey("helper.py", "lonely.py").scripts == ("helper.py", "lonely.py")
     assert _survey("helper.py", "lonely.py", "one.py").scripts == ("lonely.py", "one.py")
