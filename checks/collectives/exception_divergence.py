@@ -2,8 +2,8 @@
 
 What it finds
     A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except) around a
-    collective or a backward of the DDP model, or before one in a loop, that neither raises nor leaves: the rank goes on
-    to later collectives.
+    collective or a backward of the DDP model, or in a loop with one, that does not end the rank: it goes on to later
+    collectives, or leaves a loop in which the others go on.
 
 Why it is bad
     The rank that failed skipped collectives which the others still wait in. From there on it is one behind: the job

@@ -4,8 +4,8 @@ What it finds
     A training pass whose number of batches differs between the ranks, outside a `join()` context.
 
 Why it is bad
-    Every backward of a DDP model waits for all ranks. The rank with a batch more waits in its last steps for ranks that
-    went on to something else: the job hangs at the end of the epoch, or pairs gradients with collectives that are
+    Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
+    have gone on to something else: the job hangs at the end of the epoch, or pairs gradients with collectives that are
     not theirs.
 
 Example

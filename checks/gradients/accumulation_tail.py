@@ -17,8 +17,8 @@ Example
             optimizer.zero_grad()
 
 Remedy
-    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or drop the rest with drop_last on a loader whose
-    length n divides.
+    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or cut every pass to a
+    multiple of n batches, and lose the rest knowingly.
 
 When it is wrong
     Where n divides the number of batches, or losing a few batches an epoch is accepted.

@@ -11,8 +11,8 @@ Example
     model = DistributedDataParallel(large_model, device_ids=[local_rank])
 
 Remedy
-    Pass gradient_as_bucket_view=True: gradients are then views into the buckets. It saves their size in memory, at its
-    peak.
+    Pass gradient_as_bucket_view=True: gradients are then views into the buckets, and the
+    peak of memory is lower by their size.
 
 When it is wrong
     Where .grad is detached in place (detach_()) or must not be a view.

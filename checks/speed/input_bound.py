@@ -3,7 +3,8 @@
 What it finds
     A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
     processes; and one with workers but without pinned memory. In a live run: steps that wait for their batch for more
-    than 10 % of their time on half of the ranks or more; that one rank's data come late is DDP403.
+    than 10 % of their time on half of the ranks or more; where the
+    data of a single rank come late, see DDP403.
 
 Why it is bad
     Without workers each batch is read and decoded in the training process, between two steps, while the GPU and,
