@@ -16,15 +16,17 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.diagnosis.measured_steps import recent
+from ddpdoctor.diagnosis.run_verdict import run_verdict
 from ddpdoctor.diagnosis.summarise import summarise
 from ddpdoctor.diagnosis.summary import RunVerdict
 from ddpdoctor.errors import RecordError
-from ddpdoctor.finding import Finding
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.launch.kept_runs import live_processes
 from ddpdoctor.live_findings import LiveChecks
@@ -49,6 +51,9 @@ JUDGED_WINDOW_NS = 60_000_000_000
 JUDGED_STEPS = 60
 RECORD_EVERY_NS = 5_000_000_000
 _FAILED = ("raised", "signalled", "left-by-exit")
+_SIGNALS = 128
+"""A higher exit code is that of a shell for a process that a signal has killed."""
+_NO_VERDICT = RunVerdict(state="unknown", text="nothing was looked at yet")
 
 
 def live_source(directory: Path, job: LaunchedJob | None = None) -> RunSource:
@@ -91,6 +96,7 @@ class RunSource:
         self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
         self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.01)
         self._judged_ns = JUDGED_WINDOW_NS
+        self._checked_steps = 0
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
         self._newest: Snapshot | None = None
@@ -141,31 +147,68 @@ class RunSource:
             self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
         exit_code = self._job.exit_code() if self._job is not None else None
         state = self._state(record, exit_code)
-        stall = self._stall(record, now_ns)
         views = self._findings(record, now_ns, whole=whole)
+        stall = self._stall(views, now_ns)
         look = Look(
             now_ns=now_ns,
             record=record,
             summary=summary,
-            verdict=RunVerdict(state="unknown", text="no step has been measured yet"),
+            verdict=_NO_VERDICT,
             state=state,
             findings=views,
             stall=stall,
             culprit=self._run.divergence.culprit if self._run.divergence is not None else None,
             gpus_note=self._run.gpus_note(),
-            notes=self._notes(),
+            notes=self._notes(record),
             launched=self._job is not None,
             exit_code=exit_code,
         )
+        look = msgspec.structs.replace(look, verdict=self._verdict(look))
         snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
         if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
             self._recorded_at_ns = now_ns
             self._history.write(snapshot)
         return snapshot
 
-    def _notes(self) -> tuple[str, ...]:
+    def _verdict(self, look: Look) -> RunVerdict:
+        """The verdict on what is shown; where nothing was measured, why."""
+        ended = look.state == "ended"
+        holding = [view.finding for view in look.findings if view.until_ns is None]
+        code = look.exit_code
+        if code is None or self._is_excused(look.record):
+            code = None
+        elif code > _SIGNALS:
+            code = _SIGNALS - code
+        verdict = run_verdict(look.summary, holding, stall=look.stall, exit_code=code)
+        why_nothing = self._run.why_nothing(look.record, ended=ended)
+        if not why_nothing:
+            return verdict
+        if verdict.state == "unknown":
+            return msgspec.structs.replace(verdict, text=why_nothing)
+        return msgspec.structs.replace(verdict, why=(*verdict.why, why_nothing))
+
+    def _is_excused(self, record: RunRecord) -> bool:
+        """Tell whether the exit code says nothing of the job: it was told to end, or its scripts had all finished."""
+        told = self._job is not None and self._job.told_to_end
+        finished = bool(record.ranks) and all(rank.main_finished for rank in record.ranks)
+        return told or (finished and len(record.ranks) == record.job.world_size)
+
+    def _notes(self, record: RunRecord) -> tuple[str, ...]:
         fault = self._history.fault if self._history is not None else ""
-        return (*self._run.faults(), *((fault,) if fault else ()))
+        why_nothing = self._run.why_nothing(record, ended=False)
+        return tuple(note for note in (why_nothing, self._end_note(record), *self._run.faults(record), fault) if note)
+
+    def _end_note(self, record: RunRecord) -> str:
+        """What an exit code that does not count means."""
+        code = self._job.exit_code() if self._job is not None else None
+        if not code or not self._is_excused(record):
+            return ""
+        if self._job is not None and self._job.told_to_end:
+            return "the job was told to end"
+        return (
+            f"the scripts of all ranks had finished; the exit code {code} comes from the end of a process after that, "
+            "where torch with gloo sometimes aborts"
+        )
 
     def _findings(self, record: RunRecord, now_ns: int, *, whole: bool) -> tuple[FindingView, ...]:
         """What holds now; of the whole run what the checks say of all its steps, and what held for a while."""
@@ -175,19 +218,22 @@ class RunSource:
         if whole:
             final = self._checks.findings(record)
             return _with_final(final, self._standing.views(), record.job.started_ns)
-        if stalled or self._check_pace.is_due(now_ns):
+        steps = sum(track.step[-1] for track in record.step_tracks if len(track))
+        unexplained = stalled and not self._stalled_since_ns
+        if unexplained or ((stalled or steps != self._checked_steps) and self._check_pace.is_due(now_ns)):
             with self._check_pace.work(now_ns):
-                self._standing.take(self._checks.findings(record), now_ns)
+                self._standing.take(self._checks.findings(record), now_ns, moved=steps != self._checked_steps)
+            self._checked_steps = steps
         return self._standing.views()
 
-    def _stall(self, record: RunRecord, now_ns: int) -> StallView | None:
+    def _stall(self, views: Sequence[FindingView], now_ns: int) -> StallView | None:
         divergence = self._run.divergence
         if divergence is None:
             self._stalled_since_ns = 0
             return None
         self._stalled_since_ns = self._stalled_since_ns or now_ns
-        speaking = [view.finding for view in self._standing.views() if view.until_ns is None]
-        finding = next((one for one in speaking if one.severity.value == "error"), None)
+        holding = [view.finding for view in views if view.until_ns is None]
+        finding = next((one for one in holding if one.severity is Severity.ERROR), None)
         return stall_view(divergence, finding, self._stalled_since_ns)
 
     def _state(self, record: RunRecord, exit_code: int | None) -> RunState:

@@ -23,14 +23,14 @@ class Shapes(TensorDataset):
         shapes = torch.randn(4, 1, 12, 12, generator=torch.Generator().manual_seed(0))
         draw = torch.Generator().manual_seed(seed)
         labels = torch.randint(4, (size,), generator=draw)
-        super().__init__(shapes[labels] + 2 * torch.randn(size, 1, 12, 12, generator=draw), labels)
+        super().__init__(shapes[labels] + 4 * torch.randn(size, 1, 12, 12, generator=draw), labels)
 
 
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-        self.head = nn.Linear(8 * 5 * 5, 4)
+        self.features = nn.Sequential(nn.Conv2d(1, 48, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        self.head = nn.Linear(48 * 5 * 5, 4)
 
     def forward(self, pictures):
         return self.head(self.features(pictures))
@@ -53,9 +53,9 @@ def main():
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    train_set, test_set = Shapes(4096, seed=1), Shapes(512, seed=2)
+    train_set, test_set = Shapes(24576, seed=1), Shapes(512, seed=2)
     sampler = DistributedSampler(train_set)
-    train_loader = DataLoader(train_set, batch_size=32, sampler=sampler)
+    train_loader = DataLoader(train_set, batch_size=512, sampler=sampler)
     test_loader = DataLoader(test_set, batch_size=32, sampler=DistributedSampler(test_set, shuffle=False))
     model = DistributedDataParallel(Classifier(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -149,6 +149,9 @@ def _pass_on(job: LaunchedJob, seconds: float) -> None:
     received = signal.sigtimedwait((*_PASSED_ON, signal.SIGCHLD), seconds)
     if received is None or received.si_signo == signal.SIGCHLD:
         return
+    if not job.told_to_end:
+        name = signal.Signals(received.si_signo).name
+        streams.say(f"ddpdoctor: {name} goes to the job, which may take its time; once more kills it")
     from_terminal = received.si_signo == signal.SIGINT and received.si_code > _SENT_BY_THE_KERNEL
     if from_terminal and not job.is_apart:
         job.was_told_by_the_terminal()

@@ -67,6 +67,12 @@ def find_interpreter(named: str | None, launch: Launch = _NOTHING_SAID) -> Inter
     )
 
 
+def has_torch(python: str) -> bool | None:
+    """Tell whether torch is installed for an interpreter; None when it does not answer."""
+    answer = _ask(python)
+    return None if answer is None else answer[1]
+
+
 def search_path(python: str) -> tuple[str, ...]:
     """Where an interpreter looks for modules; empty when it does not answer."""
     try:

@@ -12,6 +12,8 @@ from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.node_gpus import NodeGpus
+from ddpdoctor.monitor.probe_logs import probe_logs
+from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import RunPlan
@@ -28,6 +30,7 @@ class LiveRun:
     """One run while it is watched, or when it is over: then nobody looks at processes, nor at the GPUs of today."""
 
     def __init__(self, directory: Path, plan: RunPlan, *, is_over: bool = False) -> None:
+        self._directory = directory
         self._plan = plan
         self._is_over = is_over
         self._assembly = Assembly(directory)
@@ -44,6 +47,7 @@ class LiveRun:
         """The proof that the job will not go on, once there is one."""
         self.is_quiet = False
         """Some rank has made no step for a while."""
+        self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command)
 
     def look(self, now_ns: int, window_ns: int = 0) -> RunRecord:
         """Take in what was written since the last look; the record of what is known so far.
@@ -56,6 +60,7 @@ class LiveRun:
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
                 assembly.book.gone(pid, now_ns, None)
+        self._silence.look(assembly.book, now_ns)
         record = self._record(now_ns)
         self.is_quiet = not self._is_over and _is_quiet(record, now_ns)
         if self.is_quiet:
@@ -84,9 +89,15 @@ class LiveRun:
         pids = {} if self._is_over else self._assembly.book.pids()
         return {rank: pid for rank, pid in pids.items() if is_alive(pid)}
 
-    def faults(self) -> tuple[str, ...]:
+    def why_nothing(self, record: RunRecord, *, ended: bool) -> str:
+        """Why no step was measured, as a sentence; empty while that may yet change, and where some were."""
+        return self._silence.reason(self._assembly.book, record, ended=ended)
+
+    def faults(self, record: RunRecord) -> tuple[str, ...]:
         """What could not be observed or read, in sentences."""
-        files, notes = self._assembly.files, []
+        files = self._assembly.files
+        notes = [note for note in (two_runs(self._assembly.book), missing_ranks(record)) if note]
+        notes += probe_logs(self._directory)[:1]
         if self._assembly.faults:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
         refused = dict.fromkeys((*files.refused.values(), *self._assembly.live.refused.values()))

@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.summary import RankSummary, RunSummary
 from ddpdoctor.diagnosis.wording import duration_text
 from ddpdoctor.monitor.snapshot import CallView, RankView
+from ddpdoctor.monitor.stacks import without_ours
 from ddpdoctor.record.measured import CallTrack, Gpu, Phase, Pulse
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.stacks import StackDump
@@ -66,7 +67,7 @@ def rank_views(
             lateness_ns=lateness_ns(number),
             pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
             calls=_call_views(record, calls.get(number)),
-            stack=stack.frames if stack is not None else (),
+            stack=without_ours(stack.frames) if stack is not None else (),
             stack_taken_at_ns=stack.time_ns if stack is not None else None,
         )
         views.append(view if figure is None else _with_figures(view, figure))

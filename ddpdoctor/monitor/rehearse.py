@@ -28,6 +28,7 @@ from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import temporary_run_directory
 from ddpdoctor.monitor import output
 from ddpdoctor.monitor.liveness import LivenessSampler
+from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
@@ -324,11 +325,6 @@ def _listed(names: list[str]) -> str:
     """The first few names, and how many more there are."""
     shown = [name if len(name) <= 60 else f"{name[:59]}…" for name in names[:3]]
     return "; ".join(shown) + (f"; {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def probe_logs(directory: Path) -> list[str]:
-    """What probes that could not start at all left behind."""
-    return [path.read_text(encoding="utf-8", errors="replace").strip() for path in directory.glob("probe-*.log")]
 
 
 def _training_started_ns(record: RunRecord) -> int:

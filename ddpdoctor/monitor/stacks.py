@@ -85,8 +85,13 @@ def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
     """The stacks without our own lines and threads."""
     kept = []
     for stack in stacks:
-        frames = tuple(frame for frame in stack.frames if not frame.file.startswith(_OURS))
+        frames = without_ours(stack.frames)
         started = any(frame.file.endswith("threading.py") for frame in frames)
         if stack.main or not started or len(frames) == len(stack.frames):
             kept.append(msgspec.structs.replace(stack, frames=frames))
     return tuple(kept)
+
+
+def without_ours(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """A stack without our own lines."""
+    return tuple(frame for frame in frames if not frame.file.startswith(_OURS))

@@ -8,6 +8,7 @@ from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Fact, Finding, Frame
 from ddpdoctor.monitor.snapshot import StallSide, StallView
+from ddpdoctor.monitor.stacks import without_ours
 
 
 def stall_view(divergence: Divergence, finding: Finding | None, since_ns: int) -> StallView:
@@ -30,7 +31,7 @@ def _sides(facts: Sequence[Fact], culprit: int | None) -> tuple[StallSide, ...]:
     for fact in facts:
         if fact.rank is not None and fact.text.startswith(f"rank {fact.rank} ") and "is named because" not in fact.text:
             said = fact.text.removeprefix(f"rank {fact.rank} ")
-            alike.setdefault((said, fact.stack), []).append(fact.rank)
+            alike.setdefault((said, without_ours(fact.stack)), []).append(fact.rank)
     sides = [
         StallSide(ranks=tuple(ranks), text=said, stack=stack, culprit=culprit in ranks)
         for (said, stack), ranks in alike.items()

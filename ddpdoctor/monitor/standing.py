@@ -33,9 +33,13 @@ class Standing:
         self._held: dict[tuple[object, ...], _Standing] = {}
         self._over: list[FindingView] = []
 
-    def take(self, findings: Iterable[Finding], now_ns: int) -> None:
-        """Take in what the checks found at one look."""
-        found = {_key(finding): finding for finding in findings}
+    def take(self, findings: Iterable[Finding], now_ns: int, *, moved: bool = True) -> None:
+        """Take in what the checks found at one look.
+
+        Without a step since the last look (``moved`` is False) only errors count: what is slow is told by steps that
+        were made, not by waiting longer for the next.
+        """
+        found = {_key(finding): finding for finding in findings if moved or finding.severity is Severity.ERROR}
         for key, finding in found.items():
             known = self._held.get(key)
             if known is None:
@@ -44,7 +48,7 @@ class Standing:
             proved = finding.severity is Severity.ERROR
             known.shown = known.shown or proved or now_ns - known.since_ns >= APPEARS_AFTER_NS
         for key, known in list(self._held.items()):
-            if key in found:
+            if key in found or not (moved or known.finding.severity is Severity.ERROR):
                 continue
             if not known.shown or now_ns - known.seen_ns >= OVER_AFTER_NS:
                 del self._held[key]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpdoctor.places import named_ranks, shown_path
+from ddpdoctor.places import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.figures import added, milliseconds, percent, rate, seconds, share_of
 
 if TYPE_CHECKING:
-    from ddpdoctor.finding import Finding, Frame
-    from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallView
+    from ddpdoctor.finding import Finding
+    from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
 
 PREFIX = "ddpdoctor: "
 PROGRESS_EVERY_NS = 5_000_000_000
+STALLED_EVERY_NS = 30_000_000_000
+"""A job that is known to stand still has nothing new to tell."""
 STALE_AFTER_NS = 10_000_000_000
 """A run whose newest step is older says so in its lines."""
 
@@ -33,7 +34,8 @@ class RunLines:
     def news(self, snapshot: Snapshot) -> list[str]:
         """What is worth saying since the last call, in order."""
         lines = [*self._new_notes(snapshot), *self._findings(snapshot), *self._stalled(snapshot)]
-        due = snapshot.now_ns - self._progress_at_ns >= PROGRESS_EVERY_NS
+        every_ns = STALLED_EVERY_NS if snapshot.stall is not None else PROGRESS_EVERY_NS
+        due = snapshot.now_ns - self._progress_at_ns >= every_ns
         if due and snapshot.state in ("running", "stalled"):
             self._progress_at_ns = snapshot.now_ns
             lines.append(progress(snapshot))
@@ -49,7 +51,8 @@ class RunLines:
         ended = {_key(view) for view in snapshot.findings if view.until_ns is not None}
         lines = []
         for key, view in holding.items():
-            if key not in self._holding:
+            stall = snapshot.stall
+            if key not in self._holding and (stall is None or view.finding.title != stall.title):
                 lines += finding_lines(view.finding, self._root)
         for key, view in self._holding.items():
             if key not in holding and key in ended:
@@ -83,7 +86,7 @@ def progress(snapshot: Snapshot) -> str:
         exposed = added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
         parts.append(f"data wait {percent(share_of(phases.data_wait_ns, phases.step_ns))}")
         parts.append(f"exposed {percent(share_of(exposed, phases.step_ns))}")
-    late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase]
+    late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase and snapshot.stall is None]
     parts += [f"rank {rank.rank} late by {milliseconds(rank.late_ns)} ms ({rank.late_phase})" for rank in late]
     return ", ".join(parts)
 
@@ -102,7 +105,7 @@ def stall_lines(stall: StallView, root: str) -> list[str]:
     lines = [f"STALLED: {one_line(stall.title)}"]
     for side in stall.sides:
         mark = "culprit: " if side.culprit else ""
-        lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side.stack, root)}")
+        lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}")
     if stall.remedy:
         lines.append(f"  do: {one_line(stall.remedy)}")
     return lines
@@ -117,8 +120,12 @@ def _doing(snapshot: Snapshot) -> list[str]:
     return [f"{named_ranks(ranks)} {state}" for state, ranks in list(alike.items())[:4]]
 
 
-def _at(stack: Sequence[Frame], root: str) -> str:
-    return f" (at {one_line(shown_path(stack[0].file, root))}:{stack[0].line})" if stack else ""
+def _at(side: StallSide, root: str) -> str:
+    """The user's line, unless the text says it."""
+    frame = next((frame for frame in side.stack if in_user_code(frame.file)), None)
+    if frame is None or f"{frame.file.rpartition('/')[2]}:{frame.line}" in side.text:
+        return ""
+    return f" (at {one_line(shown_path(frame.file, root))}:{frame.line})"
 
 
 def _key(view: FindingView) -> tuple[str, str, int]:

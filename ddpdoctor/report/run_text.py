@@ -68,7 +68,8 @@ def what_was_seen(snapshot: Snapshot) -> str:
     """Say in one line what ran, how far it came, how fast, and how it ended."""
     ranks = snapshot.world_size or len(snapshot.ranks)
     on = ", ".join(one_line(word) for word in (snapshot.backend, snapshot.device) if word)
-    parts = [f"{one_line(snapshot.name)} on {ranks} {'rank' if ranks == 1 else 'ranks'}{f' ({on})' if on else ''}"]
+    where = f" on {ranks} {'rank' if ranks == 1 else 'ranks'}" if ranks else ""
+    parts = [f"{one_line(snapshot.name)}{where}{f' ({on})' if on else ''}"]
     parts.append(f"{snapshot.steps:,} steps" if snapshot.steps is not None else "no steps")
     if snapshot.started_at_ns:
         parts.append(f"{seconds((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)} in all")

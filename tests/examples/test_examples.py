@@ -52,9 +52,10 @@ def _start(
     return process
 
 
-def test_there_is_a_healthy_one_and_one_for_each_headline_defect() -> None:
+def test_there_is_a_healthy_one_and_one_for_each_headline_defect_and_each_thing_that_makes_jobs_slow() -> None:
     defects = ["missing_sampler", "rank_divergent_hang", "silent_desync", "unused_parameters", "wasted_buffers"]
-    assert sorted(["healthy", *defects]) == NAMES
+    slow = ["comm_bound", "slow_loader", "straggler"]
+    assert sorted(["healthy", *defects, *slow]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

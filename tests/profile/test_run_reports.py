@@ -99,18 +99,18 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
     lines, record = RunLines("/job"), _record()
     sides = (
         StallSide(ranks=(1,), text="sleeps", stack=(Frame("/job/train.py", 88, "main"),), culprit=True),
-        StallSide(ranks=(0, 2), text="wait in all_reduce"),
+        StallSide(ranks=(0, 2), text="wait in all_reduce at train.py:9", stack=(Frame("/job/train.py", 9, "main"),)),
     )
     stall = StallView(title="rank 1 does not come", since_ns=1, sides=sides, remedy="Wake it.")
     said = lines.news(_snapshot(record, stall=stall, state="stalled"))
     assert said[:4] == [
         "ddpdoctor: STALLED: rank 1 does not come",
         "ddpdoctor:   culprit: rank 1 sleeps (at train.py:88)",
-        "ddpdoctor:   ranks 0 and 2 wait in all_reduce",
+        "ddpdoctor:   ranks 0 and 2 wait in all_reduce at train.py:9",
         "ddpdoctor:   do: Wake it.",
     ]
     assert lines.news(_snapshot(record, stall=stall, state="stalled")) == []
-    assert lines.news(_snapshot(record)) == ["ddpdoctor: the job goes on"]
+    assert lines.news(_snapshot(record))[0] == "ddpdoctor: the job goes on"
 
 
 def test_text_from_outside_obeys_no_terminal() -> None:

@@ -62,3 +62,16 @@ def test_a_finding_is_over_when_it_has_not_been_seen_for_long_enough_and_ends_wh
     standing.take([_finding()], 60 * SECOND_NS)
     standing.take([_finding()], 70 * SECOND_NS)
     assert _shown(standing) == [("a", 60 * SECOND_NS, None), ("a", 0, 20 * SECOND_NS)]
+
+
+def test_a_job_that_stands_still_neither_gets_nor_loses_a_warning_but_errors_at_once() -> None:
+    standing = Standing()
+    for second in range(11):
+        standing.take([_finding("slow")], second * SECOND_NS)
+    standing.take([_finding("new", code="DDP404")], 11 * SECOND_NS)
+    hang = _finding("hangs", code="DDP301", severity=Severity.ERROR)
+    for second in range(12, 60):
+        standing.take([_finding("new", code="DDP404"), hang], second * SECOND_NS, moved=False)
+    assert [title for title, _, until_ns in _shown(standing) if until_ns is None] == ["hangs", "slow"]
+    standing.take([], 80 * SECOND_NS, moved=False)
+    assert [title for title, _, until_ns in _shown(standing) if until_ns is None] == ["slow"]
