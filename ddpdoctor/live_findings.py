@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from ddpdoctor.config.settings import find_settings
 from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
 from ddpdoctor.finding import Finding
@@ -34,6 +36,9 @@ class LiveChecks:
 
     def findings(self, record: RunRecord) -> tuple[Finding, ...]:
         """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only."""
+        if self._settings.thresholds:
+            job = msgspec.structs.replace(record.job, thresholds=self._settings.thresholds)
+            record = msgspec.structs.replace(record, job=job)
         results = heard(run_live_checks(self._chosen, record), self._settings, self._catalogue)
         seen = [finding for result in results for finding in result.from_run]
         for finding in seen:

@@ -45,6 +45,7 @@ CHECK = Check(
     name="unused-parameters",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"wraps", "missing_gradients"}),
+    needs_live=frozenset({"ranks", "wraps"}),
 )
 
 

@@ -6,6 +6,7 @@ from ddpdoctor.diagnosis.absence import root_exception
 from ddpdoctor.diagnosis.divergence import find_divergence
 from ddpdoctor.diagnosis.named_failures import name_of_failure
 from ddpdoctor.diagnosis.no_rendezvous import failed_rendezvous
+from ddpdoctor.diagnosis.unused import UNFINISHED, unused_parameters
 from ddpdoctor.record.headline import headline
 from ddpdoctor.record.model import RankException, RunRecord
 
@@ -24,7 +25,8 @@ def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException,
         return None
     first = min((error for _, error in known), key=lambda error: error.time_ns)
     alike = [rank for rank, error in known if (error.type, error.frames[:1]) == (first.type, first.frames[:1])]
-    if len(alike) < len(known) or name_of_failure(first) or any(failed_rendezvous(record)):
+    spoken_for = name_of_failure(first) or (UNFINISHED in first.message and any(unused_parameters(record)))
+    if len(alike) < len(known) or spoken_for or any(failed_rendezvous(record)):
         return None
     message = headline(first)
     shortened = message if len(message) <= MESSAGE_CHARACTERS else f"{message[: MESSAGE_CHARACTERS - 1]}…"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.meetings import GRADIENTS
+from ddpdoctor.diagnosis.buffers import wasted_broadcasts
+from ddpdoctor.diagnosis.meetings import BUFFERS, GRADIENTS
 from ddpdoctor.diagnosis.steadiness import enough_steps, holds
 from ddpdoctor.diagnosis.stragglers import straggler
 from ddpdoctor.diagnosis.summary import RunSummary, Traffic
@@ -38,18 +40,19 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     """The kinds of exposed communication that take more of the step than they may.
 
-    Waiting for a straggler is laid to it and to no kind of communication. Raises TooLittleEvidence where too few steps
-    were measured.
+    Waiting for a straggler is laid to it and to no kind of communication, and broadcasts of buffers that nothing
+    changes are told as such. Raises TooLittleEvidence where too few steps were measured.
     """
     limit = threshold(record, "exposed-communication")
+    apart = BARRIERS | ({BUFFERS} if any(wasted_broadcasts(record)) else set())
     summary = enough_steps(record)
     found = []
     if holds(record, lambda part: transfer_share(part) > limit):
         found.append(_exposure("transfer", summary, transfer_share(summary)))
     elif holds(record, lambda part: _waiting_share(part) > limit * UNEVEN_MARGIN) and straggler(record) is None:
         found.append(_exposure("uneven", summary, _waiting_share(summary)))
-    if holds(record, lambda part: _explicit_share(part) > limit):
-        found.append(_exposure("explicit", summary, _explicit_share(summary)))
+    if holds(record, lambda part: _explicit_share(part, apart) > limit):
+        found.append(_exposure("explicit", summary, _explicit_share(summary, apart), apart))
     return tuple(found)
 
 
@@ -64,25 +67,25 @@ def _waiting_share(summary: RunSummary) -> float:
     return (phases.exposed_waiting_ns or 0.0) / phases.step_ns if phases is not None else 0.0
 
 
-def _explicit_share(summary: RunSummary) -> float:
-    """Share of the step in explicit collectives, barriers and the waiting for others left out."""
+def _explicit_share(summary: RunSummary, apart: Set[str]) -> float:
+    """Share of the step in explicit collectives; some kinds, and the waiting for others, are left out."""
     if summary.phases is None:
         return 0.0
     # A rank is in one of several groups that do the same.
     longest: dict[str, float] = {}
-    for entry in _explicit(summary):
+    for entry in _explicit(summary, apart):
         transfer_ns = (entry.ns_per_step or 0.0) - (entry.waiting_ns_per_step or 0.0)
         longest[entry.kind] = max(longest.get(entry.kind, 0.0), transfer_ns)
     return sum(longest.values()) / summary.phases.step_ns
 
 
-def _explicit(summary: RunSummary) -> list[Traffic]:
-    return [entry for entry in summary.traffic if entry.kind != GRADIENTS and entry.kind not in BARRIERS]
+def _explicit(summary: RunSummary, apart: Set[str]) -> list[Traffic]:
+    return [entry for entry in summary.traffic if entry.kind != GRADIENTS and entry.kind not in apart]
 
 
-def _exposure(kind: Kind, summary: RunSummary, share: float) -> Exposure:
+def _exposure(kind: Kind, summary: RunSummary, share: float, apart: Set[str] = BARRIERS) -> Exposure:
     assert summary.phases is not None
-    sent = _explicit(summary) if kind == "explicit" else [e for e in summary.traffic if e.kind == GRADIENTS]
+    sent = _explicit(summary, apart) if kind == "explicit" else [e for e in summary.traffic if e.kind == GRADIENTS]
     return Exposure(
         kind=kind,
         share=share,

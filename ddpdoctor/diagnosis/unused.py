@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -10,9 +11,12 @@ from ddpdoctor.diagnosis.turns import Turn
 from ddpdoctor.diagnosis.wording import bytes_text, location_of, place, rank_list, site_location
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
+from ddpdoctor.record.training import MissingGradient
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """How DDP's error begins when parameters got no gradient."""
+
+_INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ((?:\d+ ?)+)")
 
 NAMES_SHOWN = 6
 
@@ -87,6 +91,35 @@ def explains(record: RunRecord, turns: Iterable[Turn]) -> bool:
     return any(by_rank.get(one, set()) < by_rank.get(other, set()) for one in reducing for other in others)
 
 
+def missing_gradients(record: RunRecord) -> tuple[MissingGradient, ...]:
+    """What was recorded of missing gradients; of a job that nobody asked about them, what DDP's error says."""
+    return record.missing_gradients or tuple(_reported(record))
+
+
+def _reported(record: RunRecord) -> Iterator[MissingGradient]:
+    """The parameters behind the indices in DDP's error; only where a rank has one wrap, which it must be about."""
+    for rank in record.ranks:
+        wraps = [wrap for wrap in record.wraps if wrap.rank == rank.rank]
+        said = next(filter(None, (_INDICES.search(raised.message) for raised in rank.exceptions)), None)
+        if said is None or len(wraps) != 1:
+            continue
+        reduced = [
+            tensor.name
+            for tensor in wraps[0].parameters
+            if tensor.requires_grad and tensor.name not in wraps[0].ignored
+        ]
+        indices = [int(index) for index in said[1].split()]
+        if max(indices) < len(reduced):
+            names = tuple(reduced[index] for index in indices)
+            yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, backward=0, parameters=names)
+
+
+def _frames_of_report(record: RunRecord, number: int) -> tuple[Frame, ...]:
+    rank = record.of_rank(number)
+    raised = () if rank is None else (error for error in rank.exceptions if UNFINISHED in error.message)
+    return next((error.frames for error in raised), ())
+
+
 def folded(names: Iterable[str]) -> tuple[str, ...]:
     """Fold names that share a module: ``encoder.layers.3.* (12 parameters)``; at most six parts, then a count."""
     rest = sorted(names)
@@ -119,7 +152,7 @@ def frozen_names(record: RunRecord, rank: int, wrap: int) -> frozenset[str]:
 
 def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> dict[int, frozenset[str]]:
     found: dict[int, set[str]] = {}
-    for entry in record.missing_gradients:
+    for entry in missing_gradients(record):
         wrap = wraps.get(entry.rank)
         served = wrap is not None and (wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"))
         if entry.wrap == number and wrap is not None and not served and entry.parameters:
@@ -167,8 +200,8 @@ def _group(record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ra
         for size in tensor.shape:
             product *= size
         elements += product
-    event = next(entry for entry in record.missing_gradients if entry.rank == ranks[0] and entry.wrap == number)
-    site = record.site(event.site)
+    event = next(entry for entry in missing_gradients(record) if entry.rank == ranks[0] and entry.wrap == number)
+    frames = record.site(event.site).frames or _frames_of_report(record, ranks[0])
     return UnusedOnRanks(
         ranks=rank_list(ranks),
         first_rank=ranks[0],
@@ -176,8 +209,8 @@ def _group(record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ra
         tensors=len(names),
         elements=elements,
         size_bytes=sum(tensor.size_bytes for tensor in tensors),
-        location=location_of(site.innermost),
-        stack=site.frames,
+        location=location_of(frames[0] if frames else None),
+        stack=frames,
     )
 
 

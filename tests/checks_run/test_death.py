@@ -9,10 +9,11 @@ import pytest
 
 from ddpdoctor.checks.collectives import collective_timeout, early_exit
 from ddpdoctor.checks.death import killed_rank, nccl_error, rank_out_of_memory, rendezvous_failure, root_exception
+from ddpdoctor.checks.gradients import unused_parameters
 from ddpdoctor.checks.speed import straggler
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.measured import Pulse
-from ddpdoctor.record.model import RankException
+from ddpdoctor.record.model import RankException, TensorInfo, Wrap
 from tests.diagnosis.jobs import MILLISECOND_NS, JobBuilder
 from tests.diagnosis.measured_job import MeasuredJob
 
@@ -221,3 +222,29 @@ def test_ranks_that_never_came_are_named_after_a_minute() -> None:
 def test_a_job_that_goes_on_has_no_cause_of_death() -> None:
     assert found(job(2), pulses=pulses(9_000, 9_000)) == []
     assert straggler.CHECK.severity.keys() == {"run"}
+
+
+def test_the_indices_of_ddps_own_error_get_their_names() -> None:
+    message = (
+        "Expected to have finished reduction in the prior iteration before starting a new one. ...\nParameter indices "
+        "which did not receive grad for rank 1: 1 3\n In addition, you can set the environment variable"
+    )
+    failed = job(2)
+    for rank in failed.ranks:
+        failed.fail(rank, "RuntimeError", 60, message)
+    names = ("frozen", "body.weight", "head.weight", "body.bias", "head.bias")
+    wraps = tuple(
+        Wrap(
+            rank=rank,
+            wrap=0,
+            module_class="Net",
+            parameters=tuple(TensorInfo(name=name, shape=(2,), requires_grad=name != "frozen") for name in names),
+        )
+        for rank in failed.ranks
+    )
+    assert found(failed, wraps=wraps) == []
+    (finding,) = unused_parameters.in_run(failed.record(wraps=wraps))
+    assert isinstance(finding, Finding)
+    assert finding.title.endswith("parameters of Net got no gradient (4 elements, 0 bytes): head.bias, head.weight")
+    assert finding.location is not None and finding.location.line == 60
+    assert [failure.code for failure in found(failed)] == ["DDP706"]
