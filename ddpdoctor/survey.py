@@ -21,7 +21,7 @@ from ddpdoctor.directories import python_files
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.examination import Examination, SourceSection
 from ddpdoctor.examine import ExamineRequest, conclude
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.fix.offers import for_findings, offers, with_hint
 from ddpdoctor.patterns import matches_below
@@ -302,18 +302,20 @@ def _together(readings: Sequence[Reading], root: str) -> tuple[CheckResult, ...]
 
 def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str, scripts: int) -> CheckResult:
     """What a check said of some of ``scripts`` scripts."""
-    findings: dict[object, Finding] = {}
+    findings: dict[tuple[Location | None, int, str], Finding] = {}
+    first_at: dict[Location, tuple[Location | None, int, str]] = {}
     for number, (_, result) in enumerate(said):
         for finding in result.from_source:
             place = finding.location
+            key = (place, number, finding.title)
+            first = key if place is None else first_at.setdefault(place, key)
             # One script may find two things at one place; what another script finds there is the same again.
-            others = [key for key in findings if isinstance(key, tuple) and key[0] == place and key[1] != number]
-            if place is not None and others:
-                known = findings[others[0]]
-                if known.severity is not finding.severity and finding.severity.at_least(known.severity):
-                    findings[others[0]] = finding
-                continue
-            findings[(place, number, finding.title)] = finding
+            if first[1] == number:
+                findings[key] = finding
+            elif findings[first].severity is not finding.severity and finding.severity.at_least(
+                findings[first].severity
+            ):
+                findings[first] = finding
     short = [(reading, result) for reading, result in said if result.gap]
     told = [f"{shown_path(str(reading.path), root)}: {result.gap}" for reading, result in short]
     needs_run = len(short) == scripts and len({result.gap for _, result in short}) == 1
