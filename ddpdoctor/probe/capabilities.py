@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 
 _COSTS = {
     "_BaseDataLoaderIter": "the wait for data is not measured",
+    "_next_index": "the indices that samplers draw are not compared",
     "_get_ddp_logging_data": "exposed communication is not measured",
     "_set_ddp_runtime_logging_sample_rate": "exposed communication is measured on few steps only",
     "_sync_buffers": "DDP's broadcast of buffers counts as forward",
@@ -29,6 +30,7 @@ class Capabilities:
         c10d = getattr(torch._C, "_distributed_c10d", None)
         ddp_class = torch.nn.parallel.DistributedDataParallel
         self.loader_iterator: Any = self._need(torch.utils.data.dataloader, "_BaseDataLoaderIter")
+        self.draws_indices = self._need(self.loader_iterator, "_next_index") is not None
         self.read_logger: Optional[Callable[[Any], Any]] = self._need(ddp_class, "_get_ddp_logging_data")
         self.set_logger_rate: Optional[Callable[[Any, int], None]] = self._need(
             ddp_class, "_set_ddp_runtime_logging_sample_rate"

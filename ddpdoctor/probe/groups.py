@@ -117,7 +117,7 @@ class Groups:
                 raise
             journal.event("wait_ended", number=number)
             if name == "init_process_group":
-                journal.guarded(self._note_world)
+                journal.guarded(self.note_world)
             elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):
                 journal.guarded(self._book.note, result)
             return result
@@ -130,7 +130,8 @@ class Groups:
         mine = [name for name in files if name.endswith(".py") and self._journal.user_code.holds(name)]
         return any("cuda" in "".join(linecache.getlines(name)) for name in mine[:FILES_READ])
 
-    def _note_world(self) -> None:
+    def note_world(self) -> None:
+        """The default group is there: this process is a rank."""
         distributed = self._torch.distributed
         rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
         local_rank = os.environ.get("LOCAL_RANK", "")

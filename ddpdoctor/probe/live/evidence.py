@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
+from ..capabilities import Capabilities
 from ..digests import tensor_digest
 from ..index_lists import base_indices, digest_of, integers
 from ..loader_facts import length_of, loader_facts, sharding_sampler
@@ -49,8 +50,9 @@ class Pass:
 class Evidence:
     """Writes events of the same shape as a rehearsal's, of the first few of everything."""
 
-    def __init__(self, observer: Observer, torch: Any) -> None:
+    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities) -> None:
         self._observer = observer
+        self._capabilities = capabilities
         self._journal = observer.journal
         self._torch = torch
         self._wraps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -69,7 +71,9 @@ class Evidence:
         """Patch the constructors, and the drawing of indices."""
         self._watch_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
         self._watch_construction(self._torch.utils.data.DataLoader, self._note_loader)
-        iterator_class = self._torch.utils.data.dataloader._BaseDataLoaderIter
+        iterator_class = self._capabilities.loader_iterator
+        if not self._capabilities.draws_indices:
+            return
         draw, evidence = iterator_class._next_index, self
 
         @functools.wraps(draw)

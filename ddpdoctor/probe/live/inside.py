@@ -24,41 +24,62 @@ class Live:
     def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
         self._journal = journal
         self._process_end = process_end
-        self._observer = Observer(journal)
+        self.observer = Observer(journal)
         self._pulse: Optional[PulseThread] = None
         self._groups: Optional[GroupBook] = None
+        self._waits: Optional[Groups] = None
 
     def after_torch(self, torch: Any) -> None:
         """Install the hooks once torch is there; they do nothing before there is a world."""
         if not torch.distributed.is_available():
             return
-        journal, observer = self._journal, self._observer
+        journal, observer = self._journal, self.observer
         capabilities = Capabilities(torch)
         for name, cost in capabilities.missing.items():
             journal.event("missing_capability", name=name, cost=cost)
         self._groups = GroupBook(journal, torch)
         self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities))
-        evidence = Evidence(observer, torch)
+        evidence = Evidence(observer, torch, capabilities)
         evidence.install()
         Training(observer, torch, capabilities, Reductions(observer, capabilities), evidence).install()
         Calls(observer, torch, capabilities, self._groups).install()
-        Groups(journal, torch, self._groups, self._world_made).install()
+        self._waits = Groups(journal, torch, self._groups, self.world_made)
+        self._waits.install()
         self._process_end.before_exit = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
 
-    def _world_made(self, rank: int, world_size: int) -> None:
+    def meet_world(self, torch: Any) -> None:
+        """Measure from now on, if this process is a rank already."""
+        distributed = torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized() or self._waits is None:
+            return
+        if self.observer.step_ring is None:
+            self._waits.note_world()
+        else:
+            self.observer.start()
+            if self._pulse is not None:
+                self._pulse.resume()
+
+    def stop(self) -> None:
+        """Measure no longer, and write what is there."""
+        if self.observer.step_ring is not None and self._pulse is not None:
+            self.observer.steps.finish()
+            self.observer.stop()
+            self._pulse.last_beat()
+
+    def world_made(self, rank: int, world_size: int) -> None:
         """This process is a rank: measure it."""
         self._journal.rank = rank
         self._journal.release()
         if self._groups is not None:
             self._groups.note_world()
-        if self._observer.step_ring is None:
-            self._observer.start()
-            if self._pulse is not None and self._observer.step_ring is not None:
+        if self.observer.step_ring is None:
+            self.observer.start()
+            if self._pulse is not None and self.observer.step_ring is not None:
                 self._pulse.start()
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""
-        if self._observer.step_ring is not None and self._pulse is not None:
-            self._observer.steps.finish()
+        if self.observer.step_ring is not None and self._pulse is not None:
+            self.observer.steps.finish()
             self._pulse.last_beat()

@@ -46,6 +46,10 @@ class Observer:
                 self.thread = _NOBODY
                 journal.event("probe_fault", where="ring", text=repr(error))
 
+    def stop(self) -> None:
+        """Measure nothing any more."""
+        self.thread = _NOBODY
+
     def fault(self, where: str, error: Exception) -> None:
         """A part of the probe has failed: note it, and after some faults be silent for good."""
         self._faults += 1

@@ -53,6 +53,10 @@ class PulseThread:
         register_for_stacks(self._observer.journal.run_directory)
         threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
 
+    def resume(self) -> None:
+        """The script goes on after all."""
+        self._finished = False
+
     def last_beat(self) -> None:
         """Write everything: the script is over, or about to end itself."""
         with self._beating:

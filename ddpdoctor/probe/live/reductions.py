@@ -20,16 +20,18 @@ READ_EVERY_NS = 10_000_000
 """Reading costs about 20 µs."""
 
 
-class _Reducer:
+class Reducer:
     """What is known of one DDP module."""
 
-    __slots__ = ("armed", "buckets", "iteration", "read_ns", "size_bytes")
+    __slots__ = ("armed", "buckets", "forwards", "iteration", "read_ns", "size_bytes")
 
     def __init__(self, size_bytes: int, buckets: int) -> None:
         self.size_bytes = size_bytes
         self.buckets = buckets
         self.armed = False
         """Its next backward reduces."""
+        self.forwards = 0
+        """Forwards that record gradients."""
         self.iteration = -1
         """The newest one that was read."""
         self.read_ns = 0
@@ -42,17 +44,24 @@ class Reductions:
         self._observer = observer
         self._read_logger = capabilities.read_logger
         self._set_rate = capabilities.set_logger_rate
-        self._reducers: WeakKeyDictionary[Any, _Reducer] = WeakKeyDictionary()
+        self._armed: list[Reducer] = []
+        self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
-    def forward_begins(self, ddp: Any) -> None:
+    def forward_begins(self, ddp: Any) -> Reducer:
         """A forward that records gradients begins."""
         reducer = self._reducers.get(ddp) or self._meet(ddp)
-        reducer.armed = bool(ddp.require_backward_grad_sync)
+        reducer.forwards += 1
+        if bool(ddp.require_backward_grad_sync) != reducer.armed:
+            reducer.armed = not reducer.armed
+            if reducer.armed:
+                self._armed.append(reducer)
+            else:
+                self._armed.remove(reducer)
+        return reducer
 
-    def forward_ended(self, ddp: Any) -> None:
+    def forward_ended(self, ddp: Any, reducer: Reducer) -> None:
         """A forward is over: if it synchronises, DDP's logger has the iteration before."""
-        reducer = self._reducers.get(ddp)
-        if reducer is None or not reducer.armed:
+        if not reducer.armed:
             return
         now_ns = time.monotonic_ns()
         if now_ns - reducer.read_ns >= READ_EVERY_NS:
@@ -61,21 +70,21 @@ class Reductions:
 
     def backward_ended(self, tally: list[int]) -> None:
         """A backward is over: modules whose forward synchronised have reduced their gradients."""
-        for reducer in self._reducers.values():
-            if reducer.armed:
-                reducer.armed = False
-                tally[SYNCHRONISED] += 1
-                tally[REDUCED_BYTES] += reducer.size_bytes
-                tally[BUCKETS] += reducer.buckets
+        for reducer in self._armed:
+            reducer.armed = False
+            tally[SYNCHRONISED] += 1
+            tally[REDUCED_BYTES] += reducer.size_bytes
+            tally[BUCKETS] += reducer.buckets
+        self._armed.clear()
 
-    def _meet(self, ddp: Any) -> _Reducer:
+    def _meet(self, ddp: Any) -> Reducer:
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
-        reducer = self._reducers[ddp] = _Reducer(size_bytes, 1)
+        reducer = self._reducers[ddp] = Reducer(size_bytes, 1)
         if self._set_rate is not None:
             self._set_rate(ddp, CUDA_RATE if ddp.device_type == "cuda" else CPU_RATE)
         return reducer
 
-    def _read(self, ddp: Any, reducer: _Reducer) -> None:
+    def _read(self, ddp: Any, reducer: Reducer) -> None:
         if self._read_logger is None:
             return
         data = self._read_logger(ddp)

@@ -10,12 +10,12 @@ import sys
 import time
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, Optional
 
 from ..capabilities import Capabilities
-from .evidence import Evidence
+from .evidence import FORWARDS_NOTED, Evidence
 from .observer import Observer, rows_of
-from .reductions import Reductions
+from .reductions import Reducer, Reductions
 from .steps import ACTIVE, CANDIDATE, Source
 from .stopwatch import BACKWARD, DATA_WAIT, EVALUATION, FORWARD, OPTIMIZER, SAVING
 
@@ -93,11 +93,11 @@ class Training:
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
             if is_compiling() or observer.thread != get_ident():
                 return forward(ddp, *arguments, **options)
-            training._forward_begins(ddp, sys._getframe(1))
+            reducer = training._forward_begins(ddp, sys._getframe(1))
             try:
                 return forward(ddp, *arguments, **options)
             finally:
-                training._forward_ended(ddp)
+                training._forward_ended(ddp, reducer)
 
         ddp_class.forward = forward_timed
 
@@ -186,31 +186,34 @@ class Training:
         except Exception:  # an iterator of the user's own takes no attributes
             return
 
-    def _forward_begins(self, ddp: Any, frame: FrameType) -> None:
-        observer = self._observer
+    def _forward_begins(self, ddp: Any, frame: FrameType) -> Optional[Reducer]:
+        observer, reducer = self._observer, None
         try:
             now_ns, steps = _now_ns(), observer.steps
             phase = FORWARD
             if self._torch.is_grad_enabled():
                 steps.trains(now_ns)
                 observer.journal.forwards += ddp.training
-                self._reductions.forward_begins(ddp)
+                reducer = self._reductions.forward_begins(ddp)
             else:
                 if steps.state == CANDIDATE and not ddp.training:
                     steps.evaluating = True
                 if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
                     phase = EVALUATION
                     steps.pause(now_ns)
-            self._evidence.forward_begins(ddp, frame)
+            if reducer is None or reducer.forwards <= FORWARDS_NOTED:
+                self._evidence.forward_begins(ddp, frame)
             observer.watch.enter(phase, now_ns)
         except Exception as error:
             observer.fault("forward", error)
+        return reducer
 
-    def _forward_ended(self, ddp: Any) -> None:
+    def _forward_ended(self, ddp: Any, reducer: Optional[Reducer]) -> None:
         observer = self._observer
         try:
             observer.watch.leave(_now_ns())
-            self._reductions.forward_ended(ddp)
+            if reducer is not None:
+                self._reductions.forward_ended(ddp, reducer)
         except Exception as error:
             observer.fault("forward", error)
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.record.measured import StepTrack
 from ddpdoctor.record.model import RunRecord
-from tests.probe.watched import finished, job, watch
+from tests.live.watched import finished, job, watch
 
 MS = 1_000_000
 SCRIPT = """

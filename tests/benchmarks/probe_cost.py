@@ -1,0 +1,106 @@
+"""What the hooks of a live run add to a training step: ``python tests/benchmarks/probe_cost.py``.
+
+The hooks run around functions that do nothing, in the order of a usual step: a fetch, a forward that broadcasts
+buffers, a backward, an optimizer's step, one explicit collective. Measured is the CPU time of the calling thread, over
+100,000 steps in blocks; the cheapest block counts, for a busy machine only adds to it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STEPS = 10_000
+BLOCKS = 10
+ALLOWED_US = 20.0
+
+
+def block_us(step: Callable[[], object]) -> float:
+    """CPU time of one step, over a block of them."""
+    began_ns = time.thread_time_ns()
+    for _ in range(STEPS):
+        step()
+    return (time.thread_time_ns() - began_ns) / STEPS / 1e3
+
+
+def measure() -> tuple[float, float]:
+    """Cheapest blocks without and with the hooks, in microseconds."""
+    import torch
+    import torch.distributed as dist
+
+    from ddpdoctor.probe.journal import Journal
+    from ddpdoctor.probe.live.inside import Live
+    from ddpdoctor.probe.process import ProcessEnd
+
+    iterator_class = torch.utils.data.dataloader._BaseDataLoaderIter
+    ddp_class = torch.nn.parallel.DistributedDataParallel
+    batch = [torch.ones(8, 4)]
+
+    class Iterator(iterator_class):  # type: ignore[misc, valid-type]
+        """Hands out one batch for ever."""
+
+        _num_workers, _num_yielded = 0, 5
+
+        def __init__(self) -> None:
+            pass
+
+    def nothing(*arguments: Any, **options: Any) -> None:
+        return None
+
+    iterator_class.__next__ = lambda iterator: batch
+    ddp_class.forward = lambda ddp, *arguments: ddp._sync_buffers()
+    ddp_class._sync_buffers = nothing
+    torch.autograd.backward = nothing
+    dist.distributed_c10d.all_reduce = dist.all_reduce = nothing
+
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-benchmark-") as directory:
+        dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
+        model = ddp_class(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        iterator, value = Iterator(), torch.ones(100)
+
+        def step() -> None:
+            next(iterator)
+            ddp_class.forward(model)
+            torch.autograd.backward(value)
+            for hook in before:
+                hook(optimizer, (), {})
+            for hook in after:
+                hook(optimizer, (), {})
+            dist.all_reduce(value)
+
+        before: list[Any] = []
+        after: list[Any] = []
+        without_us = min(block_us(step) for _ in range(BLOCKS))
+        journal = Journal(directory, {"project_root": str(Path(__file__).parents[2]), "kind": "run"})
+        live = Live(journal, ProcessEnd(journal))
+        live.after_torch(torch)
+        live.world_made(0, 1)
+        optimizers = sys.modules["torch.optim.optimizer"]
+        before += optimizers._global_optimizer_pre_hooks.values()
+        after += optimizers._global_optimizer_post_hooks.values()
+        block_us(step)
+        with_us = min(block_us(step) for _ in range(BLOCKS))
+        completed = live.observer.steps.completed
+        if completed < STEPS * BLOCKS:
+            raise SystemExit(f"the probe counted {completed:,} steps of {STEPS * (BLOCKS + 1):,}")
+        dist.destroy_process_group()
+    return without_us, with_us
+
+
+def main() -> int:
+    """Print what was measured; 1 when the bound is exceeded."""
+    without_us, with_us = measure()
+    cost_us = with_us - without_us
+    print(f"one step of empty functions, CPU time of the calling thread, cheapest of {BLOCKS} blocks of {STEPS:,}")
+    print(f"  without the hooks  {without_us:6.1f} µs")
+    print(f"  with the hooks     {with_us:6.1f} µs  {cost_us:5.1f} µs more  (at most {ALLOWED_US:g})")
+    return int(cost_us > ALLOWED_US)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
