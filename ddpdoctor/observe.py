@@ -46,6 +46,9 @@ _SECOND_NS = 1_000_000_000
 SHOWN_WINDOW_NS = 30_000_000_000
 SHOWN_STEPS = 120
 """The figures of a live run are those of its newest steps …"""
+SHOWN_ROWS = 10_000
+JUDGED_ROWS = 40_000
+"""Steps of all ranks together that are looked at: of hundreds of ranks a few dozen each."""
 JUDGED_WINDOW_NS = 60_000_000_000
 """… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
 JUDGED_STEPS = 60
@@ -139,10 +142,10 @@ class RunSource:
 
     def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
         record = self._run.look(now_ns, 0 if whole else self._judged_ns)
-        shown = record if whole else recent(record, SHOWN_WINDOW_NS, SHOWN_STEPS)
+        shown = record if whole else _shown(record)
         summary = summarise(shown)
         if summary.step_times is not None:
-            self._judged_ns = max(JUDGED_WINDOW_NS, int(JUDGED_STEPS * summary.step_times.p50_ns))
+            self._judged_ns = _judged_ns(summary.step_times.p50_ns, len(record.step_tracks))
         if self._series.is_due(now_ns):
             self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
         exit_code = self._job.exit_code() if self._job is not None else None
@@ -242,6 +245,18 @@ class RunSource:
         if self._run.divergence is not None:
             return "stalled"
         return "running" if steps_made(record) else "waiting"
+
+
+def _shown(record: RunRecord) -> RunRecord:
+    """The steps whose figures are shown."""
+    affordable = SHOWN_ROWS // (len(record.step_tracks) or 1)
+    return recent(record, SHOWN_WINDOW_NS, min(SHOWN_STEPS, max(affordable, SHOWN_STEPS // 6)))
+
+
+def _judged_ns(step_ns: float, ranks: int) -> int:
+    """How far back the checks look, where a step takes so long."""
+    wanted_ns = max(JUDGED_WINDOW_NS, JUDGED_STEPS * step_ns)
+    return int(min(wanted_ns, max(JUDGED_STEPS, JUDGED_ROWS // ranks) * step_ns))
 
 
 def _without_collectives(record: RunRecord) -> RunRecord:
