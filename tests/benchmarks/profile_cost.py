@@ -27,8 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ddpdoctor.launch.environment import free_port
-from ddpdoctor.launch.observed import observed_environment
+from ddpdoctor.launch.environment import free_port, observed
 
 BLOCKS = 200
 STEPS = 5
@@ -133,7 +132,7 @@ def our_arms(directory: Path, ranks: int) -> list[Arm]:
     python, run = sys.executable, directory / "run"
     run.mkdir(mode=0o700)
     (run / "job.json").write_text('{"version": 1, "kind": "run"}')
-    watched = observed_environment(run, os.environ)
+    watched = observed(run, os.environ)
     return [
         Arm("plain", directory / "plain", "none", torchrun(python, ranks), {}),
         Arm("ddpdoctor", directory / "observed", "none", torchrun(python, ranks), watched),
