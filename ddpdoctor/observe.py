@@ -128,6 +128,8 @@ class RunSource:
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have the stack of one rank taken."""
+        with self._lock:
+            self._run.ask_for_stacks(rank)
 
     def end_job(self) -> None:
         """End the job if this program started it; the second call kills it."""

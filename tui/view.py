@@ -63,9 +63,11 @@ class View:
         return self.filters.get(self.page, "")
 
     def age(self, at_ns: int | None) -> tuple[Freshness, str]:
-        """How fresh a figure of that time is, and its age in words when that has to be said."""
+        """How fresh a figure of that time is, and its age in words when that has to be said; what has ended stays."""
         if at_ns is None:
             return "unknown", ""
+        if self.snapshot.state == "ended":
+            return "fresh", ""
         age_ns = max(0, self.snapshot.now_ns - at_ns) + self.silent_ns
         if age_ns <= DIM_AFTER_NS:
             return "fresh", ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,14 @@ class LiveRun:
                 ring.ask_for_stacks(self._requests)
             except OSError:  # another user's run, or a directory that is gone
                 return
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Have one rank write its stacks; one that is gone, or another user's, stays silent."""
+        ring = self._assembly.live.steps.get(self.living().get(rank, 0))
+        if ring is not None:
+            self._requests += 1
+            with suppress(OSError):
+                ring.ask_for_stacks(self._requests)
 
     def living(self) -> dict[int, int]:
         """Process id of each rank that lives."""

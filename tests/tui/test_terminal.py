@@ -159,6 +159,10 @@ def _steps(text: str) -> list[int]:
 def test_an_attached_screen_follows_a_job_names_who_hangs_it_and_leaves_it_alone(tmp_path: Path) -> None:
     with _job(tmp_path) as processes, terminal(tmp_path, "profile", "--run-dir", "run") as screen:
         screen.until_true(lambda: len(set(_steps(screen.text()))) >= 3, "steps that move")
+        screen.send("2\r")
+        screen.until("t takes it")
+        screen.send("t")
+        screen.until("time.sleep(0.02)")
         (tmp_path / "hang").touch()
         screen.until("STALLED")
         screen.until("the culprit")

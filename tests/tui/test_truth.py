@@ -48,6 +48,30 @@ def test_figures_dim_after_3_s_and_say_their_age_after_10_s(page: str) -> None:
     assert any("11 s old ─" in line for line in painted(aged(11.2), page))
 
 
+def test_what_could_not_be_seen_is_said() -> None:
+    noted = runs.snapshot(notes=("3 lines of the record are damaged",))
+    assert any(
+        "not seen" in line and "3 lines of the record are damaged" in line for line in painted(noted, "overview")
+    )
+
+
+def test_figures_of_a_job_that_has_ended_stay_and_are_called_final() -> None:
+    over = msgspec.structs.replace(aged(60.0), state="ended", ended_at_ns=runs.NOW - 60 * runs.S, exit_code=3)
+    lines = painted(over, "overview")
+    assert "ended 11 min 34 s  exit code 3  final figures" in lines[0]
+    assert "dim" not in roles(over, "overview", "216 ms")
+    ended = runs.stalled(state="ended", exit_code=1)
+    assert "ENDED" in painted(ended, "stall")[2] and "has ended with exit code 1" in painted(ended, "stall")[3]
+
+
+def test_a_late_rank_says_for_how_long_the_others_wait_and_why() -> None:
+    late = tuple(
+        msgspec.structs.replace(rank, late_ns=80.2e6, late_phase="data_wait") for rank in runs.straggler().ranks
+    )
+    lines = painted(msgspec.structs.replace(runs.straggler(), ranks=late), "rank", opened="5")
+    assert any("others wait for it 80.2 ms by its data wait" in line for line in lines)
+
+
 def test_every_page_carries_the_age_of_its_figures() -> None:
     for page in PAGES:
         assert "figures  2.5 s old" in painted(aged(2.5), page)[0]
@@ -84,7 +108,7 @@ def test_what_is_not_known_is_a_dash_and_never_0() -> None:
     )
     empty = runs.snapshot(ranks=bare, gpus=(), phases=None, step_times=None, steps_per_s=None, samples_per_s=None)
     row = next(line for line in painted(empty, "ranks", width=160)[4:] if line.strip().startswith("1 "))
-    assert row.count("—") >= 7
+    assert row.count("—") >= 6
     assert " 0 " not in row.replace("node-00", "")
     assert "— steps/s" in "\n".join(painted(empty, "overview"))
 

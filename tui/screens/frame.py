@@ -37,6 +37,8 @@ def title_line(view: View, width: int) -> Line:
     if view.paused:
         right += [Cell(f" PAUSED, {span(view.behind_ns)} ago ", "badge.paused"), Cell(" ")]
     right += [Cell(snapshot.state, STATE_ROLES[snapshot.state]), Cell(f" {_ran(snapshot)}  ", "")]
+    if snapshot.exit_code is not None:
+        right.append(Cell(f"exit code {snapshot.exit_code}  ", "bad" if snapshot.exit_code else "good"))
     right.append(_age(view))
     left = [Cell(" ddpdoctor ", "tab.on"), Cell(f" {cut(shown(snapshot.name), 40, view.glyphs.dots)}", "strong")]
     room = width - width_of((*left, *right)) - 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.record.measured import Gpu, GpuSample
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, shown
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, paragraph, shown
 from ddpdoctor.tui.charts import gauge, sparkline
 from ddpdoctor.tui.figures import degrees, memory, percent, rank_list, three, with_unit
 from ddpdoctor.tui.painting import Painting, stacked
@@ -23,7 +23,7 @@ def paint_gpus(view: View, width: int, height: int) -> Painting:
     head = aged_heading("GPUs of this node", view, newest, width, f"{len(gpus)} seen" if gpus else "")
     if not gpus:
         note = shown(view.snapshot.gpus_note) or "the driver shows no GPU"
-        return stacked(height, [head, line(Cell(f"  {cut(note, width - 4, view.glyphs.dots)}", "dim"))])
+        return stacked(height, [head, *paragraph(note, width - 4, "dim", Cell("  "))])
     columns = max(1, (width + 2) // (CARD_WIDTH + 2))
     if -(-len(gpus) // columns) * CARD_LINES <= height - 1:
         cards = _cards(view, width, min(columns, len(gpus)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.monitor.snapshot import RankView, Snapshot
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, padded, shown
+from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, padded, paragraph, shown
 from ddpdoctor.tui.charts import (
     flowing,
     gauge,
@@ -28,6 +28,7 @@ EXPOSED_SCALE = 0.5
 SIDE_BY_SIDE = 96
 """Columns from which figures and chart stand beside each other."""
 FIGURES_WIDTH = 60
+NOTES = 3
 
 
 def paint_overview(view: View, width: int, height: int) -> Painting:
@@ -40,8 +41,9 @@ def paint_overview(view: View, width: int, height: int) -> Painting:
     lines += [EMPTY] if tall else []
     lines += step_phases(view, width)
     findings = _findings(view, width, most=max(1, (height - len(lines)) // 3) if tall else 3)
+    findings += _notes(view, width)
     left = height - len(lines) - len(findings)
-    ranks = _ranks(view, width, left - (1 if tall else 0))
+    ranks = _ranks(view, width, left - (2 if tall else 0))
     lines += [EMPTY] if tall else []
     return stacked(height, lines, findings, [EMPTY] if tall and ranks else [], ranks)
 
@@ -164,6 +166,12 @@ def _findings(view: View, width: int, most: int) -> list[Line]:
     if len(holding) > most:
         lines[-1] = line(Cell(f"    and {len(holding) - most + 1} more", "dim"))
     return [head, *lines]
+
+
+def _notes(view: View, width: int) -> list[Line]:
+    """What could not be measured or read."""
+    label = Cell(f"  {view.glyphs.advice} not seen   ", "dim")
+    return [cells for note in view.snapshot.notes[:NOTES] for cells in paragraph(note, width - 2, "dim", label, most=2)]
 
 
 def _ranks(view: View, width: int, room: int) -> list[Line]:

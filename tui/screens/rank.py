@@ -12,6 +12,8 @@ from ddpdoctor.tui.view import View
 
 SIDE_BY_SIDE = 96
 CALLS = 12
+PHASE_OF = {"data_wait": "data wait", "explicit": "explicit collectives", "other": "own code"}
+"""The phases of a step as people call them, where that is another word."""
 
 
 def paint_rank(view: View, width: int, height: int) -> Painting:
@@ -75,6 +77,9 @@ def _steps(rank: RankView, view: View, width: int) -> list[Line]:
         ("waits for others", duration(rank.waiting_ns)),
         ("samples/s", three(rank.samples_per_s)),
     ]
+    if rank.late_ns:
+        what = PHASE_OF.get(rank.late_phase, rank.late_phase)
+        figures.append(("others wait for it", duration(rank.late_ns) + (f" by its {what}" if what else "")))
     entries: list[Line] = [(Cell(f"{name} ", "dim"), Cell(value, "strong")) for name, value in figures]
     strip = heat_strip(rank.lateness_ns, times.p50_ns, width - 15, view.glyphs)
     lines = [

@@ -28,6 +28,10 @@ SORTS = ("", "p50", "p95", "waits", "data", "step", "busy", "memory", "temperatu
 """Columns that the key for sorting goes through; the first is the order of importance."""
 
 
+GPU_COLUMNS = {"gpu", "busy", "memory", "temperature", "power"}
+"""Columns that say nothing where no GPU is seen."""
+
+
 def paint_ranks(view: View, width: int, height: int) -> Painting:
     """Draw the table; the culprit stands on top until the user sorts otherwise."""
     snapshot = view.snapshot
@@ -39,7 +43,9 @@ def paint_ranks(view: View, width: int, height: int) -> Painting:
         return stacked(height, [head, line(Cell(f"  {text}", "dim"))])
     hosts = len({rank.host for rank in snapshot.ranks}) > 1
     apart = height - 3 - len(rows) >= len(rows) + 3
-    columns = [column for column in _columns(view, hosts) if not (apart and column.name == "late")]
+    left_out = {"late"} if apart else set()
+    left_out |= set() if snapshot.gpus else GPU_COLUMNS
+    columns = [column for column in _columns(view, hosts) if column.name not in left_out]
     table = paint_table(rows, columns, _key, view.cursor, width, height - 2, view.glyphs)
     strips = _strips(rows, view, width) if apart else []
     return stacked(height, [head], table, [EMPTY], strips)
