@@ -3,7 +3,7 @@
 What it finds
     In a live run: ranks for which the others wait 5 % of the step or more where they meet, in the reduction of
     gradients or in an explicit collective, while they hardly wait themselves; in most of the run, not once. With the
-    phase that makes them late.
+    phase that makes them late; as advice where no phase explains most of it, as on a machine that others share.
 
 Why it is bad
     Every step takes as long as on its slowest rank: the time of all the others is lost.
@@ -61,10 +61,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     late = straggler(record)
     if late is None:
         return
-    cause, remedy = _PHASES.get(late.phase, ("", "Compare what this rank and the others do in a step."))
+    cause, remedy = _PHASES.get(late.phase, ("", "Look for other programs on its cores or its device, and its clocks."))
     several = len(late.ranks) > 1
     others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
-    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ""
+    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ", slower in all it does"
     facts = [
         Fact(
             text=f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} "
@@ -91,4 +91,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         remedy=remedy,
         ranks=late.ranks,
         evidence=tuple(facts),
+        severity=None if late.phase else Severity.ADVICE,
     )

@@ -11,6 +11,9 @@ import msgspec
 from ddpdoctor.diagnosis.measured_steps import RankSteps
 from ddpdoctor.diagnosis.meetings import Meetings
 
+MOST = 0.5
+"""Share of a rank's lateness that a phase has to explain to be named."""
+
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank keeps the others waiting."""
@@ -20,8 +23,8 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
     times_late: int
     """Meetings to which it came last."""
     phase: str = ""
-    """``data_wait``, ``forward``, ``backward``, ``explicit``, ``optimizer`` or ``other``; empty where none of them took
-    longer than on the other ranks."""
+    """``data_wait``, ``forward``, ``backward``, ``explicit``, ``optimizer`` or ``other``; empty where none of them
+    explains most of it."""
 
 
 def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[int, Lateness]:
@@ -48,10 +51,16 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
         rank: Lateness(
             late_ns=total_ns,
             times_late=times[rank],
-            phase=max(blamed[rank], key=lambda phase: blamed[rank][phase], default=""),
+            phase=_most_of(blamed[rank], total_ns),
         )
         for rank, total_ns in late_ns.items()
     }
+
+
+def _most_of(blamed: Mapping[str, float], total_ns: float) -> str:
+    """The phase that makes up most of the lateness; empty where none does: the rank is slower in everything."""
+    worst = max(blamed, key=lambda phase: blamed[phase], default="")
+    return worst if worst and blamed[worst] >= MOST * total_ns else ""
 
 
 class _Phases:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
 from ddpdoctor.diagnosis.summary import Phases, RunSummary, RunVerdict, VerdictState
+from ddpdoctor.diagnosis.thresholds import DEFAULTS
 from ddpdoctor.diagnosis.wording import count, milliseconds_text
 from ddpdoctor.finding import Finding, Severity
 
@@ -68,10 +69,12 @@ def run_verdict(
     slow = [finding for finding in findings if finding.severity is Severity.WARNING and _slows(finding.code)]
     if slow:
         return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding.code, summary)))
-    return _without_finding(summary, [finding for finding in findings if finding.severity is Severity.WARNING])
+    return _without_finding(
+        summary, [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry.code)]
+    )
 
 
-def _without_finding(summary: RunSummary, warnings: Sequence[Finding]) -> RunVerdict:
+def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerdict:
     phases = summary.phases
     if phases is None or not summary.steps:
         return RunVerdict(state="unknown", text="no training step has been measured")
@@ -83,11 +86,14 @@ def _without_finding(summary: RunSummary, warnings: Sequence[Finding]) -> RunVer
         text = "nothing slow was found, but the communication of gradients could not be measured"
         return RunVerdict(state="unknown", text=text, why=figures)
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
+    waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
+    nobody = "no rank keeps the others waiting"
+    waits = nobody if waiting < DEFAULTS["straggler"] else f"{waiting:.0%} waiting for other ranks"
     return RunVerdict(
         state="healthy",
-        text=f"{computing:.0%} of the step is computation, and no rank keeps the others waiting",
-        why=(*figures, *(finding.title for finding in warnings[:_FACTS])),
-        next=warnings[0].remedy if warnings else "",
+        text=f"{computing:.0%} of the step is computation, and {waits}",
+        why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+        next=remarks[0].remedy if remarks else "",
     )
 
 
@@ -96,6 +102,7 @@ def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
     if summary.exposed_share is not None:
         parts.append(f"{summary.exposed_share:.0%} is exposed communication")
     parts.append(f"{phases.explicit_ns / phases.step_ns:.0%} explicit collectives")
+    parts.append(f"{phases.other_ns / phases.step_ns:.0%} other code")
     told = [f"of a step of {milliseconds_text(phases.step_ns)}, {', '.join(parts[:-1])} and {parts[-1]}"]
     if summary.samples_per_s is not None:
         told.append(f"{summary.samples_per_s:,.0f} samples/s on {count(len(summary.ranks), 'rank')}")

@@ -7,6 +7,7 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
+from ddpdoctor.diagnosis.lateness import MOST
 from ddpdoctor.diagnosis.measured_steps import measured_steps
 from ddpdoctor.diagnosis.meetings import explicit_meetings, gradient_meetings
 from ddpdoctor.diagnosis.steadiness import enough_steps, holds
@@ -33,7 +34,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """The same as a share of the step."""
     phase: str
-    """What makes them late: a phase as ``RankSummary.late_phase`` names it; empty where none stands out."""
+    """What makes them late: a phase as ``RankSummary.late_phase`` names it; empty where none explains most of it."""
     phase_ns: float
     """Mean per step of that phase on them."""
     phase_elsewhere_ns: float
@@ -57,7 +58,7 @@ def straggler(record: RunRecord) -> Straggler | None:
     summary = enough_steps(record)
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
-    phase = _phase(late, others)
+    phase = _phase(late, others, gap_ns)
     return Straggler(
         ranks=ranks,
         waiting=tuple(rank.rank for rank in others),
@@ -118,16 +119,17 @@ def own_time_ns(rank: RankSummary, phase: str) -> float:
     }[phase]
 
 
-def _phase(late: list[RankSummary], others: list[RankSummary]) -> str:
-    """The phase that made them late most; of several ranks the one by which their means exceed the others' most."""
-    if len(late) == 1 and late[0].late_phase:
-        return late[0].late_phase
+def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) -> str:
+    """The phase that made them late, where it explains most of what the others wait."""
     excess = {
         phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
         for phase in ("data_wait", "forward", "backward", "optimizer", "other")
     }
+    if len(late) == 1 and late[0].late_phase in ("other", "explicit"):
+        # What a rank does between its steps is no part of them, and explicit collectives hold waiting as well.
+        return late[0].late_phase
     phase = max(excess, key=lambda name: excess[name])
-    return phase if excess[phase] > 0 else ""
+    return phase if excess[phase] >= MOST * gap_ns else ""
 
 
 def _waiting_ns(rank: RankSummary) -> float:

@@ -84,6 +84,15 @@ def test_a_straggler_of_two_is_known_in_every_phase(phase: str) -> None:
     assert finding.title.startswith("rank 0 keeps rank 1 waiting for 23% of the step (20.0 ms), for ")
 
 
+def test_a_rank_that_is_slower_in_everything_is_advice() -> None:
+    slow = {"data_wait": 2.0, "forward": 4.0, "backward": 4.0, "optimizer": 4.0}
+    (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: slow}))
+    assert finding.title == (
+        "rank 1 keeps rank 0 waiting for 17% of the step (14.0 ms), slower in all it does"
+    )
+    assert finding.severity is Severity.ADVICE
+
+
 def test_a_slow_half_of_the_ranks_is_found_together() -> None:
     slow = {rank: {"forward": 30.0} for rank in (2, 3)}
     (finding,) = said(straggler, MeasuredJob(4).run(60, COMPUTE, slow))

@@ -34,7 +34,8 @@ def test_a_run_that_computes_is_healthy_with_the_numbers() -> None:
     assert (verdict.state, verdict.code, verdict.next) == ("healthy", "", "")
     assert verdict.text == "95% of the step is computation, and no rank keeps the others waiting"
     assert verdict.why == (
-        "of a step of 100 ms, 2% waits for data, 2% is exposed communication and 0% explicit collectives",
+        "of a step of 100 ms, 2% waits for data, 2% is exposed communication, 0% explicit collectives and 1% other "
+        "code",
         "640 samples/s on 2 ranks",
     )
 
@@ -63,9 +64,11 @@ def test_of_two_warnings_the_one_that_costs_more_decides() -> None:
 
 
 def test_advice_and_warnings_of_other_kinds_leave_a_run_healthy() -> None:
-    found = (finding("DDP402", Severity.ADVICE), finding("DDP509", Severity.WARNING, "a variable harms"))
-    verdict = run_verdict(summary(), found)
-    assert (verdict.state, verdict.why[-1], verdict.next) == ("healthy", "a variable harms", "mend DDP509")
+    found = finding("DDP509", Severity.WARNING, "a variable harms"), finding("DDP403", Severity.ADVICE, "it is slow")
+    verdict = run_verdict(summary(slower={1: {"forward": 10.0}}), (finding("DDP205", Severity.ADVICE), *found))
+    assert (verdict.state, verdict.why[-2:]) == ("healthy", ("a variable harms", "it is slow"))
+    assert verdict.next == "mend DDP509"
+    assert verdict.text == "91% of the step is computation, and 9% waiting for other ranks"
 
 
 def test_a_standstill_goes_before_everything() -> None:
