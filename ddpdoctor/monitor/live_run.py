@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.node_gpus import NodeGpus
@@ -112,7 +113,8 @@ class LiveRun:
         refused = dict.fromkeys((*files.refused.values(), *self._assembly.live.refused.values()))
         notes += [f"part of the record cannot be read: {reason}" for reason in refused]
         if files.damaged_lines:
-            notes.append(f"{files.damaged_lines:,} lines of the record are damaged")
+            lines = count(files.damaged_lines, "line")
+            notes.append(f"of the record {lines} could not be read")
         return tuple(notes)
 
     def gpus_note(self) -> str:

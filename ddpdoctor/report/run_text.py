@@ -23,6 +23,7 @@ RANKS_SHOWN = 16
 """Of more ranks the slowest are shown; the JSON has them all."""
 _STYLES = {"healthy": "bold green", "slow": "bold yellow", "broken": "bold red", "unknown": "bold"}
 _HEADINGS = ("rank", "step", "p95", "data", "fwd", "bwd", "wait", "xfer", "expl", "opt", "other", "late")
+_WARM_UP_AND_PAUSES = 50
 _CELLS = 6
 _FIRST_CELLS = 4
 _LEGEND = (
@@ -70,7 +71,7 @@ def what_was_seen(snapshot: Snapshot) -> str:
     on = ", ".join(one_line(word) for word in (snapshot.backend, snapshot.device) if word)
     where = f" on {ranks} {'rank' if ranks == 1 else 'ranks'}" if ranks else ""
     parts = [f"{one_line(snapshot.name)}{where}{f' ({on})' if on else ''}"]
-    parts.append(f"{snapshot.steps:,} steps" if snapshot.steps is not None else "no steps")
+    parts.append(f"{snapshot.steps:,} steps{_newest(snapshot)}" if snapshot.steps is not None else "no steps")
     if snapshot.started_at_ns:
         parts.append(f"{seconds((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)} in all")
     if snapshot.steps_per_s is not None:
@@ -83,6 +84,13 @@ def what_was_seen(snapshot: Snapshot) -> str:
         parts.append(f"estimated efficiency {percent(snapshot.efficiency)}")
     end = {None: "", 0: "; it ended well"}.get(snapshot.exit_code, f"; its exit code is {snapshot.exit_code}")
     return ", ".join(parts) + end + "."
+
+
+def _newest(snapshot: Snapshot) -> str:
+    """Say that the figures are those of the newest steps, where they leave out more than a warm-up."""
+    measured = min((rank.measured_steps for rank in snapshot.ranks), default=0)
+    left_out = measured and (snapshot.steps or 0) > 1.1 * measured + _WARM_UP_AND_PAUSES
+    return f" (figures of the newest {measured:,})" if left_out else ""
 
 
 def _table(ranks: Sequence[RankView], width: int) -> list[Text]:

@@ -147,3 +147,10 @@ def test_the_trace_has_the_fields_that_perfetto_needs_and_true_times() -> None:
         ]
         assert abs(sum(event["dur"] for event in inside) - step["dur"]) < 0.01
     assert sum(event["name"] == "barrier" for event in events) == 20
+
+
+def test_a_run_that_is_longer_than_its_rings_says_which_steps_its_figures_are_of() -> None:
+    short = _snapshot(_record())
+    assert "40 steps, " in run_text.what_was_seen(short)
+    long = msgspec.structs.replace(short, steps=10_000)
+    assert "10,000 steps (figures of the newest 37), " in run_text.what_was_seen(long)
