@@ -47,6 +47,7 @@ CHECK = Check(
     name="missing-no-sync",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"wraps", "forwards", "backwards", "optimizer_steps"}),
+    needs_live=frozenset({"wraps", "loaders", "passes", "step_tracks"}),
 )
 
 

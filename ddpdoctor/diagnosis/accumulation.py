@@ -10,7 +10,9 @@ from statistics import median_low
 
 import msgspec
 
+from ddpdoctor.diagnosis.loaders import training_loader
 from ddpdoctor.diagnosis.replicas import replicated_wraps
+from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Forward, Pass, RunRecord, Wrap
@@ -34,7 +36,7 @@ class Reductions(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: int
     """Bytes that one reduction moves."""
     sites: tuple[int, ...]
-    """Call chains of the backwards that synchronised, the first one first."""
+    """Call chains of the backwards that synchronised, the first one first; of a live run that of the wrap."""
     step_location: Location | None
 
     @property
@@ -68,6 +70,9 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 def reductions(record: RunRecord) -> Iterator[Reductions]:
     """Yield each wrap that was trained for a few steps, with what its backwards reduced before each."""
+    if record.job.kind == "run":
+        yield from _live_reductions(record)
+        return
     for wraps in replicated_wraps(record):
         rank = min(wraps)
         wrap = wraps[rank]
@@ -97,6 +102,36 @@ def reductions(record: RunRecord) -> Iterator[Reductions]:
                 sites=tuple(sites),
                 step_location=site_location(record.site(last.site)),
             )
+
+
+def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
+    """The same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it took.
+
+    Several backwards of one batch, as of a generator and its critic, are no accumulation.
+    """
+    wraps = list(replicated_wraps(record))
+    loader = training_loader(record)
+    track = min(record.step_tracks, key=lambda track: track.rank, default=None)
+    if len(wraps) != 1 or loader is None or not loader.batch_size or track is None:
+        return
+    wrap = wraps[0][min(wraps[0])]
+    rows = [row for row in range(len(track)) if track.samples[row] and track.synchronised[row]]
+    several = [
+        track.synchronised[row]
+        for row in rows
+        if 1 < track.synchronised[row] <= track.samples[row] / loader.batch_size
+    ]
+    if len(rows) >= FEWEST_STEPS:
+        yield Reductions(
+            wrap=wrap.wrap,
+            model=wrap.module_class or "the model",
+            steps=len(rows),
+            several=len(several),
+            per_step=median_low(several) if several else 1,
+            gradient_bytes=gradient_bytes(wrap),
+            sites=(wrap.site,),
+            step_location=None,
+        )
 
 
 def late_no_syncs(record: RunRecord) -> Iterator[LateNoSync]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.check import TooLittleEvidence
+from ddpdoctor.checks.gradients import missing_no_sync
 from ddpdoctor.checks.speed import (
     exposed_communication,
     input_bound,
@@ -18,7 +19,7 @@ from ddpdoctor.checks.speed import (
 )
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.measured import Gpu
-from ddpdoctor.record.model import Loader, Pass, Site
+from ddpdoctor.record.model import Loader, Pass, Site, TensorInfo, Wrap
 from tests.diagnosis.measured_job import MeasuredJob
 
 COMPUTE = {"data_wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 5.0, "other": 2.0}
@@ -201,3 +202,36 @@ def test_scaling_is_judged_against_a_recorded_run_on_one_rank_only() -> None:
     (finding,) = said(low_scaling_efficiency, job(600.0))
     assert finding.title == "4 ranks train 1,778 samples/s, 74% of 4 times the 600 samples/s of one rank"
     assert [said(low_scaling_efficiency, job(one)) for one in (460.0, None)] == [[], []]
+
+
+def accumulating(samples: int, synchronised: int, wraps: int = 1) -> list[Finding]:
+    job = MeasuredJob(2).run(60, COMPUTE, samples=samples, synchronised=synchronised, micro_batches=4)
+    streams: dict[str, Any] = {
+        "loaders": tuple(Loader(rank=rank, loader=0, batch_size=8) for rank in job.ranks),
+        "passes": tuple(Pass(rank=rank, loader=0, ordinal=0, backwards=240) for rank in job.ranks),
+        "wraps": tuple(
+            Wrap(
+                rank=rank,
+                wrap=wrap,
+                module_class="Net",
+                parameters=(TensorInfo(name="weight", size_bytes=4_000_000, requires_grad=True),),
+            )
+            for rank in job.ranks
+            for wrap in range(wraps)
+        ),
+    }
+    return [item for item in missing_no_sync.in_run(job.record(**streams)) if isinstance(item, Finding)]
+
+
+def test_micro_batches_that_all_synchronise_are_told_with_what_they_waste() -> None:
+    (finding,) = accumulating(samples=32, synchronised=4)
+    assert finding.title == (
+        "4 backward passes before each optimizer step synchronise all gradients of Net: 12.0 MB a step are sent in vain"
+    )
+    assert finding.evidence[0].text == "60 of 60 optimizer steps came after several reductions"
+
+
+def test_accumulation_under_no_sync_and_several_backwards_of_a_batch_are_right() -> None:
+    assert accumulating(samples=32, synchronised=1) == []
+    assert accumulating(samples=8, synchronised=2) == []
+    assert accumulating(samples=32, synchronised=4, wraps=2) == []
