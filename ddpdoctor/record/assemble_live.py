@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -82,6 +82,7 @@ class LiveRings:
             columns = self._flights.columns(pid)
             for kind in ("group", "signature", "site"):
                 columns[kind] = self._translated(pid, kind, columns[kind])
+            columns["step"] = self._steps_at(pid, columns["started_ns"])
             tracks.append(CollectiveTrack(rank=rank, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank))
 
@@ -123,6 +124,18 @@ class LiveRings:
             return 0
         ends = (tail.columns["ended_at_ns"] for tail in self.steps.values())
         return max((column[-1] for column in ends if column), default=0) - self.window_ns
+
+    def _steps_at(self, pid: int, times_ns: array[int]) -> array[int]:
+        """The step that each time lies in, or that came next after it; 0 before the first that is known."""
+        tail = self.steps.get(pid)
+        if tail is None or not len(tail.numbers):
+            return array("q", [0] * len(times_ns))
+        steps, started, ended = (tail.columns[name] for name in ("step", "started_at_ns", "ended_at_ns"))
+        found = array("q")
+        for time_ns in times_ns:
+            at = bisect_right(started, time_ns) - 1
+            found.append(0 if at < 0 else steps[at] + (time_ns > ended[at]))
+        return found
 
     def _pulse(self, pid: int, rank: int, raw: RawPulse) -> Pulse:
         return Pulse(

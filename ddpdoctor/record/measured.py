@@ -7,7 +7,15 @@ newest rows only, so a track may begin late; ``dropped`` says how many rows are 
 **A step** is what lies between two optimizer steps of the training loop: it begins with the fetch of its first batch
 (or, without a loader, its first training forward) and ends where the next one begins. Several micro-batches, several
 optimizers that alternate in one iteration, and several DDP modules make one step. Evaluation, checkpoints and all else
-between the last optimizer step of a step and the next training fetch belong to no step; they are pauses.
+between the last optimizer step of a step and the next training fetch belong to no step; they are pauses. So does the
+first fetch of workers that have only just been started.
+
+What cannot be told apart is counted where it is seen: a no-gradient forward between the fetch of a training batch and
+its backward is forward; an evaluation that neither draws from a loader nor runs a DDP forward is part of the step
+before it; a batch that another thread fetches is no data wait, and then a step begins with its forward. Of a DDP module
+that ``torch.compile`` compiles as a whole the forward is *other* and its reduction is not measured (wrap the compiled
+module instead). Point-to-point calls have no sequence number (-1), DDP's broadcasts of buffers are counted by
+themselves. Sampled steps with several synchronised backwards are scaled up from those that were read.
 """
 
 from __future__ import annotations

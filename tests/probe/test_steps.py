@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpdoctor.probe.live.device_times import MEASURED_EVERY, DeviceTimes
 from ddpdoctor.probe.live.steps import Source, Steps
 from ddpdoctor.probe.live.stopwatch import (
     BACKWARD,
@@ -294,3 +295,46 @@ def test_what_the_logger_measured_goes_to_the_step_of_its_backward() -> None:
     rows = loop.finished()
     assert [(row["exposed_ns"], row["window_ns"]) for row in rows[:2]] == [(1, 2), (2, 4)]
     assert rows[2]["exposed_ns"] < 0
+
+
+class Event:
+    """Stands in for a CUDA event: the device is at ``reached_ms``, and passes each event 10 ms after the one before."""
+
+    reached_ms = 0
+    made = 0
+
+    def record(self) -> None:
+        Event.made += 1
+        self.at_ms = 10 * Event.made
+
+    def query(self) -> bool:
+        return self.at_ms <= Event.reached_ms
+
+    def elapsed_time(self, other: Event) -> float:
+        return float(other.at_ms - self.at_ms)
+
+
+def test_times_of_the_device_are_read_when_it_has_passed_and_never_waited_for() -> None:
+    for reached_ms, expected in ((1_000, [10, 20, 10]), (35, [10, -1, -1])):
+        Event.made, Event.reached_ms = 0, reached_ms
+        times = DeviceTimes(Event)
+        for phase in (FORWARD, BACKWARD, BACKWARD, OPTIMIZER):
+            times.begins(phase)
+            times.ends(phase)
+        assert [value // MS if value > 0 else value for value in times.durations_ns()] == expected
+
+
+def test_one_step_of_some_is_measured_on_the_device() -> None:
+    loop, source = Loop(), Source()
+    Event.made, Event.reached_ms = 0, 10_000
+    loop.steps.make_device_times = lambda: DeviceTimes(Event)
+    for _ in range(2 * MEASURED_EVERY + 2):
+        loop.fetch(source)
+        loop.forward()
+        if loop.steps.device_times is not None:
+            loop.steps.device_times.begins(BACKWARD)
+            loop.steps.device_times.ends(BACKWARD)
+        loop.backward()
+        loop.step()
+    measured = [row["step"] for row in loop.finished() if row["device_backward_ns"] >= 0]
+    assert measured == [MEASURED_EVERY + 1, 2 * MEASURED_EVERY + 1]

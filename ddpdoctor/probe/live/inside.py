@@ -41,7 +41,7 @@ class Live:
         self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities))
         evidence = Evidence(observer, torch, capabilities)
         evidence.install()
-        Training(observer, torch, capabilities, Reductions(observer, capabilities), evidence).install()
+        Training(observer, torch, capabilities, Reductions(observer, torch, capabilities), evidence).install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(journal, torch, self._groups, self.world_made)
         self._waits.install()

@@ -5,11 +5,13 @@ DDP's own logger measures; it is read in the forward after, when it has put toge
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..capabilities import Capabilities
+from .device_times import DeviceTimes
 from .observer import Observer
 from .stopwatch import BUCKETS, EPOCH_NS, REDUCED_BYTES, SYNCHRONISED
 
@@ -40,8 +42,9 @@ class Reducer:
 class Reductions:
     """Follows the reducers of all DDP modules of a rank."""
 
-    def __init__(self, observer: Observer, capabilities: Capabilities) -> None:
+    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities) -> None:
         self._observer = observer
+        self._torch = torch
         self._read_logger = capabilities.read_logger
         self._set_rate = capabilities.set_logger_rate
         self._armed: list[Reducer] = []
@@ -78,10 +81,14 @@ class Reductions:
         self._armed.clear()
 
     def _meet(self, ddp: Any) -> Reducer:
+        on_cuda = ddp.device_type == "cuda"
+        if on_cuda and self._observer.steps.make_device_times is None:
+            event = functools.partial(self._torch.cuda.Event, enable_timing=True)
+            self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer = self._reducers[ddp] = Reducer(size_bytes, 1)
         if self._set_rate is not None:
-            self._set_rate(ddp, CUDA_RATE if ddp.device_type == "cuda" else CPU_RATE)
+            self._set_rate(ddp, CUDA_RATE if on_cuda else CPU_RATE)
         return reducer
 
     def _read(self, ddp: Any, reducer: Reducer) -> None:

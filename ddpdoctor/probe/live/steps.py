@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Optional
 
+from .device_times import MEASURED_EVERY, DeviceTimes
 from .stopwatch import (
     BACKWARD,
     BUCKETS,
@@ -92,7 +93,11 @@ class Steps:
         self.evaluating = False
         """The newest fetch is taken for one of an evaluation."""
         self._sample = Sample()
-        self._pending: list[tuple[list[int], Sample, int]] = []
+        self.make_device_times: Optional[Callable[[], DeviceTimes]] = None
+        """Known once a module is trained on a GPU."""
+        self.device_times: Optional[DeviceTimes] = None
+        """Those of the open step, if it is one that is measured."""
+        self._pending: list[tuple[list[int], Sample, Optional[DeviceTimes], int]] = []
         """The newest row, held until DDP's logger can be asked about it, which is in the next forward; since when."""
 
     @property
@@ -180,7 +185,7 @@ class Steps:
     def sampled(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
         """DDP's logger says how a backward went, of the open step or of the newest row."""
         sample = self._sample
-        for row, of_row, _ in tuple(self._pending):
+        for row, of_row, _, _ in tuple(self._pending):
             if ready_at_ns < row[2]:
                 sample = of_row
         sample.add(exposed_ns, window_ns, ready_at_ns, reduced_at_ns)
@@ -188,7 +193,7 @@ class Steps:
     def flush(self) -> None:
         """Hand out the row that is held; any thread may ask for it."""
         try:
-            row, sample, _ = self._pending.pop()
+            row, sample, device_times, _ = self._pending.pop()
         except IndexError:
             return
         if sample.backwards:
@@ -200,11 +205,13 @@ class Steps:
                 sample.ready_at_ns,
                 sample.reduced_at_ns,
             ]
+        if device_times is not None:
+            row[_DEVICE : _DEVICE + 3] = device_times.durations_ns()
         self._put(tuple(row))
 
     def flush_old(self, now_ns: int) -> None:
         """Hand out a row that was held for long: no forward has come since."""
-        if any(now_ns - since_ns > MOST_HELD_NS for _, _, since_ns in tuple(self._pending)):
+        if any(now_ns - since_ns > MOST_HELD_NS for _, _, _, since_ns in tuple(self._pending)):
             self.flush()
 
     def finish(self) -> None:
@@ -274,9 +281,11 @@ class Steps:
             -1,
             -1,
         ]
-        self._pending.append((row, self._sample, ended_ns))
+        self._pending.append((row, self._sample, self.device_times, ended_ns))
         self._sample = Sample()
+        measures = self.make_device_times is not None and self.completed % MEASURED_EVERY == 0
+        self.device_times = self.make_device_times() if measures and self.make_device_times is not None else None
 
 
-_EXPOSED, _SYNCHRONISED = 8, 18
+_EXPOSED, _SYNCHRONISED, _DEVICE = 8, 18, 19
 """Positions in a row."""

@@ -204,6 +204,8 @@ class Training:
             if reducer is None or reducer.forwards <= FORWARDS_NOTED:
                 self._evidence.forward_begins(ddp, frame)
             observer.watch.enter(phase, now_ns)
+            if reducer is not None and steps.device_times is not None:
+                steps.device_times.begins(FORWARD)
         except Exception as error:
             observer.fault("forward", error)
         return reducer
@@ -214,6 +216,8 @@ class Training:
             observer.watch.leave(_now_ns())
             if reducer is not None:
                 self._reductions.forward_ended(ddp, reducer)
+                if observer.steps.device_times is not None:
+                    observer.steps.device_times.ends(FORWARD)
         except Exception as error:
             observer.fault("forward", error)
 
@@ -224,6 +228,8 @@ class Training:
             now_ns = _now_ns()
             observer.steps.trains(now_ns)
             observer.watch.enter(BACKWARD, now_ns)
+            if observer.steps.device_times is not None:
+                observer.steps.device_times.begins(BACKWARD)
         except Exception as error:
             observer.fault("backward", error)
 
@@ -236,6 +242,8 @@ class Training:
             observer.journal.backwards += 1
             self._reductions.backward_ended(observer.watch.tally)
             observer.steps.backward_ended(now_ns)
+            if observer.steps.device_times is not None:
+                observer.steps.device_times.ends(BACKWARD)
             self._evidence.backward_ended()
         except Exception as error:
             observer.fault("backward", error)
@@ -246,6 +254,8 @@ class Training:
             return
         try:
             observer.watch.enter(OPTIMIZER, _now_ns())
+            if observer.steps.device_times is not None:
+                observer.steps.device_times.begins(OPTIMIZER)
         except Exception as error:
             observer.fault("optimizer", error)
 
@@ -257,6 +267,8 @@ class Training:
             now_ns = _now_ns()
             observer.watch.leave(now_ns)
             observer.journal.optimizer_steps += 1
+            if observer.steps.device_times is not None:
+                observer.steps.device_times.ends(OPTIMIZER)
             observer.steps.optimizer_stepped(id(optimizer), now_ns)
         except Exception as error:
             observer.fault("optimizer", error)
