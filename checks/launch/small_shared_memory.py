@@ -1,7 +1,8 @@
 """The shared memory of the machine or container is too small for the loaders' workers.
 
 What it finds
-    A worker of a DataLoader that died of a bus error, or torch's own word that shared memory is insufficient.
+    A worker of a DataLoader that died of a bus error, or torch's own word that shared memory is insufficient. In a live
+    run, before that: ranks that hold something in a /dev/shm of which less than a tenth and less than 256 MiB is free.
 
 Why it is bad
     Workers hand their batches over through /dev/shm, which holds 64 MB in a Docker container unless told otherwise. A
@@ -56,3 +57,22 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
             ),
         )
+    yield from _almost_full(record)
+
+
+def _almost_full(record: RunRecord) -> Iterator[Finding]:
+    from ddpdoctor.diagnosis.host_pressure import full_shared_memory
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    full = full_shared_memory(record)
+    if not full:
+        return
+    least = min(full, key=lambda use: use.shared_memory_free_bytes)
+    free, size = least.shared_memory_free_bytes >> 20, least.shared_memory_bytes >> 20
+    yield CHECK.finding(
+        record.job.kind,
+        f"the shared memory (/dev/shm) of {rank_list(use.rank for use in full)} is almost full",
+        remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
+        ranks=tuple(use.rank for use in full),
+        evidence=(Fact(text=f"{free:,} MiB of {size:,} MiB were free", basis=record.job.kind),),
+    )

@@ -53,13 +53,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         return
     ranks = sorted({rank for use in idle for rank in use.ranks})
     worst, best = idle[0].computing_percent, idle[-1].computing_percent
-    figure = f"{worst:.0f} %" if round(worst) == round(best) else f"{worst:.0f} to {best:.0f} %"
+    figure = f"{worst:.0f}%" if round(worst) == round(best) else f"{worst:.0f} to {best:.0f}%"
     noun = "GPU" if len(idle) == 1 else "GPUs"
     facts = []
     for use in idle[:4]:
-        busy = f"the driver reads {use.utilisation_percent:.0f} %"
+        busy = f"the driver reads {use.utilisation_percent:.0f}%"
         if use.utilisation_percent - use.computing_percent >= 1:
-            busy += f", of which {use.utilisation_percent - use.computing_percent:.0f} % is communication kernels alone"
+            busy += f", of which {use.utilisation_percent - use.computing_percent:.0f}% is communication kernels alone"
         facts.append(
             f"GPU {use.index} ({rank_list(use.ranks)}): {busy}; of a step of {use.step_ns / 1e6:.1f} ms,"
             f" {use.data_wait_share:.0%} waits for data, {use.exposed_share:.0%} is exposed communication,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import msgspec
 from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.diagnosis.wording import count
+from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.processes import is_alive, is_stopped
+from ddpdoctor.monitor.hosts import Hosts
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.monitor.probe_logs import probe_logs
+from ddpdoctor.monitor.rank_gpus import environment_of
 from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
 from ddpdoctor.record.assemble import Assembly
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan
 
 STALL_AFTER_S = 5.0
@@ -40,6 +44,8 @@ class LiveRun:
         self._liveness = LivenessSampler(STALL_AFTER_S)
         self._stuck: frozenset[int] = frozenset()
         self._gpus = None if is_over else NodeGpus()
+        self._hosts = Hosts()
+        self._environment = plan.job.environment
         self._asked = 0
         """How often the ranks were asked for evidence in this standstill."""
         self._asked_ns = 0
@@ -135,6 +141,8 @@ class LiveRun:
         job = msgspec.structs.replace(
             self._plan.job,
             kind="run",
+            environment=self._job_environment(),
+            interfaces=self._plan.job.interfaces or network_interfaces(),
             world_size=world_size,
             backend=backend,
             torch_version=versions[0] if versions else self._plan.job.torch_version,
@@ -144,7 +152,7 @@ class LiveRun:
         )
         record = self._assembly.record(job)
         if self._gpus is not None:
-            record = self._gpus.added_to(record)
+            record = self._with_hosts(self._gpus.added_to(record), now_ns)
         if not self._stuck:
             return record
         ranks = tuple(
@@ -152,6 +160,24 @@ class LiveRun:
             for rank in record.ranks
         )
         return msgspec.structs.replace(record, ranks=ranks)
+
+    def _with_hosts(self, record: RunRecord, now_ns: int) -> RunRecord:
+        """The record with what the ranks get of this machine."""
+        uses = self._hosts.look(self._assembly.book.pids(), now_ns)
+        streams = {**record.streams, "settings": _SETTINGS_OF_THE_SCRIPT}
+        if uses:
+            streams["host_uses"] = StreamState("complete")
+        return msgspec.structs.replace(record, host_uses=uses, streams=streams)
+
+    def _job_environment(self) -> Mapping[str, str]:
+        """The variables that the ranks were started with, where whoever started them did not say."""
+        if not self._environment and not self._is_over:
+            found = (environment_of(pid) for pid in self._assembly.book.pids().values())
+            self._environment = recorded_environment(next((one for one in found if one), {}))
+        return self._environment
+
+
+_SETTINGS_OF_THE_SCRIPT = StreamState("truncated", "what the script sets itself is not recorded in a live run")
 
 
 def _is_quiet(record: RunRecord, now_ns: int) -> bool:

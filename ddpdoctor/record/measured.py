@@ -179,3 +179,24 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Ranks of this node that use it."""
     samples: tuple[GpuSample, ...] = ()
+
+
+class HostUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank gets of its machine's cores and shared memory, as the system says; sums since it is watched."""
+
+    rank: int
+    watched_ns: int = 0
+    main_ran_ns: int = 0
+    """Time in which its main thread ran."""
+    main_waited_ns: int = 0
+    """Time in which its main thread could have run, and no core was free."""
+    cores: int = 0
+    """Cores that it may use; 0 when not known."""
+    busy_threads: int = 0
+    """Threads of it and of the processes that it started that ran for more than a tenth of the newest interval."""
+    shared_memory_bytes: int = 0
+    """Size of its /dev/shm; 0 when not known."""
+    shared_memory_free_bytes: int = 0
+    """The least that was ever free of it."""
+    maps_shared_memory: bool = False
+    """It, or a process that it started, holds something there."""

@@ -17,7 +17,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.lines import LinesExecuted
-from ddpdoctor.record.measured import CallTrack, Gpu, Pulse, StepTrack
+from ddpdoctor.record.measured import CallTrack, Gpu, HostUse, Pulse, StepTrack
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -81,6 +81,7 @@ STREAMS = (
     "step_tracks",
     "call_tracks",
     "gpus",
+    "host_uses",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -441,6 +442,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     pulses: tuple[Pulse, ...] = ()
     """The newest of each rank, of a live run."""
     gpus: tuple[Gpu, ...] = ()
+    host_uses: tuple[HostUse, ...] = ()
+    """One a rank of this node, of a live run."""
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

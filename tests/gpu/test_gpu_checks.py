@@ -40,12 +40,12 @@ def test_only_samples_that_fall_wholly_into_training_count() -> None:
 def test_a_gpu_that_nothing_else_explains_is_idle() -> None:
     idle = looks(utilisation=[20, 30])
     assert titles(idle_gpu, record([gpu(0, idle), gpu(1, looks())])) == [
-        "the GPU of rank 0 computes for 25 % of the training"
+        "the GPU of rank 0 computes for 25% of the training"
     ]
     both = record([gpu(0, looks(utilisation=25)), gpu(1, looks(utilisation=40))])
     (finding,) = idle_gpu.in_run(both)
     assert isinstance(finding, Finding)
-    assert finding.title == "the GPUs of ranks 0 and 1 compute for 25 to 40 % of the training"
+    assert finding.title == "the GPUs of ranks 0 and 1 compute for 25 to 40% of the training"
     assert finding.ranks == (0, 1)
     assert "of a step of 100.0 ms" in finding.evidence[0].text
 
@@ -54,8 +54,8 @@ def test_a_gpu_that_only_seems_busy_is_idle() -> None:
     run = record([gpu(0, looks())], [steps(0, explicit=0.6)])
     (finding,) = idle_gpu.in_run(run)
     assert isinstance(finding, Finding)
-    assert finding.title == "the GPU of rank 0 computes for 37 % of the training"
-    assert "the driver reads 97 %, of which 60 % is communication kernels alone" in finding.evidence[0].text
+    assert finding.title == "the GPU of rank 0 computes for 37% of the training"
+    assert "the driver reads 97%, of which 60% is communication kernels alone" in finding.evidence[0].text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The job runs more threads than its machine has cores.
+
+What it finds
+    In a live run: ranks whose main thread could have run, and found no free core, for a fifth of the time or more,
+    while the busy threads of the ranks and their loaders' workers were more than one and a half per core.
+
+Why it is bad
+    A rank that waits for a core launches its kernels late and answers its peers late, and all ranks wait for the one
+    that waits longest. It looks like slow data, slow communication, or a straggler that changes all the time.
+
+Example
+    torchrun --nproc-per-node=8 train.py        # num_workers=16 per rank on 32 cores: 136 processes
+
+Remedy
+    Fewer workers (cores over ranks, less one), OMP_NUM_THREADS=1 or torch.set_num_threads(1) in ranks that train on a
+    GPU, or fewer ranks on a machine without one.
+
+When it is wrong
+    Where the wait falls into a part of the job whose speed does not matter.
+
+References
+    https://docs.kernel.org/scheduler/sched-stats.html
+    https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cpu-oversubscription
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP508",
+    name="cpu-oversubscription",
+    severity={"run": Severity.ADVICE},
+    needs=frozenset({"host_uses"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the ranks that wait for cores."""
+    from ddpdoctor.diagnosis.host_pressure import core_pressure
+    from ddpdoctor.diagnosis.wording import rank_list, verb
+
+    pressure = core_pressure(record)
+    if pressure is None:
+        return
+    wait = verb(pressure.ranks, "waits", "wait")
+    yield CHECK.finding(
+        "run",
+        f"{rank_list(pressure.ranks)} {wait} {100 * pressure.waited_share:.0f}% of the time for a free core",
+        remedy="Use fewer workers or threads per rank: cores over ranks, less one.",
+        ranks=pressure.ranks,
+        evidence=(
+            Fact(text=f"the job keeps {pressure.busy_threads} threads busy on {pressure.cores} cores", basis="run"),
+        ),
+    )
