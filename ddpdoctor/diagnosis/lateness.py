@@ -45,7 +45,7 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
             rank = meeting.ranks[arrived_ns.index(last_ns)]
             times[rank] += 1
             late_ns[rank] += late / meeting.steps
-            if phase := phases.longest(rank, meeting.ranks, meeting.step[at]):
+            if phase := phases.longest(rank, meeting.ranks, meeting.step[at], MOST * late):
                 blamed[rank][phase] = blamed[rank].get(phase, 0.0) + late / meeting.steps
     return {
         rank: Lateness(
@@ -79,12 +79,12 @@ class _Phases:
                 self._columns[phase][steps.rank] = self._aligned(steps, values)
         self._sorted: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 
-    def longest(self, rank: int, members: tuple[int, ...], step: int) -> str:
+    def longest(self, rank: int, members: tuple[int, ...], step: int, least_ns: float) -> str:
         """The phase that exceeded most what it took the other members since the ranks had met before.
 
-        That is the optimizer and the code behind it of the step before, and all up to the meeting of this one. Of a
-        meeting that comes after this step's optimizer nothing but its place in the code would tell, so that the longer
-        of the two optimizer phases counts.
+        Empty where that was less than ``least_ns``. What lies between is the optimizer and the code behind it of the
+        step before, and all up to the meeting of this one. Of a meeting that comes after this step's optimizer nothing
+        but its place in the code would tell, so that the longer of the two optimizer phases counts.
         """
         excess: dict[str, int] = {}
         for phase, offsets in _SINCE.items():
@@ -95,7 +95,7 @@ class _Phases:
                     theirs = self._typical(phase, place, members, own)
                     excess[phase] = max(excess.get(phase, 0), own - theirs)
         worst = max(excess, key=lambda phase: excess[phase], default="")
-        return worst if worst and excess[worst] > 0 else ""
+        return worst if worst and excess[worst] >= max(least_ns, 1) else ""
 
     def _typical(self, phase: str, place: int, members: tuple[int, ...], own: int) -> int:
         """The median of the members without one of them whose value is ``own``.

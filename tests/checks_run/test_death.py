@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.checks.collectives import collective_timeout, early_exit
@@ -248,3 +249,5 @@ def test_the_indices_of_ddps_own_error_get_their_names() -> None:
     assert finding.title.endswith("parameters of Net got no gradient (4 elements, 0 bytes): head.bias, head.weight")
     assert finding.location is not None and finding.location.line == 60
     assert [failure.code for failure in found(failed)] == ["DDP706"]
+    shorter = tuple(msgspec.structs.replace(wrap, parameters=wrap.parameters[:3]) for wrap in wraps)
+    assert list(unused_parameters.in_run(failed.record(wraps=shorter))) == []

@@ -235,3 +235,26 @@ def test_accumulation_under_no_sync_and_several_backwards_of_a_batch_are_right()
     assert accumulating(samples=32, synchronised=1) == []
     assert accumulating(samples=8, synchronised=2) == []
     assert accumulating(samples=32, synchronised=4, wraps=2) == []
+
+
+def test_a_rank_that_is_late_now_and_then_by_chance_is_no_straggler() -> None:
+    job = MeasuredJob(2)
+    for step in range(60):
+        job.run(1, COMPUTE, {1: {"forward": 150.0 * (step % 15 == 7)}})
+    assert codes(job) == []
+
+
+def test_one_slow_transfer_does_not_make_a_run_slow() -> None:
+    job = MeasuredJob(2).run(30, COMPUTE).run(1, COMPUTE, transfer=900.0).run(30, COMPUTE)
+    assert codes(job) == []
+
+
+def test_ranks_that_take_turns_have_to_lose_twice_what_gradients_may() -> None:
+    job = MeasuredJob(2)
+    for step in range(60):
+        job.run(1, COMPUTE, {step % 2: {"forward": 40.0}})
+    assert codes(job) == []
+
+
+def test_waiting_for_a_straggler_is_laid_to_it_alone() -> None:
+    assert codes(MeasuredJob(4).run(60, COMPUTE, {2: {"forward": 60.0}})) == ["DDP403"]

@@ -202,3 +202,31 @@ def test_broadcasts_of_buffers_are_counted_for_themselves() -> None:
             job.calls[rank]["step"][-1] = step + 1
     kinds = {entry.kind: entry.calls_per_step for entry in summarise(job.record()).traffic}
     assert kinds == {"gradients": 4, "barrier": 1, "buffers": 1}
+
+
+def test_no_phase_is_named_where_none_explains_most_of_the_lateness() -> None:
+    slower = {"data_wait": 4.0, "forward": 5.0, "backward": 4.0}
+    _, everywhere = summarise(MeasuredJob(2).run(40, EVEN, {1: slower}).record()).ranks
+    assert (ms(everywhere.late_ns), everywhere.late_phase) == (13.0, "")
+    job = MeasuredJob(2)
+    for step in range(60):
+        job.run(1, EVEN, {1: {("data_wait", "forward", "backward")[step % 3]: 10.0}})
+    _, changing = summarise(job.record()).ranks
+    assert (ms(changing.late_ns), changing.late_phase) == (10.0, "")
+
+
+def test_an_optimizer_makes_its_rank_late_for_the_next_step() -> None:
+    job = MeasuredJob(2)
+    for step in range(60):
+        job.run(1, EVEN, {1: {"optimizer": 30.0 * (step % 3 == 0)}})
+    _, late = summarise(job.record()).ranks
+    assert ms(late.late_ns) == pytest.approx(10.0, rel=0.1)
+    assert late.late_phase == "optimizer"
+
+
+def test_sends_and_receives_are_no_meeting() -> None:
+    job = MeasuredJob(2, kinds=("barrier", "batch_isend_irecv")).run(40, EVEN)
+    for rank in job.ranks:
+        job.call(rank, "batch_isend_irecv", job.now_ms[rank] - 20.0 * (rank + 1), job.now_ms[rank])
+        job.calls[rank]["sequence"][-1] = -1
+    assert [entry.kind for entry in summarise(job.record()).traffic] == ["gradients"]
