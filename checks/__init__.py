@@ -39,6 +39,7 @@ BUILT_IN: Mapping[str, str] = {
     "DDP209": "ddpdoctor.checks.gradients.dataparallel",
     "DDP210": "ddpdoctor.checks.gradients.parameter_ready_twice",
     "DDP211": "ddpdoctor.checks.gradients.no_gradient_bucket_view",
+    "DDP212": "ddpdoctor.checks.gradients.model_state_too_large",
     "DDP213": "ddpdoctor.checks.gradients.module_changed_after_wrap",
     "DDP214": "ddpdoctor.checks.gradients.missing_ddp_wrap",
     "DDP215": "ddpdoctor.checks.gradients.wrapper_attribute_access",
@@ -109,6 +110,7 @@ BUILT_IN: Mapping[str, str] = {
 
 AFTER_LAUNCH: frozenset[str] = frozenset(
     {
+        "DDP212",
         "DDP308",
         "DDP310",
         "DDP401",

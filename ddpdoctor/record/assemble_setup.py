@@ -9,6 +9,7 @@ import msgspec
 
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access
+from ddpdoctor.record.measured import OptimizerSize
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 
 SiteOf = Callable[[int, object], int]
@@ -29,6 +30,7 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("checkpoint_loaded", "checkpoint_loads", CheckpointLoad),
     ("state_names", "state_names", StateNames),
     ("forked_use", "forked_uses", ForkedUse),
+    ("optimizer_size", "optimizer_sizes", OptimizerSize),
 )
 """Event, stream, and what its rows are."""
 

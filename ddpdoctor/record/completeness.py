@@ -71,10 +71,22 @@ _HARMED_BY = {
 
 
 _LIVE = frozenset(
-    {"ranks", "groups", "waits", "wraps", "loaders", "passes", "files", "stacks", "step_tracks", "call_tracks"}
+    {
+        "ranks",
+        "groups",
+        "waits",
+        "wraps",
+        "loaders",
+        "passes",
+        "files",
+        "stacks",
+        "step_tracks",
+        "call_tracks",
+        "optimizer_sizes",
+    }
 )
 """What a live run records in full …"""
-_ONLY_LIVE = ("step_tracks", "call_tracks", "gpus")
+_ONLY_LIVE = ("step_tracks", "call_tracks", "gpus", "host_uses", "optimizer_sizes")
 """… and what nothing else does."""
 
 

@@ -200,3 +200,13 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
     """The least that was ever free of it."""
     maps_shared_memory: bool = False
     """It, or a process that it started, holds something there."""
+
+
+class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory on the GPU of what one optimizer of a rank steers, after its first few steps."""
+
+    rank: int
+    type: str = ""
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    state_bytes: int = 0

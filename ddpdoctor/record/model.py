@@ -17,7 +17,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.lines import LinesExecuted
-from ddpdoctor.record.measured import CallTrack, Gpu, HostUse, Pulse, StepTrack
+from ddpdoctor.record.measured import CallTrack, Gpu, HostUse, OptimizerSize, Pulse, StepTrack
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -82,6 +82,7 @@ STREAMS = (
     "call_tracks",
     "gpus",
     "host_uses",
+    "optimizer_sizes",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -444,6 +445,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     host_uses: tuple[HostUse, ...] = ()
     """One a rank of this node, of a live run."""
+    optimizer_sizes: tuple[OptimizerSize, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

@@ -15,6 +15,7 @@ from typing import Any, Optional
 from ..capabilities import Capabilities
 from .evidence import FORWARDS_NOTED, Evidence
 from .observer import Observer, rows_of
+from .optimizer_sizes import OptimizerSizes
 from .reductions import Reducer, Reductions
 from .steps import ACTIVE, CANDIDATE, Source
 from .stopwatch import BACKWARD, DATA_WAIT, EVALUATION, FORWARD, OPTIMIZER, SAVING
@@ -34,6 +35,7 @@ class Training:
         self._reductions = reductions
         self._evidence = evidence
         self._sources: dict[int, Source] = {}
+        self._sizes = OptimizerSizes(observer.journal, torch)
         self._backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
 
@@ -270,6 +272,7 @@ class Training:
             if observer.steps.device_times is not None:
                 observer.steps.device_times.ends(OPTIMIZER)
             observer.steps.optimizer_stepped(id(optimizer), now_ns)
+            self._sizes.stepped(optimizer)
         except Exception as error:
             observer.fault("optimizer", error)
 
