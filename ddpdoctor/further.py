@@ -22,12 +22,12 @@ SECOND_NODE = Layout(2, 1)
 """The smallest job in which a second node shows."""
 _CAUSES = {
     "nan": "if one rank's loss is NaN",
-    "short-batch": "if one rank's last batch has a single sample",
+    "short-batch": "if the last batch of a pass is short",
     "slow-rank0": "if rank 0 is slow between two steps",
 }
 _DONE = {
     "nan": "the output of rank 1's model was made NaN in its third training forward",
-    "short-batch": "the last batch of rank 1's training passes was cut to one sample",
+    "short-batch": "training passes ended with the few samples that their loader leaves for the last batch",
     "slow-rank0": "rank 0's clocks were put forward by the timeout of its group after the second step",
 }
 _STRESS_CODES = DIVERGENCES | {"DDP305", "DDP307"}

@@ -16,12 +16,13 @@ MESSAGE_CHARACTERS = 200
 def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException, str] | None:
     """The ranks, the first exception and its message, where all ranks that failed raised the same at one line.
 
-    None in a rehearsal, whose own section tells it, where the ranks part, and for messages that a check of their own
-    speaks for.
+    None in a rehearsal, whose own section tells it unless a last batch that was cut brought it about, where the ranks
+    part, and for messages that a check of their own speaks for.
     """
     raised = [(rank.rank, root_exception(rank)) for rank in record.ranks]
     known = [(rank, error) for rank, error in raised if error is not None and not error.communication]
-    if record.job.kind == "rehearsal" or not known or find_divergence(record) is not None:
+    told_elsewhere = record.job.kind == "rehearsal" and not (record.job.stress == "short-batch" and record.job.stressed)
+    if told_elsewhere or not known or find_divergence(record) is not None:
         return None
     first = min((error for _, error in known), key=lambda error: error.time_ns)
     alike = [rank for rank, error in known if (error.type, error.frames[:1]) == (first.type, first.frames[:1])]

@@ -1,4 +1,4 @@
-"""One injected cause on one rank: a loss that is not a number, a short last batch, a slow rank 0."""
+"""One injected cause: a loss of one rank that is not a number, a short last batch, a slow rank 0."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..probe.journal import Journal
+from .last_batch import short_batch_samples
 from .schedule import Trail
 
 NAN, SHORT_BATCH, SLOW_RANK = "nan", "short-batch", "slow-rank0"
 STRESSED_RANK = 1
-"""The rank whose loss or batch is not like the others'."""
+"""The rank whose loss is not like the others', nor its last batch where no loader says how long that is."""
 NAN_STEP = 3
 """Training forward whose output is not a number; those before show that the script works."""
 SLOW_STEP = 2
@@ -51,25 +52,36 @@ class Stress:
             optimizer.register_optimizer_step_post_hook(lambda *step: self._after_step())
 
     def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
-        """The batch that the user gets of a pass: the last of a training pass of one rank has one sample."""
-        if self._kind != SHORT_BATCH or self._journal.rank != STRESSED_RANK or not trail.backwards:
+        """The batch that the user gets of a pass: the last of a training pass is short where the loader's own is."""
+        if self._kind != SHORT_BATCH or not trail.backwards:
             return batch
-        last = min(int(self._journal.plan.get("batches", 4)), trail.true)
-        # A loader that drops its last batch when it is short hands out full ones only.
-        if trail.yielded != last or getattr(inner, "_drop_last", True):
+        batches = int(self._journal.plan.get("batches", 4))
+        if trail.yielded != min(batches, trail.true):
             return batch
-        short = self._journal.guarded(self._first_sample, batch)
+        ranks_of_job = int((self._journal.plan.get("job") or {}).get("ranks_of_job") or 0)
+        samples = self._journal.guarded(short_batch_samples, inner, ranks_of_job)
+        if samples is None and self._journal.rank == STRESSED_RANK:
+            samples = 1
+        elif not samples or trail.true <= batches:
+            # Every batch is full, or the pass is so short that this one is the loader's own last.
+            return batch
+        short = self._journal.guarded(self._cut, batch, samples)
         return batch if short is None else short
 
-    def _first_sample(self, batch: Any) -> Any:
+    def _cut(self, batch: Any, samples: int) -> Any:
+        """The first so many samples of a batch, and fewer than it has; None where it cannot be cut so."""
         import torch
 
         sizes = {len(leaf) for leaf in _leaves(batch, torch) if leaf.dim()}
-        if len(sizes) != 1 or sizes == {1}:
+        if len(sizes) != 1:
             return None
         (size,) = sizes
+        # A batch of one sample is a case of its own, which a last batch of several does not show.
+        kept = min(samples, size - 1)
+        if kept < min(samples, 2):
+            return None
         self._journal.event("stressed", kind=SHORT_BATCH, site=self._journal.here())
-        return _mapped(batch, lambda leaf: leaf[:1] if _length(leaf) == size else leaf, torch)
+        return _mapped(batch, lambda leaf: leaf[:kept] if _length(leaf) == size else leaf, torch)
 
     def _poison_forward(self, torch: Any) -> None:
         ddp_class = torch.nn.parallel.DistributedDataParallel
