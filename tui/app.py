@@ -215,8 +215,8 @@ class DoctorApp(App[ScreenEnd]):
 
     def hold(self) -> None:
         """Hold the display, or follow again; in a recording, hold its time."""
-        if self._player is not None and self._playback_state is not None:
-            self._play(0.0 if self._playback_state.speed else 1.0)
+        if self._player is not None:
+            self._play(lambda speed: 0.0 if speed else 1.0)
         elif self._timeline.paused:
             self._timeline.resume()
         else:
@@ -225,7 +225,7 @@ class DoctorApp(App[ScreenEnd]):
     def step(self, steps: int) -> None:
         """Go one second back or forward."""
         if self._player is not None:
-            self._play(0.0)
+            self._play(lambda speed: 0.0)
             self.seek(steps * STEP_NS)
         else:
             self._timeline.step(steps)
@@ -240,15 +240,16 @@ class DoctorApp(App[ScreenEnd]):
 
     def speed(self, factor: float) -> None:
         """Let a recording go faster or slower."""
-        if self._playback_state is None:
+        if self._player is None:
             self.say("only a recording has a speed")
         else:
-            self._play(min(FASTEST, max(SLOWEST, (self._playback_state.speed or 1.0) * factor)))
+            self._play(lambda speed: min(FASTEST, max(SLOWEST, (speed or 1.0) * factor)))
 
-    def _play(self, speed: float) -> None:
+    def _play(self, change: Callable[[float], float]) -> None:
+        """Have the speed changed, from what it is by then."""
         player = self._player
         if player is not None:
-            self._watcher.request(lambda: player.play(speed))
+            self._watcher.request(lambda: player.play(change(player.playback().speed)))
 
     def take_stack(self) -> None:
         """Have the stack of the opened rank taken."""

@@ -22,6 +22,7 @@ from ddpdoctor.monitor.rank_gpus import environment_of
 from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import RunRecord, StreamState
+from ddpdoctor.record.numbered_tail import NumberedTail
 from ddpdoctor.record.plan import RunPlan
 
 STALL_AFTER_S = 5.0
@@ -85,20 +86,21 @@ class LiveRun:
         """Have the ranks write what they have of torch's flight recorder, again after twice the time."""
         if now_ns - self._asked_ns < ASK_AGAIN_NS << min(self._asked, 8):
             return
-        self._asked, self._asked_ns, self._requests = self._asked + 1, now_ns, self._requests + 1
+        self._asked, self._asked_ns = self._asked + 1, now_ns
         for ring in self._assembly.live.steps.values():
-            try:
-                ring.ask_for_stacks(self._requests)
-            except OSError:  # another user's run, or a directory that is gone
-                return
+            self._request(ring)
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have one rank write its stacks; one that is gone, or another user's, stays silent."""
         ring = self._assembly.live.steps.get(self.living().get(rank, 0))
         if ring is not None:
-            self._requests += 1
-            with suppress(OSError):
-                ring.ask_for_stacks(self._requests)
+            self._request(ring)
+
+    def _request(self, ring: NumberedTail) -> None:
+        """Ask with a number that the rank has not answered: others may watch the same run, or have watched it."""
+        with suppress(OSError):  # another user's run, or a directory that is gone
+            self._requests = max(self._requests, ring.heartbeat().answered) + 1
+            ring.ask_for_stacks(self._requests)
 
     def living(self) -> dict[int, int]:
         """Process id of each rank that lives."""

@@ -147,13 +147,15 @@ def test_a_recording_is_held_moved_and_sped_up() -> None:
         for key, asked in (
             ("plus", "play 2"),
             ("minus", "play 1"),
+            ("plus plus", "play 4"),
+            ("minus minus", "play 1"),
             ("right", "seek 70"),
             ("left", "seek 60"),
             ("space", "play 0"),
             ("full_stop", "seek 61"),
         ):
             before = len(source.asked)
-            await pilot.press(key)
+            await pilot.press(*key.split())
             await until(pilot, lambda before=before, asked=asked: asked in source.asked[before:])  # type: ignore[misc]
             await until(pilot, lambda: app._playback_state == source.state)
 

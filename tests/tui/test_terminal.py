@@ -160,7 +160,7 @@ def test_an_attached_screen_follows_a_job_names_who_hangs_it_and_leaves_it_alone
     with _job(tmp_path) as processes, terminal(tmp_path, "profile", "--run-dir", "run") as screen:
         screen.until_true(lambda: len(set(_steps(screen.text()))) >= 3, "steps that move")
         screen.send("2\r")
-        screen.until("t takes it")
+        screen.until("Stack, innermost first")
         screen.send("t")
         screen.until("time.sleep(0.02)")
         (tmp_path / "hang").touch()
@@ -192,6 +192,20 @@ def test_a_job_on_the_screen_is_ended_when_that_is_asked_for(tmp_path: Path) -> 
         assert screen.ended() != 0
         assert not job.is_running() or job.status() == psutil.STATUS_ZOMBIE
         assert "launcher.out" in screen.text()
+
+
+def test_a_job_on_the_screen_outlives_a_lost_terminal_and_is_still_watched(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import os, time\nwhile not os.path.exists('end'):\n    time.sleep(0.1)\n")
+    words = ("profile", "--run-dir", "run", "-o", "report.txt", "--", sys.executable, "job.py")
+    with terminal(tmp_path, *words) as screen:
+        screen.until("job.py")
+        (job,) = psutil.Process(screen.process.pid).children()
+        screen.hang_up()
+        time.sleep(1)
+        assert job.is_running() and screen.process.poll() is None
+        (tmp_path / "end").touch()
+        assert screen.process.wait(LIMIT_S) == 0
+        assert "job.py" in (tmp_path / "report.txt").read_text()
 
 
 def test_a_job_goes_on_in_plain_lines_when_only_the_screen_is_left(tmp_path: Path) -> None:
