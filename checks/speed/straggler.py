@@ -16,8 +16,8 @@ Remedy
     programs on its cores, a slower GPU.
 
 When it is wrong
-    Where the ranks' clocks differ (several machines without a common time), and on machines that are shared with other
-    jobs.
+    On machines that are shared with other jobs. The clocks of several machines need not agree: there the rank that is
+    held up least is the one that came last.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design

@@ -2,8 +2,9 @@
 
 A rank waits from its own arrival until the last rank's, but no longer than it was held up at all; the rest of the time
 that it was held up is transfer. Arrivals are when the last gradient was ready and when an explicit collective was
-entered. On a GPU these are when the CPU got there, which says nothing: there the rank that was held up least is the
-last that came, and what the others were held up longer is what they waited for it.
+entered. On a GPU these are when the CPU got there, and machines have clocks of their own, which says nothing: there the
+rank that was held up least is the last that came, for all leave together, and what the others were held up longer is
+what they waited for it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ddpdoctor.record.model import RunRecord
 
 GRADIENTS = "gradients"
 BUFFERS = "buffers"
+_ALL_LEAVE_TOGETHER = ("all_", "barrier", "monitored_barrier", "reduce_scatter")
+"""Beginnings of the collectives that no rank leaves before all have come."""
 
 
 class Meetings(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +62,12 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
         if len(found) < 2 or len(found) < len(members):
             continue
         places = common_rows(found)
-        on_device = any(steps.on_device for steps in found)
+        is_relative = any(steps.on_device for steps in found) or _has_several_clocks(record, members)
         sampled = [
             positions
             for positions in zip(*places, strict=True)
             if all(
-                steps.exposed_ns[at] >= 0 and (on_device or steps.ready_at_ns[at] > 0)
+                steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
                 for steps, at in zip(found, positions, strict=True)
             )
         ]
@@ -74,7 +77,7 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
         held = tuple(_taken(steps.exposed_ns, column) for steps, column in zip(found, columns, strict=True))
         arrived = tuple(
             array("q", [-duration_ns for duration_ns in held[index]])
-            if on_device
+            if is_relative
             else _taken(steps.ready_at_ns, columns[index])
             for index, steps in enumerate(found)
         )
@@ -108,21 +111,23 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             first.step[at]: (steps_of[first.rank].started_at_ns[row], steps_of[first.rank].ended_at_ns[row])
             for at, row in enumerate(first.row)
         }
-        met = list(_met([tracks[rank] for rank in group.ranks], lanes, spans))
+        is_relative = _has_several_clocks(record, group.ranks)
+        met = list(_met([tracks[rank] for rank in group.ranks], lanes, spans, all_leave_together=is_relative))
         if not met:
             continue
         columns = [array("q", column) for column in zip(*met, strict=True)]
         members = [tracks[rank] for rank in group.ranks]
         entered = tuple(_taken(track.entered_at_ns, rows) for track, rows in zip(members, columns, strict=True))
         left = (_taken(track.left_at_ns, rows) for track, rows in zip(members, columns, strict=True))
+        held = tuple(array("q", map(sub, gone, came)) for gone, came in zip(left, entered, strict=True))
         yield Meetings(
             ranks=group.ranks,
             group=number,
             kinds=tuple(members[0].kinds[members[0].kind[row]] for row in columns[0]),
             steps=len(first),
             step=_taken(members[0].step, columns[0]),
-            arrived_ns=entered,
-            held_ns=tuple(array("q", map(sub, gone, came)) for gone, came in zip(left, entered, strict=True)),
+            arrived_ns=tuple(array("q", [-duration for duration in own]) for own in held) if is_relative else entered,
+            held_ns=held,
             size_bytes=_taken(members[0].size_bytes, columns[0]),
         )
 
@@ -154,6 +159,8 @@ def _met(
     tracks: Sequence[CallTrack],
     lanes: Sequence[Mapping[tuple[bool, int], int]],
     spans: Mapping[int, tuple[int, int]],
+    *,
+    all_leave_together: bool,
 ) -> Iterator[tuple[int, ...]]:
     """Rows, one a rank, of each collective that all ranks ran as the same, inside of a step that counts."""
     first, *others = tracks
@@ -163,11 +170,17 @@ def _met(
             continue
         rows = [other.get(place, -1) for other in lanes[1:]]
         kind = first.kinds[first.kind[row]]
+        if all_leave_together and not kind.startswith(_ALL_LEAVE_TOGETHER):
+            continue
         if first.left_at_ns[row] and all(
             at >= 0 and track.left_at_ns[at] and track.kinds[track.kind[at]] == kind
             for track, at in zip(others, rows, strict=True)
         ):
             yield (row, *rows)
+
+
+def _has_several_clocks(record: RunRecord, ranks: Sequence[int]) -> bool:
+    return len({rank.host or str(rank.node) for rank in record.ranks if rank.rank in ranks}) > 1
 
 
 def _taken(values: array[int], rows: array[int]) -> array[int]:

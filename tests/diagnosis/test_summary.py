@@ -8,7 +8,8 @@ import pytest
 from ddpdoctor.diagnosis.measured_steps import recent
 from ddpdoctor.diagnosis.summarise import summarise
 from ddpdoctor.diagnosis.summary import Phases, RunSummary
-from ddpdoctor.record.model import Group, Wrap
+from ddpdoctor.record.measured import CallTrack, StepTrack
+from ddpdoctor.record.model import Group, Rank, Wrap
 from tests.diagnosis.measured_job import GRADIENT_BYTES, MILLISECOND_NS, MeasuredJob
 
 EVEN = {"data_wait": 2.0, "forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 3.0}
@@ -230,3 +231,23 @@ def test_sends_and_receives_are_no_meeting() -> None:
         job.call(rank, "batch_isend_irecv", job.now_ms[rank] - 20.0 * (rank + 1), job.now_ms[rank])
         job.calls[rank]["sequence"][-1] = -1
     assert [entry.kind for entry in summarise(job.record()).traffic] == ["gradients"]
+
+
+def test_clocks_that_differ_between_machines_make_nobody_late() -> None:
+    job = MeasuredJob(2).run(40, EVEN, {1: {"forward": 20.0}}, transfer=5.0, barrier=True)
+    record = job.record(ranks=tuple(Rank(rank=rank, host=f"node{rank}", node=rank) for rank in job.ranks))
+    ahead = 500 * MILLISECOND_NS
+
+    def shifted(track: StepTrack | CallTrack) -> StepTrack | CallTrack:
+        columns = {
+            name: array("q", [value + ahead for value in values])
+            for name, values in msgspec.structs.asdict(track).items()
+            if name.endswith("_at_ns")
+        }
+        return msgspec.structs.replace(track, **columns)
+
+    tracks = (record.step_tracks[0], shifted(record.step_tracks[1]))
+    calls = (record.call_tracks[0], shifted(record.call_tracks[1]))
+    rank, late = summarise(msgspec.structs.replace(record, step_tracks=tracks, call_tracks=calls)).ranks
+    assert [ms(rank.waiting_ns), ms(late.waiting_ns)] == [20.0, 0.0]
+    assert (ms(late.late_ns), late.late_phase, ms(rank.phases.exposed_transfer_ns)) == (20.0, "forward", 5.0)
