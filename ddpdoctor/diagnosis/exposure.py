@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.buffers import wasted_broadcasts
 from ddpdoctor.diagnosis.meetings import BUFFERS, GRADIENTS
+from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.diagnosis.steadiness import enough_steps, holds
 from ddpdoctor.diagnosis.stragglers import straggler
 from ddpdoctor.diagnosis.summary import RunSummary, Traffic
@@ -43,6 +45,12 @@ def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     Waiting for a straggler is laid to it and to no kind of communication, and broadcasts of buffers that nothing
     changes are told as such. Raises TooLittleEvidence where too few steps were measured.
     """
+    return _exposures(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _exposures(key: ByIdentity) -> tuple[Exposure, ...]:
+    record = key.record
     limit = threshold(record, "exposed-communication")
     apart = BARRIERS | ({BUFFERS} if any(wasted_broadcasts(record)) else set())
     summary = enough_steps(record)

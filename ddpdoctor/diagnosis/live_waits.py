@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.diagnosis.measured_steps import measured_steps
 from ddpdoctor.diagnosis.meetings import GRADIENTS, gradient_meetings, lane
+from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.diagnosis.wording import duration_text, place, rank_list, verb
 from ddpdoctor.record.model import RunRecord, Site
@@ -43,6 +45,12 @@ class LiveWait(msgspec.Struct, frozen=True, kw_only=True):
 
 def longest_waits(record: RunRecord) -> tuple[LiveWait, ...]:
     """The longest wait of each group; none for groups whose ranks are not all observed."""
+    return _longest_waits(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _longest_waits(key: ByIdentity) -> tuple[LiveWait, ...]:
+    record = key.record
     longest: dict[int, LiveWait] = {}
     for wait in (*_in_calls(record), *_in_gradients(record), *_in_backward_now(record)):
         known = longest.get(wait.group)

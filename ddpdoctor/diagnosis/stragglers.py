@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import fmean, median, stdev
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from ddpdoctor.diagnosis.lateness import MOST
 from ddpdoctor.diagnosis.measured_steps import measured_steps
 from ddpdoctor.diagnosis.meetings import explicit_meetings, gradient_meetings
+from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.diagnosis.steadiness import enough_steps, holds
 from ddpdoctor.diagnosis.summary import RankSummary, RunSummary
 from ddpdoctor.diagnosis.thresholds import threshold
@@ -47,6 +49,12 @@ def straggler(record: RunRecord) -> Straggler | None:
     Ranks are told apart by how long they wait themselves: a straggler hardly does. Where ranks take turns in being late
     all wait alike and nobody is one. Raises TooLittleEvidence where too few steps were measured.
     """
+    return _straggler(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _straggler(key: ByIdentity) -> Straggler | None:
+    record = key.record
     found = late_ranks(enough_steps(record), threshold(record, "straggler"))
     if found is None:
         return None
