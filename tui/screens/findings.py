@@ -71,9 +71,10 @@ def _columns(view: View) -> list[Column[FindingView]]:
         Column(
             name="name",
             title="check",
-            width=26,
+            width=22,
+            most=32,
             importance=4,
-            cell=lambda found, width: Cell(shown(f"{found.finding.name} {found.finding.code}"), "dim"),
+            cell=lambda found, width: Cell(shown(found.finding.name), "dim"),
         ),
         Column(name="since", title="since when", width=19, importance=3, cell=since),
     ]
