@@ -77,6 +77,8 @@ class Live:
             self.observer.start()
             if self._pulse is not None and self.observer.step_ring is not None:
                 self._pulse.start()
+        elif self.observer.is_training_thread():
+            self.observer.steps.finish()  # A step does not reach from one world into the next.
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""

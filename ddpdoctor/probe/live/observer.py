@@ -46,6 +46,10 @@ class Observer:
                 self.thread = _NOBODY
                 journal.event("probe_fault", where="ring", text=repr(error))
 
+    def is_training_thread(self) -> bool:
+        """Tell whether the calling thread is the one that is measured."""
+        return self.thread == threading.get_ident()
+
     def stop(self) -> None:
         """Measure nothing any more."""
         self.thread = _NOBODY
