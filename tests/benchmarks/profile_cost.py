@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from ddpdoctor.launch.environment import free_port, observed
 
 BLOCKS = 200
@@ -63,10 +65,13 @@ class Arm:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        self._family: list[psutil.Process] = []
         self._commands: IO[str] = _opened(directory / "commands", "w", self._process)
         self._answers: IO[str] = _opened(directory / "answers", "r", self._process)
         for _ in range(4):  # buckets are rebuilt, memory is allocated
             self.block(running=True)
+        # A tool's helpers may have sessions of their own.
+        self._family = psutil.Process(self._process.pid).children(recursive=True)
         self._signal(signal.SIGSTOP)
 
     def block(self, *, running: bool = False) -> Took:
@@ -83,15 +88,16 @@ class Arm:
 
     def close(self) -> None:
         """End the script."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        self._signal(signal.SIGKILL)
         self._process.wait()
         self._log.close()
 
     def _signal(self, number: int) -> None:
-        os.killpg(self._process.pid, number)
+        for pid in (self._process.pid, *(child.pid for child in self._family)):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
 
 
 def _opened(pipe: Path, mode: str, process: subprocess.Popen[bytes]) -> IO[str]:
