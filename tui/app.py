@@ -309,7 +309,11 @@ class DoctorApp(App[ScreenEnd]):
             self.say("the job was not started here: end it where it was started")
             return
         question = Question("End the job?", (("y", "yes, end all its ranks"), ("n", "no, leave it")))
-        self._question = question, {"y": lambda: self._watcher.request(self._source.end_job)}
+        self._question = question, {"y": self._end_job}
+
+    def _end_job(self) -> None:
+        self._watcher.request(self._source.end_job)
+        self.say("the job is told to end; the second time it is killed")
 
     def leave(self) -> None:
         """Quit; asks first where that would end a job."""

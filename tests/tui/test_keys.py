@@ -264,6 +264,7 @@ def test_a_job_that_was_launched_here_is_killed_after_a_question() -> None:
         await pilot.press("n")
         assert "End the job?" not in text_of(app)
         await pilot.press("k", "y")
+        assert "the job is told to end" in text_of(app)
         await until(pilot, lambda: source.asked == ["end"])
 
     with_app(deed, source)
