@@ -13,7 +13,7 @@ from ddpdoctor.source.external import call_external, call_method
 from ddpdoctor.source.frames import CallFrame
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import last_name
+from ddpdoctor.source.nodes import descend, last_name
 from ddpdoctor.source.noted_training import bare_forward
 from ddpdoctor.source.own_data import chooses_keys
 from ddpdoctor.source.ranks import FIRST, guessed_lanes
@@ -140,6 +140,14 @@ def _call_option(
 ) -> Value:
     """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
     options = list(options_of(function))
+    if isinstance(function, Choice) and _is_of_each(machine, node, options):
+        results: list[Value] = []
+
+        def call_one(option: Value) -> None:
+            results.append(apply(machine, node, option, positional, named, complete))
+
+        machine.fork([partial(call_one, option) for option in options])
+        return derived(results)
     for option in options:
         if isinstance(option, Built) and option.name == DDP:
             return apply(machine, node, option, positional, named, complete)
@@ -151,6 +159,16 @@ def _call_option(
             value = apply(machine, node, option, positional, named, complete)
             return join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
+
+
+def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
+    """Whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
+    if not machine.loops or not isinstance(node, ast.Call) or not all(isinstance(one, Function) for one in options):
+        return False
+    target = getattr(machine.loops[-1].around.node, "target", None)
+    return isinstance(target, ast.Name) and any(
+        isinstance(inner, ast.Name) and inner.id == target.id for inner in descend(node.func)
+    )
 
 
 def _call_instance(

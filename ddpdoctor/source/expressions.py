@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 from ddpdoctor.source.attributes import attribute_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.calls import call, call_function, context_function
@@ -101,15 +101,16 @@ def item_of(machine: Machine, entry: Value) -> Value:
     if isinstance(entry, Items):
         if len(entry.values) == 1:
             return entry.values[0]
-        if entry.values and all(isinstance(value, Items) for value in entry.values):
-            return derived(entry.values)
+        if entry.values and all(isinstance(value, Instance) for value in entry.values):
+            return reduce(join, entry.values)
         return derived(entry.values)
     if isinstance(entry, Built) and entry.name == DATA_LOADER:
         return Unknown(varying=True, tags=frozenset({("batch", entry.number)}))
     if isinstance(entry, Choice):
         item: Value | None = None
         for option in entry.options:
-            item = join(item, item_of(machine, option))
+            if not isinstance(option, Items) or option.values:
+                item = join(item, item_of(machine, option))
         return item or UNIFORM
     if isinstance(entry, Unknown):
         batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -56,6 +57,8 @@ _TELLING = (
 _EVALUATING = frozenset({"no_grad", "inference_mode"})
 _STOPS_EARLY = ("patience", "early_stop", "earlystop")
 """In the text of a script, in whatever case: what an evaluation returns may decide how long ranks train."""
+_STOPS = re.compile(r"patience|early_?stop|(should|must|want|want_to|to|do)_stop|stop_?training", re.IGNORECASE)
+"""Of words in functions that decide whether ranks go on training."""
 _NEARLY_FREE = 12
 """Functions of fewer nodes are walked whatever they mention."""
 MOST_WORDS = 100_000
@@ -153,7 +156,7 @@ class _Meanings(dict[str, int]):
         first = is_first_rank_name(word)
         meaning = (
             (_SYNCHRONISES if word in _SYNCHRONISING else 0)
-            | (_TELLS if word in _TELLING or first else 0)
+            | (_TELLS if word in _TELLING or first or _STOPS.search(word) else 0)
             | (_EVALUATES if word in _EVALUATING else 0)
             | (_MAY_BE_NOTED if word == "save" or worth_walking(word) else 0)
         )

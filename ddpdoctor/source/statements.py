@@ -100,7 +100,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
                 machine.mask, statement.iter, iterable, lambda: _loop(machine, around, turn, turns)
             )
         else:
-            _loop(machine, around, turn, turns, own)
+            _loop(machine, around, turn, turns, lambda: own)
     machine.mask |= empty & start
     execute(machine, statement.orelse)
 
@@ -116,17 +116,26 @@ def _while(machine: Machine, statement: ast.While) -> None:
     machine.mask &= ~no
     if machine.mask:
         around = LoopAround(statement, machine.frame.module, value, False)
+        own: OwnTest | None = None
 
         def turn() -> None:
-            evaluate(machine, statement.test)
+            nonlocal own
+            own = own_test(machine, statement.test, truth_of(machine, statement.test))
             execute(machine, statement.body)
+
+        def own_of_any_turn() -> OwnTest | None:
+            # The body may have set what the next turn asks; what is called in a condition has been run.
+            calls = any(isinstance(node, ast.Call) for node in descend(statement.test))
+            if own is not None or calls or not machine.mask:
+                return own
+            return own_test(machine, statement.test, truth_of(machine, statement.test))
 
         if no:
             machine.mask = machine.on(
                 machine.mask, statement.test, value, lambda: _loop(machine, around, turn, [None] * len(RANKS))
             )
         else:
-            _loop(machine, around, turn, [None] * len(RANKS), own_test(machine, statement.test, value))
+            _loop(machine, around, turn, [None] * len(RANKS), own_of_any_turn)
     machine.mask |= no & start
     execute(machine, statement.orelse)
 
@@ -136,7 +145,7 @@ def _loop(
     around: LoopAround,
     turn: Callable[[], None],
     turns: Sequence[int | None],
-    own: OwnTest | None = None,
+    own: Callable[[], OwnTest | None] = lambda: None,
 ) -> None:
     """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn."""
     start = machine.mask
@@ -146,7 +155,7 @@ def _loop(
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(lambda: _turn(machine, turn, frame))
-    machine.add_loop(inner, varying_turns, around.node, own)
+    machine.add_loop(inner, varying_turns, around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
     returned = 0
