@@ -89,11 +89,18 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
     nobody = "no rank keeps the others waiting"
     waits = nobody if waiting < DEFAULTS["straggler"] else f"{waiting:.0%} waiting for other ranks"
+    between = phases.other_ns / phases.step_ns
+    text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
+    if between > max(computing, 0.5):
+        text = f"neither data nor communication holds the job up; {between:.0%} of the step is code between the phases"
+        todo = (
+            "See what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
+        )
     return RunVerdict(
         state="healthy",
-        text=f"{computing:.0%} of the step is computation, and {waits}",
+        text=text,
         why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
-        next=remarks[0].remedy if remarks else "",
+        next=remarks[0].remedy if remarks else todo,
     )
 
 

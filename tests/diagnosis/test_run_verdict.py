@@ -40,6 +40,14 @@ def test_a_run_that_computes_is_healthy_with_the_numbers() -> None:
     )
 
 
+def test_a_step_that_is_mostly_code_between_the_phases_is_not_praised_for_its_computation() -> None:
+    mostly_other = {"data_wait": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 1.0, "other": 90.0}
+    verdict = run_verdict(summarise(MeasuredJob(2).run(60, mostly_other, None, transfer=1.0).record()), ())
+    assert verdict.state == "healthy"
+    assert verdict.text.endswith("92% of the step is code between the phases")
+    assert verdict.next.startswith("See what the loop does outside the model")
+
+
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())

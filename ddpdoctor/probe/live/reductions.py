@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any
+from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
 from ..capabilities import Capabilities
@@ -15,17 +15,21 @@ from .device_times import DeviceTimes
 from .observer import Observer
 from .stopwatch import BUCKETS, EPOCH_NS, REDUCED_BYTES, SYNCHRONISED
 
-CPU_RATE = 1
+ALWAYS_MEASURED = 10
+"""The first iterations of a module, which DDP's logger measures at any rate."""
+SHORT_STEP_RATE, SHORT_STEP_NS = 5, 25_000_000
+"""A measured iteration costs about 50 µs with its reading: of shorter steps the logger measures one of so many."""
 CUDA_RATE = 20
-"""DDP's logger measures one iteration of so many: on CUDA a measured one waits for the events of the one before."""
+"""On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
-"""Reading costs about 20 µs."""
 
 
 class Reducer:
     """What is known of one DDP module."""
 
-    __slots__ = ("armed", "buckets", "forwards", "iteration", "read_ns", "size_bytes")
+    __slots__ = (
+        "armed", "buckets", "counted", "forwards", "iterations", "offset", "rate", "rated_at", "read_ns", "size_bytes",
+    )
 
     def __init__(self, size_bytes: int, buckets: int) -> None:
         self.size_bytes = size_bytes
@@ -34,9 +38,21 @@ class Reducer:
         """Its next backward reduces."""
         self.forwards = 0
         """Forwards that record gradients."""
-        self.iteration = -1
-        """The newest one that was read."""
+        self.iterations = 0
+        """Forwards that synchronise: iterations by DDP's count, less ``offset``."""
+        self.offset: Optional[int] = None
+        """Iterations before the first that was seen; None until the logger has told."""
+        self.rate = 1
+        self.rated_at = 0
+        """Iteration in which the rate was set; of that one the logger may have measured a part only."""
         self.read_ns = 0
+        """When the logger was last read, and at which iteration."""
+        self.counted = 0
+
+    def measured(self, iteration: int) -> bool:
+        """Tell whether DDP's logger has measured the whole of an iteration."""
+        number = iteration + (self.offset or 0)
+        return iteration > self.rated_at and (number <= ALWAYS_MEASURED or number % self.rate == 0)
 
 
 class Reductions:
@@ -66,10 +82,14 @@ class Reductions:
         """A forward is over: if it synchronises, DDP's logger has the iteration before."""
         if not reducer.armed:
             return
+        reducer.iterations += 1
+        before = reducer.iterations - 1
+        if before < 1 or not reducer.measured(before):
+            return
         now_ns = time.monotonic_ns()
         if now_ns - reducer.read_ns >= READ_EVERY_NS:
-            reducer.read_ns = now_ns
-            self._read(ddp, reducer)
+            self._read(ddp, reducer, before)
+            self._rate(ddp, reducer, now_ns)
 
     def backward_ended(self, tally: list[int]) -> None:
         """A backward is over: modules whose forward synchronised have reduced their gradients."""
@@ -88,17 +108,32 @@ class Reductions:
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer = self._reducers[ddp] = Reducer(size_bytes, 1)
         if self._set_rate is not None:
-            self._set_rate(ddp, CUDA_RATE if on_cuda else CPU_RATE)
+            self._set_rate(ddp, 1)
         return reducer
 
-    def _read(self, ddp: Any, reducer: Reducer) -> None:
+    def _rate(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
+        """Choose how often the logger measures, by how long an iteration took since the last reading."""
+        since_ns, reducer.read_ns = reducer.read_ns, now_ns
+        done, reducer.counted = reducer.iterations - reducer.counted, reducer.iterations
+        if self._set_rate is None or not since_ns:
+            return
+        rate = CUDA_RATE
+        if ddp.device_type != "cuda":
+            rate = 1 if now_ns - since_ns >= done * SHORT_STEP_NS else SHORT_STEP_RATE
+        if rate != reducer.rate:
+            self._set_rate(ddp, rate)
+            reducer.rate, reducer.rated_at = rate, reducer.iterations
+
+    def _read(self, ddp: Any, reducer: Reducer, before: int) -> None:
+        """Take in what the logger has of the iteration ``before``."""
         if self._read_logger is None:
             return
         data = self._read_logger(ddp)
-        iteration = int(data.get("iteration", -1))
-        if iteration == reducer.iteration:
+        number = int(data.get("iteration", -1))
+        if reducer.offset is None and number > 0:
+            reducer.offset = number - before
+        if number != before + (reducer.offset or 0):
             return
-        reducer.iteration = iteration
         buckets = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
         reducer.buckets = buckets.count(",") + 1
         window_ns = int(data.get("backward_comm_time", 0))
