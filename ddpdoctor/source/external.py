@@ -28,6 +28,7 @@ from ddpdoctor.source.tensors import tensor_method
 from ddpdoctor.source.thin_wraps import is_thin_wrap
 from ddpdoctor.source.values import (
     AGREED,
+    ALL_LANES,
     NO_CONTEXT,
     NO_GRADIENTS,
     NO_SYNC,
@@ -52,6 +53,7 @@ from ddpdoctor.source.values import (
     by_rank,
     constant,
     derived,
+    is_varying,
     join,
     tags_of,
 )
@@ -414,6 +416,13 @@ def _values_of_pairs(positional: list[Value]) -> list[Value]:
     return [pair.values[1] for pair in pairs if isinstance(pair, Items)]
 
 
+def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    values = [*positional, *named.values()]
+    if machine.mask == ALL_LANES & ~machine.gone:
+        machine.draws_apart = any(is_varying(value) for value in values)
+    return derived(values)
+
+
 def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
         name = positional[1].value
@@ -450,6 +459,8 @@ _SPECIAL: dict[str, Handler] = {
     "torch.distributed.get_world_size": _world_size,
     "os.getenv": _environment,
     "os.environ.get": _environment,
+    "torch.manual_seed": _seed,
+    "torch.random.manual_seed": _seed,
     DATA_LOADER: _loader,
     DISTRIBUTED_SAMPLER: _sampler,
     DDP: _ddp,

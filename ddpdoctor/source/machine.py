@@ -96,6 +96,8 @@ class Machine:
         self.gradients = True
         self.synchronising = True
         """False inside of ``no_sync``."""
+        self.draws_apart = False
+        """The ranks have seeded torch's random numbers differently."""
         self.events: dict[int, Event] = {}
         self.exits: list[Exit] = []
         self.own_tests: list[OwnTest] = []

@@ -112,7 +112,9 @@ def call_wrapped(
             machine.inside_ddp -= 1
         return tagged(result if not isinstance(result, (Built, Instance, Choice)) else derived(arguments), tags)
     result = derived(arguments, tags)
-    return Unknown(result.varying, False, result.tags)
+    # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
+    drawn = machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
+    return Unknown(result.varying or drawn, False, result.tags)
 
 
 def _holds_buffers(machine: Machine, module: Value) -> bool:
