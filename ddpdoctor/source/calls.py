@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -46,9 +47,10 @@ from ddpdoctor.source.values import (
     merged_results,
     options_of,
 )
-from ddpdoctor.source.vocabulary import DDP, FIRST_RANK_DECORATORS
+from ddpdoctor.source.vocabulary import DDP, FIRST_RANK_DECORATORS, OPTIMIZER
 
 MAXIMUM_RECURSION = 1
+_OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -151,6 +153,8 @@ def _call_option(
     for option in options:
         if isinstance(option, Built) and option.name == DDP:
             return apply(machine, node, option, positional, named, complete)
+    if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
+        return apply(machine, node, External(OPTIMIZER), positional, named, complete)
     for option in options:
         if isinstance(option, External) and option.name.startswith("torch."):
             return apply(machine, node, option, positional, named, complete)

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.targets import overwrite
-from ddpdoctor.source.values import UNIFORM, Bound, Const, Items, Lanes, Mapped, Value, constant, derived, join
+from ddpdoctor.source.values import (
+    UNIFORM,
+    Bound,
+    Const,
+    External,
+    Items,
+    Lanes,
+    Mapped,
+    ProjectClass,
+    Value,
+    constant,
+    derived,
+    is_varying,
+    join,
+)
 
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
@@ -29,6 +44,9 @@ def container_method(
         return _VIEWS[name](receiver)
     if isinstance(receiver, Mapped) and name == "get" and arguments:
         key = constant(arguments[0])
+        classes = one_of_classes(receiver) if key is ... and not is_varying(arguments[0]) else None
+        if classes is not None:
+            return classes
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
     if isinstance(receiver, (Items, Mapped)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
@@ -38,6 +56,14 @@ def container_method(
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
         return Const(getattr(text, name)())
     return None
+
+
+def one_of_classes(registry: Mapped) -> Value | None:
+    """What a dict of classes gives for a name that is not known; None for one that holds anything else."""
+    values = [value for _, value in registry.entries]
+    if not values or not all(isinstance(value, (External, ProjectClass)) for value in values):
+        return None
+    return reduce(join, values)
 
 
 def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:

@@ -9,6 +9,7 @@ from functools import partial, reduce
 
 from ddpdoctor.source.attributes import attribute_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.calls import call, call_function, context_function
+from ddpdoctor.source.containers import one_of_classes
 from ddpdoctor.source.environment import is_set, variable
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_attribute
@@ -374,6 +375,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return container
     if isinstance(container, Items) and container.values and isinstance(key, Lanes):
         return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
+    if isinstance(container, Mapped) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
+        return kept
     return derived((container, key))
 
 

@@ -67,6 +67,7 @@ from ddpdoctor.source.vocabulary import (
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
     NOT_FALSE,
+    OPTIMIZER,
     PROCESSES,
     RUNNERS,
     SPAWNERS,
@@ -428,6 +429,8 @@ def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Na
         name = positional[1].value
         value = seeded(machine, name, attribute_of(machine, positional[0], name))
         return derived((value,)) if isinstance(value, Bound) else value
+    if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
+        return External(OPTIMIZER)
     return derived(positional)
 
 

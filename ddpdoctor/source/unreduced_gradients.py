@@ -13,6 +13,7 @@ from ddpdoctor.source.optimizers import is_training_state
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, Guard
 from ddpdoctor.source.values import Built, options_of
+from ddpdoctor.source.vocabulary import OPTIMIZER
 from ddpdoctor.source.words import mentions_any
 from ddpdoctor.source.wrapped_models import (
     averages_by_hand,
@@ -82,7 +83,9 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
         options = [option for option in options_of(event.receiver) if isinstance(option, Built)]
         if event.node not in seen and options and all(is_training_state(option) for option in options):
             seen.add(event.node)
-            yield LonelyLoad(event, event.guards[-1], options[0].name.rpartition(".")[2])
+            name = options[0].name
+            what = "optimizer" if name == OPTIMIZER else name.rpartition(".")[2]
+            yield LonelyLoad(event, event.guards[-1], what)
 
 
 def _second_backwards(projection: Projection) -> Iterator[UnreducedGradient]:

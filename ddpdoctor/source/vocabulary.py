@@ -126,6 +126,8 @@ SAME_ITEMS = frozenset({"enumerate", "zip", "iter", "next", "list", "tuple", "re
 
 STATEFUL_BUFFER_MODULES = re.compile(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$|SpectralNorm$|FakeQuantize")
 """Modules of torch.nn whose buffers change in forward."""
+OPTIMIZER = "torch.optim.Optimizer"
+"""Base class of the optimizers of torch, for one that is chosen by a name."""
 MODEL_LIBRARY = "torchvision.models."
 MODELS_WITH_STATISTICS = re.compile(
     r"torchvision\.models\.(\w+\.)*(\w*res(net|next)\w*|densenet\w*|mobilenet\w*|efficientnet\w*|mnasnet\w*|regnet\w*"
