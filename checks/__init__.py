@@ -131,6 +131,7 @@ AFTER_LAUNCH: frozenset[str] = frozenset(
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP101": ("DataLoader",),
     "DDP102": ("DistributedSampler",),
+    "DDP103": ("DistributedDataParallel",),
     "DDP104": ("seed",),
     "DDP105": ("DistributedDataParallel",),
     "DDP107": ("random_split", "train_test_split", "Subset", "DistributedSampler"),

@@ -1,7 +1,10 @@
 """Ranks get different numbers of batches in one training pass.
 
 What it finds
-    A training pass whose number of batches differs between the ranks, outside a `join()` context.
+    A training pass whose number of batches differs between the ranks, outside a `join()` context. In the source: a
+    training loop over data that each rank takes for itself by arithmetic with its rank (`files[rank::world_size]`,
+    `range(rank, len(data), world_size)`, `islice(stream, rank, None, world_size)`, `array_split(...)[rank]`, a slice
+    of which the last rank takes the rest), where nothing makes the parts equal. In a run: the lengths.
 
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
@@ -13,11 +16,15 @@ Example
     loader = DataLoader(part, batch_size=32)
 
 Remedy
-    Give every rank the same number of batches (DistributedSampler pads, drop_last=True cuts), or train inside
-    `with model.join():`.
+    Give every rank the same number of batches: DistributedSampler pads the parts, and DistributedSampler(...,
+    drop_last=True) cuts them. `drop_last=True` of the DataLoader does not: it can turn one sample more into one batch
+    more. Data that cannot be made even is trained on inside `with model.join():`.
 
 When it is wrong
-    Where the loop is bounded by a number of steps and starts the loader anew when it is exhausted.
+    Where the data is known to divide evenly by the number of ranks, whatever its size, and in loops bounded by a
+    number of steps that start the loader anew when it is exhausted. Loops that the script leaves by itself, endless
+    data, and parts that are padded or cut to one length are recognised. A rehearsal takes a suspicion of the source
+    back where the samples divide evenly by 2, 4 and 8 ranks.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join
@@ -30,9 +37,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.source.uneven_feeds import UnevenFeed
 
 CHECK = Check(
     code="DDP103",
@@ -40,13 +50,50 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "wraps"}),
 )
+_REMEDY = (
+    "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them; "
+    "or run the loop inside `with model.join():`."
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report training loops over parts of the data that need not be equal, at the loader or the division."""
+    from ddpdoctor.source.uneven_feeds import uneven_feeds
+
+    for feed in uneven_feeds(whole_projection(script)):
+        part, loader = feed.part, feed.loader
+        divided = part.module.location(part.node)
+        yield CHECK.finding(
+            "source",
+            "ranks train on parts of the data that need not be equal: one with a batch more waits for the others "
+            "at the end of the pass",
+            remedy=_REMEDY,
+            locations=(divided if loader is None else loader.module.location(loader.node),),
+            evidence=(
+                Fact(text=_division(feed), basis="source", location=divided),
+                Fact(
+                    text="this backward of a DDP model waits for all ranks, once for each batch",
+                    basis="source",
+                    location=feed.backward.module.location(feed.backward.node),
+                ),
+            ),
+        )
+
+
+def _division(feed: UnevenFeed) -> str:
+    if feed.part.with_rest:
+        return "the last rank's part ends elsewhere than its turn: it gets another number of items than the others"
+    if feed.batches is None:
+        return "some ranks get one item more here, unless the number of items is a multiple of the world size"
+    ranks, first, last = feed.batches
+    return f"{feed.part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the first uneven pass of each loader, with the hang that it caused if there was one."""
+    """Report the first uneven pass of each loader, with the hang that it caused; refute where samples divide evenly."""
     from ddpdoctor.diagnosis import account
     from ddpdoctor.diagnosis.classify import divergence_with_code
-    from ddpdoctor.diagnosis.lengths import uneven_passes
+    from ddpdoctor.diagnosis.lengths import even_divisions, uneven_passes
     from ddpdoctor.diagnosis.wording import count
 
     divergence = divergence_with_code(record, CHECK.code)
@@ -67,9 +114,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             uneven.sentence + consequence,
-            remedy="Give every rank the same number of batches: DistributedSampler pads the shards, drop_last=True "
-            "cuts them; or run the loop inside `with model.join():`.",
+            remedy=_REMEDY,
             locations=() if uneven.location is None else (uneven.location,),
             ranks=tuple(rank for rank, _ in uneven.lengths),
             evidence=lengths + hang,
+        )
+    for location, samples in even_divisions(record):
+        yield Refuted(
+            location=location,
+            reason=f"the ranks' {count(samples, 'sample', 'samples')} divide evenly by 2, 4 and 8 ranks, and every "
+            "rank got the same number",
         )

@@ -11,6 +11,9 @@ from ddpdoctor.diagnosis.wording import count, rank_list, verb
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Pass, RunRecord
 
+_MANY_RANKS = 8
+"""What divides by it divides by 2 and by 4 ranks, too."""
+
 
 class UnevenPass(msgspec.Struct, frozen=True, kw_only=True):
     """A pass that is longer on some ranks than on others."""
@@ -51,6 +54,30 @@ def uneven_passes(record: RunRecord, *, one_left: bool = False) -> Iterator[Unev
         uneven = next(filter(None, (_uneven(entries, loader) for entries in loader.pass_places())), None)
         if uneven is not None and not (uneven.overrun and not one_left and _survived(loader, uneven)):
             yield uneven
+
+
+def even_divisions(record: RunRecord) -> Iterator[tuple[Location, int]]:
+    """Yield the places of training loaders of which every pass gave the ranks equally many samples, with their number.
+
+    Only numbers that divide evenly by 2, 4 and 8 ranks as well: the job may have more ranks than this run.
+    """
+    by_place: dict[Location, list[int]] = {}
+    for loader in loaders_on_all_ranks(record):
+        if loader.location is None:
+            continue
+        for entries in loader.pass_places():
+            if any(entry.backwards for entry in entries):
+                by_place.setdefault(loader.location, []).append(_samples(entries))
+    for location, samples in by_place.items():
+        if all(number and number % _MANY_RANKS == 0 for number in samples):
+            yield location, samples[0]
+
+
+def _samples(entries: tuple[Pass, ...]) -> int:
+    """The samples of a pass over all ranks; 0 when it is not known or differs between them."""
+    counts = {entry.index_count for entry in entries}
+    own = counts.pop() if len(counts) == 1 else None
+    return own * len(entries) if own else 0
 
 
 def _uneven(entries: tuple[Pass, ...], loader: LoaderOnRanks) -> UnevenPass | None:

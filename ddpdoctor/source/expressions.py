@@ -15,6 +15,7 @@ from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_attribute
 from ddpdoctor.source.operators import ORDERINGS, binary, compare, formatted, negated, unary
 from ddpdoctor.source.own_data import extent_of
+from ddpdoctor.source.parts import filtered, is_rank_key, picked, sliced
 from ddpdoctor.source.targets import assign_to, item_at, scope_of
 from ddpdoctor.source.values import (
     ALL_LANES,
@@ -366,6 +367,8 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
 
 def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     container = evaluate(machine, node.value)
+    if node.slice.__class__ is ast.Slice and container.__class__ is not External:
+        return sliced(machine, node, node.slice, container)  # type: ignore[arg-type]
     key = evaluate(machine, node.slice)
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)
@@ -377,12 +380,13 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
     if isinstance(container, Mapped) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
         return kept
-    return derived((container, key))
+    result = derived((container, key))
+    return picked(machine, node, result) if is_rank_key(key) else result
 
 
 def _comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
     value = _in_generators(machine, node.generators, lambda: evaluate(machine, node.elt))
-    return Items((value,), open=True)
+    return Items((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
 
 def _dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:

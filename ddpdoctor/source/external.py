@@ -22,6 +22,7 @@ from ddpdoctor.source.own_data import (
     makes_members,
     members_of,
 )
+from ddpdoctor.source.parts import ranged, strided
 from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
 from ddpdoctor.source.targets import overwrite
 from ddpdoctor.source.tensors import tensor_method
@@ -399,6 +400,16 @@ def _super(machine: Machine, node: ast.AST, positional: list[Value], named: Name
     return Bound(receiver, "super()")
 
 
+def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    result = by_rank(BUILTIN_CALLS["range"], *positional)
+    return ranged(machine, node, positional, result) if len(positional) == 3 else result
+
+
+def _islice(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    result = plain_handler_of("itertools.islice")(machine, node, positional, named, complete)
+    return strided(machine, node, positional, result)
+
+
 def _dict(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     known = not positional or (len(positional) == 1 and isinstance(positional[0], Mapped))
     if not (known and complete):
@@ -478,6 +489,8 @@ _SPECIAL: dict[str, Handler] = {
     "builtins.super": _super,
     "builtins.getattr": _getattr,
     "builtins.dict": _dict,
+    "builtins.range": _range,
+    "itertools.islice": _islice,
     "torch.no_grad": _no_gradients,
     "torch.inference_mode": _no_gradients,
     "torch.set_grad_enabled": _set_grad_enabled,

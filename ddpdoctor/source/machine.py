@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.effort import Effort
@@ -43,6 +43,9 @@ from ddpdoctor.source.values import (
     is_varying,
     truth,
 )
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.parts import Part
 
 MAXIMUM_BARREN_WALKS = 4
 """Walks after which a function that never did anything of interest is passed over."""
@@ -93,6 +96,8 @@ class Machine:
         """Numbers of the DDP objects that have the attributes of their modules, too."""
         self.inside_ddp = 0
         """Forwards through DDP objects around the present statement."""
+        self.parts: dict[int, Part] = {}
+        """Where ranks took parts of the data for themselves, by the number in the tags of those parts."""
         self.gradients = True
         self.synchronising = True
         """False inside of ``no_sync``."""

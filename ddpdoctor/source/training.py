@@ -65,7 +65,7 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
 def _feedings(projection: Projection) -> Iterator[Feeding]:
     seen: set[int] = set()
     for backward in projection.in_course("backward"):
-        if not _through_ddp(projection, backward):
+        if not through_ddp(projection, backward):
             continue
         for loop, numbers, certain in _sources(backward):
             events = tuple(
@@ -130,7 +130,8 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
     return "unknown"
 
 
-def _through_ddp(projection: Projection, backward: Event) -> bool:
+def through_ddp(projection: Projection, backward: Event) -> bool:
+    """Whether what a backward starts from was computed by a DDP model."""
     tags = tags_of(backward.receiver) if backward.receiver is not None else frozenset()
     wraps = {number for kind, number in tags if kind == "ddp"}
     return any(event.ordinal in wraps for event in projection.of_kind("wrap"))

@@ -212,6 +212,18 @@ def test_lengths_that_do_no_harm_are_not_reported(fields: tuple[dict[str, Any], 
     assert lengths(JobBuilder(2), *fields) == []
 
 
+def test_samples_that_divide_evenly_whatever_the_number_of_ranks_refute_the_suspicion() -> None:
+    (refuted,) = lengths(JobBuilder(2), {"index_count": 48}, {"index_count": 48})
+    assert isinstance(refuted, Refuted)
+    assert refuted.location == PLACE
+    assert refuted.reason.startswith("the ranks' 96 samples divide evenly by 2, 4 and 8 ranks")
+
+
+@pytest.mark.parametrize("counts", [(50, 50), (48, 56), (None, None)], ids=["not by 8", "unequal", "unknown"])
+def test_equal_passes_of_this_run_alone_refute_nothing(counts: tuple[int | None, int | None]) -> None:
+    assert lengths(JobBuilder(2), *({"index_count": count} for count in counts)) == []
+
+
 def test_a_loader_that_is_started_anew_in_a_loop_over_steps_does_no_harm() -> None:
     job = JobBuilder(2)
     streams = training(job)
