@@ -9,7 +9,8 @@ What it finds
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
     have gone on to something else: the job hangs at the end of the epoch, or pairs gradients with collectives that are
-    not theirs.
+    not theirs. One sample more is a batch more when it begins a new batch: it happens with one size of the data set
+    and not with the next.
 
 Example
     part = Subset(dataset, range(rank, len(dataset), world_size))
@@ -65,8 +66,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         divided = part.module.location(part.node)
         yield CHECK.finding(
             "source",
-            "ranks train on parts of the data that need not be equal: one with a batch more waits for the others "
-            "at the end of the pass",
+            "the data of this training loop is divided by rank in parts that may differ in length: a rank with a batch "
+            "more than others waits for them in its last step",
             remedy=_REMEDY,
             locations=(divided if loader is None else loader.module.location(loader.node),),
             evidence=(
@@ -82,7 +83,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def _division(feed: UnevenFeed) -> str:
     if feed.part.with_rest:
-        return "the last rank's part ends elsewhere than its turn: it gets another number of items than the others"
+        return "the last rank takes what is left over here: another number of items than each of the others"
     if feed.batches is None:
         return "some ranks get one item more here, unless the number of items is a multiple of the world size"
     ranks, first, last = feed.batches

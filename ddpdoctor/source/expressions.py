@@ -367,8 +367,8 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
 
 def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     container = evaluate(machine, node.value)
-    if node.slice.__class__ is ast.Slice and container.__class__ is not External:
-        return sliced(machine, node, node.slice, container)  # type: ignore[arg-type]
+    if isinstance(node.slice, ast.Slice) and container.__class__ is not External:
+        return sliced(machine, node, node.slice, container)
     key = evaluate(machine, node.slice)
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)

@@ -78,11 +78,12 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
             return result if CUT in result.tags else _as_part(machine, node, result)
     if limits.upper is None or upper is None:
         return result
-    if is_varying(upper):
-        rest = lower is not None and _is_rank(lower) and _takes_rest(machine.frame.module, limits.upper)
-        return _as_part(machine, node, result, with_rest=True) if rest else result
     kept = frozenset(tag for tag in result.tags if tag[0] != PART)
-    return Unknown(result.varying, result.opaque, kept | {CUT})
+    if not is_varying(upper):
+        return Unknown(result.varying, result.opaque, kept | {CUT})
+    if lower is not None and _is_rank(lower) and _takes_rest(machine.frame.module, limits.upper):
+        return _as_part(machine, node, Unknown(True, False, kept), with_rest=True)
+    return Unknown(result.varying, result.opaque, kept) if kept != result.tags else result
 
 
 def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:

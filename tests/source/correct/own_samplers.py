@@ -20,6 +20,7 @@ class RASampler(Sampler):
         g = torch.Generator()
         g.manual_seed(self.epoch)
         indices = torch.randperm(len(self.dataset), generator=g).tolist()
+        indices = indices[: len(self) * self.num_replicas]
         return iter(indices[self.rank :: self.num_replicas])
 
     def __len__(self):
