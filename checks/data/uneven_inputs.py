@@ -43,7 +43,6 @@ from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
-    from ddpdoctor.source.uneven_feeds import UnevenFeed
 
 CHECK = Check(
     code="DDP103",
@@ -71,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=_REMEDY,
             locations=(divided if loader is None else loader.module.location(loader.node),),
             evidence=(
-                Fact(text=_division(feed), basis="source", location=divided),
+                Fact(text=feed.division, basis="source", location=divided),
                 Fact(
                     text="this backward of a DDP model waits for all ranks, once for each batch",
                     basis="source",
@@ -79,15 +78,6 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
-
-
-def _division(feed: UnevenFeed) -> str:
-    if feed.part.with_rest:
-        return "the last rank takes what is left over here: another number of items than each of the others"
-    if feed.batches is None:
-        return "some ranks get one item more here, unless the number of items is a multiple of the world size"
-    ranks, first, last = feed.batches
-    return f"{feed.part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -35,6 +35,16 @@ class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
     batches: tuple[int, int, int] | None = None
     """For a known number of items: a number of ranks, and the batches of its first and of its last rank."""
 
+    @property
+    def division(self) -> str:
+        """What makes the parts differ, in words."""
+        if self.part.with_rest:
+            return "the last rank takes what is left over here: another number of items than each of the others"
+        if self.batches is None:
+            return "some ranks get one item more here, unless the number of items is a multiple of the world size"
+        ranks, first, last = self.batches
+        return f"{self.part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
+
 
 def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
     """Every such loop that nothing makes even, by the loader or, without one, by the place of the division."""
