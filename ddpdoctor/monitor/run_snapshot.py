@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.gpu_use import mean_utilisation
 from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
+from ddpdoctor.monitor.bucket_views import bucket_views
 from ddpdoctor.monitor.rank_view import rank_views
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
@@ -72,6 +73,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         measured_at_ns=summary.measured_at_ns,
         ranks=rank_views(record, summary, look.now_ns, culprits, series.lateness_ns),
         traffic=summary.traffic,
+        buckets=bucket_views(record),
         gpus=record.gpus,
         gpus_note=look.gpus_note,
         findings=look.findings,

@@ -84,7 +84,8 @@ class BucketView(msgspec.Struct, frozen=True, kw_only=True):
     module: str
     order: int
     size_bytes: int
-    parameters: int
+    parameters: int | None
+    """None where DDP does not tell which parameters lie in which bucket."""
     first_parameter: str = ""
 
 

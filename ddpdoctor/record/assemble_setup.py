@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access
-from ddpdoctor.record.measured import OptimizerSize
+from ddpdoctor.record.measured import BucketLayout, OptimizerSize
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 
 SiteOf = Callable[[int, object], int]
@@ -31,6 +31,7 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("state_names", "state_names", StateNames),
     ("forked_use", "forked_uses", ForkedUse),
     ("optimizer_size", "optimizer_sizes", OptimizerSize),
+    ("bucket_layout", "bucket_layouts", BucketLayout),
 )
 """Event, stream, and what its rows are."""
 

@@ -58,6 +58,7 @@ _HARMED_BY = {
     "optimizer": ("step_tracks",),
     "pause": ("step_tracks",),
     "reduction": ("step_tracks",),
+    "_note_layout": ("bucket_layouts",),
     "call": ("call_tracks", "step_tracks"),
     "wait": ("call_tracks", "step_tracks"),
     "broadcast": ("call_tracks", "step_tracks"),
@@ -83,10 +84,11 @@ _LIVE = frozenset(
         "step_tracks",
         "call_tracks",
         "optimizer_sizes",
+        "bucket_layouts",
     }
 )
 """What a live run records in full …"""
-_ONLY_LIVE = ("step_tracks", "call_tracks", "gpus", "host_uses", "optimizer_sizes")
+_ONLY_LIVE = ("step_tracks", "call_tracks", "gpus", "host_uses", "optimizer_sizes", "bucket_layouts")
 """… and what nothing else does."""
 
 

@@ -210,3 +210,15 @@ class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     state_bytes: int = 0
+
+
+class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How DDP has put the gradients of one module into buckets, first ready first."""
+
+    rank: int
+    wrap: int
+    sizes_bytes: tuple[int, ...] = ()
+    parameter_counts: tuple[int, ...] = ()
+    """Of each bucket; empty before DDP has rebuilt them, which it does not do where it looks for unused parameters."""
+    first_parameters: tuple[int, ...] = ()
+    """Of each bucket the index of the parameter that is ready first, among those of the module that want gradients."""

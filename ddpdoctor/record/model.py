@@ -17,7 +17,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.lines import LinesExecuted
-from ddpdoctor.record.measured import CallTrack, Gpu, HostUse, OptimizerSize, Pulse, StepTrack
+from ddpdoctor.record.measured import BucketLayout, CallTrack, Gpu, HostUse, OptimizerSize, Pulse, StepTrack
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -83,6 +83,7 @@ STREAMS = (
     "gpus",
     "host_uses",
     "optimizer_sizes",
+    "bucket_layouts",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -446,6 +447,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     host_uses: tuple[HostUse, ...] = ()
     """One a rank of this node, of a live run."""
     optimizer_sizes: tuple[OptimizerSize, ...] = ()
+    bucket_layouts: tuple[BucketLayout, ...] = ()
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

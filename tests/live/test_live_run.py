@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.monitor.bucket_views import bucket_views
 from ddpdoctor.record.measured import StepTrack
 from ddpdoctor.record.model import RunRecord
 from tests.live.watched import finished, job, watch
@@ -140,6 +141,14 @@ def test_the_reduction_of_gradients_is_measured_and_lies_inside_of_backward(reco
             assert track.reduced_at_ns[row] <= track.ended_at_ns[row] + MS
         assert set(track.reduced_bytes) == {4 * (64 * 256 + 256 + 2 * 256 + 256 * 4 + 4)}
         assert set(track.buckets) == {1}
+
+
+def test_the_buckets_of_gradients_are_known_with_what_is_in_them(record: RunRecord) -> None:
+    assert {layout.rank for layout in record.bucket_layouts} == {0, 1}
+    (bucket,) = bucket_views(record)
+    assert (bucket.module, bucket.order, bucket.parameters) == ("Noted", 0, 6)
+    assert bucket.size_bytes == 4 * (64 * 256 + 256 + 2 * 256 + 256 * 4 + 4)
+    assert bucket.first_parameter in ("layers.2.weight", "layers.2.bias")  # The last layer's gradients come first.
 
 
 def test_explicit_calls_agree_between_the_ranks(record: RunRecord) -> None:

@@ -96,6 +96,11 @@ class Evidence:
             facts = wrap_facts(ddp, given, self._torch)
             self._journal.event("wrap", wrap=number, site=site, by_user=by_user, contains=inner, **facts)
 
+    def wrap_number(self, ddp: Any) -> Optional[int]:
+        """Number of a DDP module in the record; None where it was not noted."""
+        number = self._wraps.get(ddp)
+        return number if number is not None and number < LOADERS_NOTED else None
+
     def pass_is_asked_for(self, loader: Any) -> None:
         """An iterator is about to be made, or started anew where workers persist."""
         iterator = getattr(loader, "_iterator", None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
 from ..capabilities import Capabilities
@@ -22,18 +22,25 @@ SHORT_STEP_RATE, SHORT_STEP_NS = 5, 25_000_000
 CUDA_RATE = 20
 """On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
+LAYOUTS_NOTED = 4
+"""Of each module: how its buckets lie is told so often, which is when they are made, rebuilt and changed since."""
+MOST_BUCKETS = 4_096
 
 
 class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "armed", "buckets", "counted", "forwards", "iterations", "offset", "rate", "rated_at", "read_ns", "size_bytes",
+        "armed", "buckets", "counted", "forwards", "iterations", "layout", "layouts", "offset", "rate", "rated_at",
+        "read_ns", "size_bytes",
     )
 
     def __init__(self, size_bytes: int, buckets: int) -> None:
         self.size_bytes = size_bytes
         self.buckets = buckets
+        self.layout: Optional[tuple[str, str]] = None
+        """Sizes of the buckets and their parameters, in the logger's words; None before they were told."""
+        self.layouts = 0
         self.armed = False
         """Its next backward reduces."""
         self.forwards = 0
@@ -58,11 +65,18 @@ class Reducer:
 class Reductions:
     """Follows the reducers of all DDP modules of a rank."""
 
-    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        torch: Any,
+        capabilities: Capabilities,
+        wrap_number: Callable[[Any], Optional[int]],
+    ) -> None:
         self._observer = observer
         self._torch = torch
         self._read_logger = capabilities.read_logger
         self._set_rate = capabilities.set_logger_rate
+        self._wrap_number = wrap_number
         self._armed: list[Reducer] = []
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
@@ -136,6 +150,10 @@ class Reductions:
             return
         buckets = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
         reducer.buckets = buckets.count(",") + 1
+        layout = buckets, str(data.get("rebuilt_per_bucket_param_indices") or "")
+        if layout != reducer.layout and reducer.layouts < LAYOUTS_NOTED:
+            reducer.layout, reducer.layouts = layout, reducer.layouts + 1
+            self._observer.journal.guarded(self._note_layout, ddp, *layout)
         window_ns = int(data.get("backward_comm_time", 0))
         overlap_ns = int(data.get("backward_compute_comm_overlap_time", 0))
         ready_ns = int(data.get("backward_compute_time_end", 0))
@@ -143,6 +161,22 @@ class Reductions:
         if ready_ns > 0 and window_ns > 0:
             exposed_ns = max(0, window_ns - overlap_ns)
             self._observer.steps.sampled(exposed_ns, window_ns, _since_epoch(ready_ns), _since_epoch(reduced_ns))
+
+    def _note_layout(self, ddp: Any, sizes: str, parameters: str) -> None:
+        """Tell how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""
+        wrap = self._wrap_number(ddp)
+        if wrap is None or not sizes:
+            return
+        sizes_bytes = [int(size) for size in sizes.split(",")]
+        members = [part.split() for part in parameters.split(",")]
+        known = len(members) == len(sizes_bytes) and all(members)
+        self._observer.journal.event(
+            "bucket_layout",
+            wrap=wrap,
+            sizes_bytes=sizes_bytes[:MOST_BUCKETS],
+            parameter_counts=[len(part) for part in members[:MOST_BUCKETS]] if known else [],
+            first_parameters=[int(part[0]) for part in members[:MOST_BUCKETS]] if known else [],
+        )
 
 
 def _since_epoch(time_ns: int) -> int:
