@@ -3,9 +3,9 @@
 What it finds
     A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers) with a collective, or a forward or backward of the DDP model, that only one
-    of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the keys of a loss dict. As advice:
-    leaving with an error because the own loss is not finite. In a run: ranks that part at lines which each had run
-    before, and batches of a `for` loop that only some ranks trained on (a warning when nothing hung for it).
+    of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the keys of a loss dict. Calls of
+    collectives for each string of a set. As advice: leaving because the own loss is not finite. In a run: ranks that
+    part at lines which each had run before, and batches that only some ranks trained on (a warning if nothing hung).
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective that the others
@@ -69,12 +69,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
-    asked = f"`{parting.condition}` asks {WORDS[parting.kind]}"
+    asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'asks'} {WORDS[parting.kind]}"
     needed = f"every rank has to come to this {parting.collective} together"
-    return (
-        Fact(text=asked, basis="source", location=parting.location, stack=parting.chain),
-        Fact(text=needed, basis="source", location=parting.collective_location),
-    )
+    first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
+    return first, Fact(text=needed, basis="source", location=parting.collective_location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -105,6 +103,8 @@ def _title(parting: OwnParting) -> str:
     line = f"{parting.collective} at line {parting.collective_location.line}"
     if parting.how == "raise":
         return f"one rank can end the job alone: `{parting.condition}` asks {WORDS[parting.kind]}"
+    if parting.kind == "order":
+        return f"ranks run {line} in different orders: `{parting.condition}` is {WORDS[parting.kind]}"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
     return f"`{parting.condition}` asks {WORDS[parting.kind]} and decides whether this rank runs {line}"

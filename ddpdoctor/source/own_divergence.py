@@ -13,6 +13,7 @@ import msgspec
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.divergence import partings
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.set_order import collectives_in_set_order
 from ddpdoctor.source.trace import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
 
 WORDS: Mapping[OwnKind, str] = {
@@ -21,6 +22,7 @@ WORDS: Mapping[OwnKind, str] = {
     "files": "the rank's own view of the file system",
     "random": "random numbers that the ranks do not share",
     "state": "what the rank decided by its own data before",
+    "order": "a set, which has another order in every process",
 }
 """What a condition asks, for titles."""
 _ASKS_FINITE = re.compile(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
@@ -59,6 +61,9 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
                 seen.add(test.node)
                 yield _described(test, how, event, leaves)
     yield from _raises(projection, seen)
+    for event, loop in collectives_in_set_order(projection):
+        if loop.iter not in seen:
+            yield _described(OwnTest(loop.iter, event.module, "order", event.chain), "loop", event, False)
 
 
 _Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
