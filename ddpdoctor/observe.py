@@ -53,6 +53,8 @@ JUDGED_WINDOW_NS = 60_000_000_000
 """… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
 JUDGED_STEPS = 60
 RECORD_EVERY_NS = 5_000_000_000
+_HANG = "DDP305"
+"""A rank that stood at one place: steps after it prove that it no longer does."""
 _FAILED = ("raised", "signalled", "left-by-exit")
 _SIGNALS = 128
 """A higher exit code is that of a shell for a process that a signal has killed."""
@@ -222,6 +224,8 @@ class RunSource:
             record = _without_collectives(record)
         if whole:
             final = self._checks.findings(record)
+            newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
+            self._standing.end(_HANG, min(newest, default=0))
             return _with_final(final, self._standing.views(), record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
         unexplained = stalled and not self._stalled_since_ns

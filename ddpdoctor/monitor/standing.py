@@ -56,6 +56,17 @@ class Standing:
                     self._over.append(_over(known))
         del self._over[:-MOST_KEPT]
 
+    def end(self, code: str, moved_at_ns: int) -> None:
+        """End the findings of ``code`` that no look has found since ``moved_at_ns``, when a step was made.
+
+        A job that ends soon after it got over a standstill leaves no time to see that it was over.
+        """
+        for key, known in list(self._held.items()):
+            if known.finding.code == code and known.seen_ns < moved_at_ns:
+                del self._held[key]
+                if known.shown:
+                    self._over.append(_over(known))
+
     def views(self) -> tuple[FindingView, ...]:
         """What holds, from worst to mildest, then what is over, newest first."""
         shown = [known for known in self._held.values() if known.shown]
