@@ -158,7 +158,10 @@ def suggestion(catalogue: Catalogue, word: str) -> str:
 
     codes = {entry.code: entry for entry in catalogue.entries}
     names = {entry.name: entry for entry in catalogue.entries}
-    close = get_close_matches(word.lower(), names, n=1, cutoff=0.5) or get_close_matches(word.upper(), codes, n=1)
+    similar = get_close_matches(word.upper(), codes, n=len(codes))
+    # Of similar codes the one that differs in the fewest places.
+    similar.sort(key=lambda code: sum(a != b for a, b in zip(code, word.upper(), strict=False)))
+    close = get_close_matches(word.lower(), names, n=1, cutoff=0.5) or similar
     if not close:
         return "Run `ddpdoctor explain` for a list of checks."
     entry = names.get(close[0]) or codes[close[0]]

@@ -181,7 +181,8 @@ def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, t
     interrupted_s = time.monotonic()
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert time.monotonic() - interrupted_s < 3
+    # On a machine with more to do than cores each process gets a share of one only.
+    assert time.monotonic() - interrupted_s < 3 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     assert process.returncode == 130, err
     assert out == ""
     assert err.strip().endswith("interrupted")
