@@ -79,7 +79,7 @@ def _in_tree(tree: Tree, around: Loop | None, seen: set[int]) -> Iterator[_Found
         if isinstance(item, Loop):
             first = next(events_in(item.body), None)
             if item.test is not None and first is not None:
-                yield item.test, "loop", first, False
+                yield item.test, "branch" if isinstance(item.node, ast.While) else "loop", first, False
             yield from _in_tree(item.body, item, seen)
         elif isinstance(item, Branch):
             if item.test is not None:
