@@ -73,12 +73,19 @@ def profile(
     """
     from ddpdoctor.cli import screen, watching
 
+    if (demo or replay is not None or print_environment) and (ctx.meta.get(SCRIPT) or ctx.meta[SCRIPT_ARGUMENTS]):
+        name = "--demo" if demo else "--replay" if replay is not None else "--env"
+        raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
     if demo or replay is not None:
         screen.show_demo() if replay is None else screen.show_replay(replay)
         ctx.exit()
     if print_environment:
         streams.write_result(_exports(run_dir))
         ctx.exit()
+    if nproc is not None and ctx.meta[SCRIPT_ARGUMENTS] and ctx.meta.get(SCRIPT) is None and module is None:
+        raise UsageError(
+            "--nproc does not reach the command behind `--`", "Give the number of ranks to the launcher there."
+        )
     wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
     wanted.refuse_what_cannot_be_written()
     command = _command(ctx, module, nproc, python)

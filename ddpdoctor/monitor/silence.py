@@ -60,6 +60,8 @@ class Silence:
             return f"the job's Python has no torch ({exception})"
         if not ended:
             return ""
+        if not book.worlds and len({entry.rank for entry in book.processes.values()} - {None}) > 1:
+            return "none of the ranks made a process group: each worked for itself, and there was no DDP to watch"
         if not book.worlds:
             return "no process of the job made a process group, so there was no DDP to watch"
         return f"no rank {'trained a step' if record.wraps else 'wrapped a model in DistributedDataParallel'}"

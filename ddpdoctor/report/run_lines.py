@@ -29,6 +29,8 @@ class RunLines:
         self._progress_at_ns = 0
         self._stall = ""
         self._notes: set[str] = set()
+        self._said: set[str] = set()
+        """Titles of findings: a rank that has raised is no news again as what the others wait for."""
         self._holding: dict[tuple[str, str, int], FindingView] = {}
 
     def news(self, snapshot: Snapshot) -> list[str]:
@@ -54,6 +56,7 @@ class RunLines:
             stall = snapshot.stall
             if key not in self._holding and (stall is None or view.finding.title != stall.title):
                 lines += finding_lines(view.finding, self._root)
+                self._said.add(view.finding.title)
         for key, view in self._holding.items():
             if key not in holding and key in ended:
                 lines.append(f"over: {view.finding.name} ({view.finding.code}): {one_line(view.finding.title)}")
@@ -63,7 +66,7 @@ class RunLines:
     def _stalled(self, snapshot: Snapshot) -> list[str]:
         title = snapshot.stall.title if snapshot.stall is not None else ""
         known, self._stall = self._stall, title
-        if snapshot.stall is not None and title != known:
+        if snapshot.stall is not None and title != known and title not in self._said:
             return stall_lines(snapshot.stall, self._root)
         return ["the job goes on"] if known and not title and snapshot.state == "running" else []
 

@@ -38,7 +38,7 @@ def render(snapshot: Snapshot, root: str, width: int, *, colour: bool) -> str:
     blocks = [
         _verdict(snapshot, width),
         paragraph(Text(what_was_seen(snapshot)), width, indent=0),
-        [Text(line) for line in stall_lines(snapshot.stall, root)] if snapshot.stall is not None else [],
+        _standing(snapshot, root),
         _table(snapshot.ranks, width),
         [line for traffic in snapshot.traffic for line in paragraph(Text(_traffic(traffic)), width, indent=0)],
         _gpus(snapshot, width),
@@ -91,6 +91,13 @@ def _newest(snapshot: Snapshot) -> str:
     measured = min((rank.measured_steps for rank in snapshot.ranks), default=0)
     left_out = measured and (snapshot.steps or 0) > 1.1 * measured + _WARM_UP_AND_PAUSES
     return f" (figures of the newest {measured:,})" if left_out else ""
+
+
+def _standing(snapshot: Snapshot, root: str) -> list[Text]:
+    """What a job stands in; of one that has ended the verdict and its finding say it."""
+    if snapshot.stall is None or (snapshot.state == "ended" and snapshot.verdict.code):
+        return []
+    return [Text(line) for line in stall_lines(snapshot.stall, root)]
 
 
 def _table(ranks: Sequence[RankView], width: int) -> list[Text]:

@@ -166,6 +166,8 @@ def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: 
         (("--run-dir", "damaged"), "is damaged"),
         (("--run-dir", "over"), "the run in over is over"),
         (("--run-dir", "over", "--", "true"), "over holds a run already"),
+        (("--nproc", "4", "--", "true"), "--nproc does not reach the command behind `--`"),
+        (("--env", "train.py"), "--env starts no job"),
     ],
 )
 def test_what_cannot_be_watched_is_said_in_one_sentence(

@@ -113,6 +113,19 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
     assert lines.news(_snapshot(record))[0] == "ddpdoctor: the job goes on"
 
 
+def test_an_exception_that_was_told_is_not_told_again_as_a_standstill() -> None:
+    lines, record = RunLines("/job"), _record()
+    raised = msgspec.structs.replace(FINDING, title="rank 1 raised KeyError", severity=Severity.ERROR)
+    holding = (FindingView(finding=raised, since_ns=1),)
+    assert any("rank 1 raised KeyError" in line for line in lines.news(_snapshot(record, findings=holding)))
+    stall = StallView(title=raised.title, since_ns=1, sides=(StallSide(ranks=(0,), text="waits", stack=()),))
+    again = lines.news(_snapshot(record, findings=holding, stall=stall, state="stalled"))
+    assert not any("KeyError" in line for line in again)
+    verdict = RunVerdict(state="broken", code="DDP706", text=raised.title)
+    ended = _snapshot(record, findings=holding, stall=stall, state="ended", verdict=verdict)
+    assert "STALLED" not in run_text.render(ended, "/job", 80, colour=False)
+
+
 def test_text_from_outside_obeys_no_terminal() -> None:
     evil = msgspec.structs.replace(FINDING, title="\x1b[2J")
     snapshot = _snapshot(_record(), findings=(FindingView(finding=evil, since_ns=1),))

@@ -66,6 +66,8 @@ def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of() -
     book = _book((0, 10, 1))
     assert silence.reason(book, young, ended=False) == ""
     assert silence.reason(book, young, ended=True).startswith("no process of the job made a process group")
+    alone = _book((0, 10, 1), (1, 11, 1))
+    assert silence.reason(alone, young, ended=True).startswith("none of the ranks made a process group")
     book.worlds[10] = (1, "gloo")
     assert silence.reason(book, young, ended=True) == "no rank wrapped a model in DistributedDataParallel"
 

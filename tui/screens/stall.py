@@ -66,7 +66,7 @@ def _told(stall: StallView, view: View, title: str, width: int) -> list[Line]:
             line(
                 Cell("who      ", "dim"),
                 Cell(rank_list(waiting), "strong"),
-                Cell(f" {view.glyphs.rule * 2}> wait for ", "dim"),
+                Cell(f" {view.glyphs.rule * 2}> {'waits' if len(waiting) == 1 else 'wait'} for ", "dim"),
                 Cell(rank_list(culprits), "bad"),
             )
         )
