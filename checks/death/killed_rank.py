@@ -47,14 +47,19 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the rank that was killed first."""
     from ddpdoctor.diagnosis.killed import killed_rank
-    from ddpdoctor.diagnosis.wording import rank_list, verb
+    from ddpdoctor.diagnosis.wording import place, rank_list, verb
 
     killed = killed_rank(record)
     if killed is None:
         return
     basis = record.job.kind
     facts = []
-    if killed.phase:
+    if killed.within is not None:
+        did = f"rank {killed.rank} was inside {killed.within.signature.kind} at {place(killed.within.site.innermost)}"
+        numbers = {"step": killed.within.step}
+        text = f"{did}, step {killed.within.step:,}"
+        facts.append(Fact(text=text, basis=basis, numbers=numbers, rank=killed.rank))
+    elif killed.phase:
         did = f"rank {killed.rank} was last seen in {killed.phase.replace('_', ' ')}, step {killed.step:,}"
         facts.append(Fact(text=did, basis=basis, numbers={"step": killed.step}, rank=killed.rank))
     if killed.echoes:
@@ -71,7 +76,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield CHECK.finding(
         basis,
         _told(killed),
-        remedy=_remedy(killed.signal),
+        remedy=_remedy(killed),
         ranks=(killed.rank,),
         evidence=tuple(facts),
     )
@@ -87,8 +92,18 @@ def _told(killed: Killed) -> str:
     return f"rank {killed.rank} was killed by {name}"
 
 
-def _remedy(number: int | None) -> str:
-    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
+def _remedy(killed: Killed) -> str:
+    if killed.within is not None and killed.signal == signal.SIGABRT:
+        return (
+            "Read the message that this rank printed last, and compare what the others called there: kind, shape and "
+            "dtype of a collective must be the same on every rank."
+        )
+    if killed.within is not None and killed.signal is None:
+        return (
+            "See who ended that process: the log of the scheduler or of the container, or somebody's `kill`. It was "
+            "waiting for the others in a collective."
+        )
+    if killed.signal in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         return "Read the last lines that this rank printed, and look for the native call in its core dump."
     return (
         "See whether the kernel killed it for want of memory (`dmesg -T | grep -i 'killed process'`), and what memory "

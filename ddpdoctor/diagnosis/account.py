@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
+from ddpdoctor.diagnosis.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.turns import Turn, elsewhere
 from ddpdoctor.diagnosis.waiting import blocked_ranks
 from ddpdoctor.diagnosis.wording import (
+    bytes_text,
     collective,
     details,
     duration_text,
@@ -46,6 +48,8 @@ def title(divergence: Divergence) -> str:
         known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for
         stands = _doing([stuck]) if known else f"stands at {place(stuck.line)}"
         return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"
+    if divergence.form == "aborted":
+        return _aborted_title(divergence)
     groups = _alike(divergence.turns)
     if divergence.difference == "group":
         size = divergence.world_size
@@ -84,6 +88,8 @@ def whereabouts(record: RunRecord) -> str:
 def disputed_call(divergence: Divergence) -> str:
     """The call that some ranks make and others do not: ``all_reduce at train.py:57``."""
     turns = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
+    if divergence.form == "aborted":
+        turns = [turn for turn in turns if _is_call(turn)]
     own = [turn for turn in turns if turn.rank == divergence.culprit]
     return _call((own or turns or list(divergence.turns))[0])
 
@@ -218,6 +224,44 @@ def _absentee_title(divergence: Divergence) -> str:
         return f"{what} while {_waiting(waiting)}"
     went_on = [turn for turn in every if turn.row is not None and turn.rank != divergence.culprit]
     return f"{what}; {_waiting(went_on)}, which it never called" if went_on else what
+
+
+def _aborted_title(divergence: Divergence) -> str:
+    """Say which rank died in what, the caller of the disputed call first where it did not."""
+    alike = _alike_in_place(divergence.turns)
+    first = next(turns for turns in alike if any(turn.rank == divergence.died for turn in turns))
+    here = [turn for turn in first if turn.rank == divergence.died]
+    others = [turns for turns in (*([t for t in first if t not in here],), *alike) if turns and turns is not first]
+    has_called = any(map(_is_call, here))
+    parts = []
+    for turns in others:
+        numbers = [turn.rank for turn in turns]
+        where = f"{rank_list(numbers)} {verb(numbers, 'was', 'were')} {_inside(turns[0])}"
+        if has_called and not _is_call(turns[0]):
+            where += f" and {verb(numbers, 'has', 'have')} not called it"
+        elif not has_called:
+            where += f", which rank {divergence.died} has not called"
+        parts.append(where)
+    return f"rank {divergence.died} died {_inside(here[0])}, while {'; '.join(parts)}"
+
+
+def _is_call(turn: Turn) -> bool:
+    """Tell whether a turn of an abort is the disputed call, of which there is a row of the calls alone."""
+    return turn.action == "collective" and turn.row is None
+
+
+def _inside(turn: Turn) -> str:
+    if turn.signature is not None and not is_in_backward(turn):
+        size = f" ({bytes_text(turn.signature.size_bytes)})" if turn.signature.size_bytes else ""
+        return f"inside {turn.signature.kind}{size} at {place(turn.line)}"
+    return f"{'in backward ' if is_in_backward(turn) else ''}at {place(turn.line)}"
+
+
+def _alike_in_place(turns: tuple[Turn, ...]) -> list[list[Turn]]:
+    groups: dict[str, list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault(_inside(turn), []).append(turn)
+    return list(groups.values())
 
 
 def _desync_title(divergence: Divergence) -> str:

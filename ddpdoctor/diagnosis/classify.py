@@ -44,6 +44,8 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
         return "DDP306"
     if divergence.difference == "group":
         return "DDP304"
+    if divergence.form == "aborted":
+        return "DDP304" if divergence.difference else "DDP301"
     if len(_chains(divergence)) < 2:
         return "DDP305" if divergence.form == "standstill" else "DDP304"
     return "DDP302" if _did_before_what_they_do_apart(divergence, record) else "DDP301"

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.aborted import Aborted, aborted_culprit, aborted_turns, find_aborted
 from ddpdoctor.diagnosis.absence import find_absentee, unmatched_group
 from ddpdoctor.diagnosis.crossing import find_crossing
 from ddpdoctor.diagnosis.culprit import line_culprit, step_culprit
@@ -16,7 +17,7 @@ from ddpdoctor.diagnosis.unused import explains
 from ddpdoctor.diagnosis.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.record.model import Group, Rank, RunRecord
 
-Form = Literal["mismatch", "desync", "crossed", "absentee", "standstill", "stuck"]
+Form = Literal["mismatch", "desync", "crossed", "absentee", "standstill", "stuck", "aborted"]
 
 STANDSTILL_NS = 1_000_000_000
 """How long ranks must have waited before a standstill is believed."""
@@ -42,6 +43,8 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks whose next line no other rank ever ran a collective from, while they ran the others' line too."""
     world_size: int = 0
     """Ranks of the job."""
+    died: int | None = None
+    """The rank whose process a collective ended."""
     hung: bool = False
     """At least one rank waits for one that does not come."""
     culprit: int | None = None
@@ -61,6 +64,8 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     found: Divergence | None
     if parting is not None:
         found = from_parting(record, matcher, parting, blocked)
+    elif (aborted := find_aborted(record, matcher)) is not None:
+        found = from_aborted(record, aborted, blocked)
     elif absentee is not None:
         found = from_absentee(record, matcher, absentee, blocked)
     else:
@@ -133,6 +138,21 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
         proof=proof,
         hung=bool(waiting),
         culprit=absentee.rank,
+        culprit_reason=reason,
+    )
+
+
+def from_aborted(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blocked]) -> Divergence:
+    """Describe a rank that a collective ended because the others were not in it, and where they were."""
+    culprit, reason = aborted_culprit(aborted)
+    return Divergence(
+        form="aborted",
+        group=record.groups[aborted.call.group],
+        turns=aborted_turns(record, aborted, blocked),
+        difference=aborted.difference,
+        hung=False,
+        died=aborted.died,
+        culprit=culprit,
         culprit_reason=reason,
     )
 

@@ -6,6 +6,8 @@ import signal
 
 import msgspec
 
+from ddpdoctor.diagnosis.aborted import Call, call_it_died_in, find_aborted
+from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import is_echo
 from ddpdoctor.record.model import Rank, RunRecord
 
@@ -26,6 +28,8 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     """What it did last, as its pulse says; empty when it had none."""
     step: int
+    within: Call | None
+    """The explicit collective that it was in; None where it was in none."""
     echoes: tuple[int, ...]
     """Ranks that failed because it was gone."""
 
@@ -34,6 +38,7 @@ def killed_rank(record: RunRecord) -> Killed | None:
     """The first rank that was killed while others were at work; None where that cannot be told.
 
     Processes that all vanish at the same moment were ended together, by their launcher or the user: nothing is said.
+    Nor is it of a rank that a collective ended which the others were not in: that is a divergence.
     """
     dead = [rank for rank in record.ranks if rank.end == "signalled" and not rank.main_finished]
     own = [rank for rank in dead if rank.signal not in _BY_HAND]
@@ -42,6 +47,8 @@ def killed_rank(record: RunRecord) -> Killed | None:
     beats = {pulse.rank: pulse.beat_at_ns for pulse in record.pulses}
     last_sign = {rank.rank: beats.get(rank.rank, rank.ended_ns) for rank in record.ranks}
     first = min(own, key=lambda rank: (rank.signal is None, last_sign[rank.rank], rank.rank))
+    if find_aborted(record, _matched(record)) is not None:
+        return None
     if first.signal is None and not _went_first(first, record, last_sign):
         return None
     pulse = next((pulse for pulse in record.pulses if pulse.rank == first.rank), None)
@@ -52,8 +59,15 @@ def killed_rank(record: RunRecord) -> Killed | None:
         pid=first.pid,
         phase="" if pulse is None else pulse.phase,
         step=0 if pulse is None else pulse.step,
+        within=call_it_died_in(record, first),
         echoes=tuple(rank.rank for rank in record.ranks if is_echo(rank)),
     )
+
+
+def _matched(record: RunRecord) -> Matcher:
+    matcher = Matcher()
+    matcher.advance(record)
+    return matcher
 
 
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:

@@ -15,6 +15,7 @@ from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.hosts import Hosts
+from ddpdoctor.monitor.last_words import LastWords, read_last_words, with_last_words
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.monitor.probe_logs import probe_logs
@@ -56,6 +57,8 @@ class LiveRun:
         """The proof that the job will not go on, once there is one."""
         self.is_quiet = False
         """Some rank has made no step for a while."""
+        self._last_words: dict[int, LastWords | None] = {}
+        """Of each process that is gone; None where it left none."""
         self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command)
 
     def look(self, now_ns: int, window_ns: int = 0) -> RunRecord:
@@ -68,7 +71,8 @@ class LiveRun:
         assembly.poll()
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
-                assembly.book.gone(pid, now_ns, None)
+                words = self._words_of(pid)
+                assembly.book.gone(pid, now_ns, None if words is None else -words.signal)
         self._silence.look(assembly.book, now_ns)
         record = self._record(now_ns)
         self.is_quiet = not self._is_over and _is_quiet(record, now_ns)
@@ -136,6 +140,11 @@ class LiveRun:
         self._assembly.files.close()
         self._assembly.live.close()
 
+    def _words_of(self, pid: int) -> LastWords | None:
+        if pid not in self._last_words:
+            self._last_words[pid] = read_last_words(self._directory, pid)
+        return self._last_words[pid]
+
     def _record(self, now_ns: int) -> RunRecord:
         book = self._assembly.book
         world_size, backend = max(book.worlds.values(), default=(0, ""))
@@ -152,7 +161,7 @@ class LiveRun:
             ranks_reported=book.reported(),
             ended_ns=now_ns,
         )
-        record = self._assembly.record(job)
+        record = with_last_words(self._assembly.record(job), self._last_words)
         if self._gpus is not None:
             record = self._with_hosts(self._gpus.added_to(record), now_ns)
         if not self._stuck:

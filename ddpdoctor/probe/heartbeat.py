@@ -131,6 +131,19 @@ def register_for_stacks(run_directory: str) -> None:
         pass
 
 
+def take_last_words(run_directory: str) -> None:
+    """Have the signal of a crash, and where every thread was, in a file; not where the script has a use for that."""
+    try:
+        if faulthandler.is_enabled():
+            return
+        path = os.path.join(run_directory, layout.last_words_name(os.getpid()))
+        file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
+        faulthandler.enable(file=file, all_threads=True)
+        _kept_open.append(file)
+    except (OSError, ValueError, AttributeError, RuntimeError):
+        pass
+
+
 def thread_clock(ident: int) -> int | None:
     """The CPU clock of one thread, where the platform has it."""
     try:

@@ -7,6 +7,7 @@
 ``calls-PID.ring``           of a live run: a head, then one row for each explicit collective
 ``indices-PID-N.bin``        the sorted sample indices of one pass, signed 64-bit, native byte order
 ``stacks-PID.txt``           what ``faulthandler`` wrote when the rank could not answer itself
+``last-words-PID.txt``       of a live run: what ``faulthandler`` wrote when the rank crashed (SIGABRT, SIGSEGV …)
 ``created-files.log``        files that the ranks made
 ``rank-N.out``               what the ranks printed
 
@@ -185,6 +186,11 @@ def ring_name(pid: int) -> str:
 def stacks_name(pid: int) -> str:
     """Name of the file that ``faulthandler`` writes for one process."""
     return f"stacks-{pid}.txt"
+
+
+def last_words_name(pid: int) -> str:
+    """Name of the file that ``faulthandler`` writes when one process crashes."""
+    return f"last-words-{pid}.txt"
 
 
 def indices_name(pid: int, number: int) -> str:

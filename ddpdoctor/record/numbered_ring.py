@@ -1,6 +1,7 @@
 """Writes the rings of a live run from inside a training process; stdlib only, never raises into the training.
 
-The training's own threads only put rows into memory; the heartbeat's thread takes them to the file.
+The training's own threads put rows into memory and the heartbeat's thread takes them to the file. Only the beginning
+of a row that the process may not survive is written at once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class NumberedRing:
         )
         self.moved_bytes = 0
         """Bytes that were read from and written to the file."""
+        self.begun_bytes = 0
+        """The same for what ``begin`` wrote, counted apart because another thread does it."""
         self.lost = 0
         """Rows that could not be written."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -54,14 +57,21 @@ class NumberedRing:
         while self._waiting:
             self._write(*self._waiting.popleft())
 
+    def begin(self, fields: tuple[int, ...]) -> None:
+        """Write the next row at once, unfinished: what it stands for may end the process."""
+        self.begun_bytes += self._written(self.next, fields)
+
     def _write(self, number: int, fields: tuple[int, ...]) -> None:
+        self.moved_bytes += self._written(number, fields)
+
+    def _written(self, number: int, fields: tuple[int, ...]) -> int:
         try:
             row = self._row.pack(number, *fields)
             offset = layout.HEAD_BYTES + number % layout.NUMBERED_ROWS * self._row_bytes
-            content = row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little")
-            self.moved_bytes += os.pwrite(self._descriptor, content, offset)
+            return os.pwrite(self._descriptor, row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little"), offset)
         except (OSError, ValueError, struct.error):
             self.lost += 1
+            return 0
 
     @property
     def pulse_bytes(self) -> int:

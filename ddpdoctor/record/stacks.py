@@ -15,3 +15,5 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     main: bool
     frames: tuple[Frame, ...] = ()
     time_ns: int = 0
+    native_end: bool = False
+    """A signal ended the process then, from a thread that runs no Python, as those are in which gloo and NCCL work."""

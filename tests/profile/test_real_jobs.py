@@ -94,6 +94,19 @@ def test_the_lines_name_the_culprit_of_a_hang_soon(tmp_path: Path, started: Star
     assert process.returncode in (1, 128 + signal.SIGKILL)
 
 
+def test_a_call_that_ends_its_process_at_once_is_named(tmp_path: Path, started: Started) -> None:
+    script = Path(__file__).with_name("aborted.py")
+    process = _start(started, tmp_path, *MAIN, "profile", "--no-tui", "--output-format", "json", str(script))
+    out, err = process.communicate(timeout=200)
+    read = json.loads(out)
+    assert read["verdict"]["code"] == "DDP301", err.decode()
+    assert read["verdict"]["text"] == (
+        "rank 1 died inside all_reduce (4 bytes) at aborted.py:16, while rank 0 was in backward at aborted.py:13 and "
+        "has not called it"
+    )
+    assert "DDP703" not in {finding["code"] for finding in read["findings"]}
+
+
 def test_a_second_terminal_attaches_to_a_job_of_plain_torchrun_and_leaves_it_alone(
     tmp_path: Path, started: Started
 ) -> None:

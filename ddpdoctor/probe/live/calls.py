@@ -162,7 +162,9 @@ class Calls:
         try:
             if self._observer.watch.is_in(BACKWARD):
                 return False
-            group = self._groups.number_of(options.get("group") or _group_among(arguments))
+            # What moves comes first and is not asked: a tensor takes its time to say that it lacks an attribute.
+            others = arguments if payload is None else arguments[1:]
+            group = self._groups.number_of(options.get("group") or _group_among(others))
             sequence = -1
             if has_sequence:
                 sequence = self._sequences.get(group, 0)
@@ -172,7 +174,11 @@ class Calls:
                 at, name = payload
                 moved = arguments[at] if len(arguments) > at else options.get(name)
                 size_bytes = _bytes_of(moved)
-            return self._enter(kind, group, sequence, size_bytes, frame)
+            noted = self._enter(kind, group, sequence, size_bytes, frame)
+            call, ring = self._observer.open_call, self._observer.call_ring
+            if has_sequence and call is not None and ring is not None and not _is_asynchronous(others, options):
+                ring.begin(call[1])  # Where the ranks' calls do not fit, gloo aborts the process inside of it.
+            return noted
         except Exception as error:
             self._observer.fault("call", error)
             return False
@@ -268,6 +274,16 @@ def _group_among(arguments: tuple[Any, ...]) -> Any:
         if hasattr(argument, "group_name"):
             return argument
     return None
+
+
+def _is_asynchronous(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Tell whether a call may return before it is over; no other argument of a collective is a truth value."""
+    if options and options.get("async_op"):
+        return True
+    for argument in arguments:  # noqa: SIM110 - a loop of this kind takes half the time
+        if argument is True:
+            return True
+    return False
 
 
 def _bytes_of(value: Any) -> int:

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Optional
 
 from ...record import layout
-from ..heartbeat import WAITING_CPU_SHARE, register_for_stacks, thread_clock, write_stacks
+from ..heartbeat import WAITING_CPU_SHARE, register_for_stacks, take_last_words, thread_clock, write_stacks
 from .flights import Flights
 from .observer import Observer
 from .stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
@@ -51,6 +51,7 @@ class PulseThread:
         self._watched = self._observer.thread
         self._clock = thread_clock(self._watched)
         register_for_stacks(self._observer.journal.run_directory)
+        take_last_words(self._observer.journal.run_directory)
         threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
 
     def resume(self) -> None:
@@ -129,7 +130,11 @@ class PulseThread:
             journal.writer.lost,
             steps_ring.lost + calls_ring.lost,
             int(under_way > 0 and self._is_blocked(frame, cpu_ns, unchanged_ms)),
-            steps_ring.moved_bytes + steps_ring.pulse_bytes + calls_ring.moved_bytes + journal.writer.moved_bytes,
+            steps_ring.moved_bytes
+            + steps_ring.pulse_bytes
+            + calls_ring.moved_bytes
+            + calls_ring.begun_bytes
+            + journal.writer.moved_bytes,
         )
         steps_ring.write_head(pulse)
 
