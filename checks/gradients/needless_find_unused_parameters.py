@@ -44,6 +44,7 @@ CHECK = Check(
     name="needless-find-unused-parameters",
     severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"wraps", "wrap_changes", "backwards", "missing_gradients"}),
+    needs_live=frozenset({"wraps", "unused_searches"}),
 )
 REMEDY = (
     "Leave find_unused_parameters out if no input makes forward skip a layer: an unused parameter would raise an error."
@@ -76,16 +77,17 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             reason = f"some parameters of {search.model} got no gradient in a step"
             yield Refuted(location=search.location, reason=reason)
         elif not search.unused:
+            steps = "measured steps" if record.job.kind == "run" else "synchronised backwards"
             yield CHECK.finding(
                 record.job.kind,
-                f"DDP searches for unused parameters in every step, and in {search.backwards} synchronised backwards "
+                f"DDP searches for unused parameters in every step, and in {search.backwards} {steps} "
                 f"every parameter of {search.model} got a gradient on every rank",
                 remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
                 severity=None if search.by_user else Severity.ADVICE,
                 locations=() if search.location is None else (search.location,),
                 evidence=(
                     Fact(
-                        text=f"each rank made {search.backwards} synchronised backwards, and each of the "
+                        text=f"on each rank {search.backwards} {steps} were seen, and each of the "
                         f"{search.parameters:,} parameters got its gradient in all of them",
                         basis=record.job.kind,
                         numbers={"backwards": search.backwards, "parameters": search.parameters},

@@ -14,6 +14,8 @@ from ddpdoctor.record.model import RunRecord, Wrap
 
 BACKWARDS_NEEDED = 4
 """Synchronised backwards on every rank before the search for unused parameters is called needless."""
+MEASURED_STEPS_NEEDED = 20
+"""The same of a live run, which sees what DDP's logger measures."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +26,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     by_user: bool
     """The user's own line made the wrap, and not a framework."""
     backwards: int
-    """Synchronised backwards that every rank made."""
+    """Synchronised backwards that every rank made, or was seen to make where that was not recorded."""
     parameters: int
     unused: bool
     """Some parameter got no gradient in one of them, on one rank at least."""
@@ -61,16 +63,19 @@ class GradientCopies(msgspec.Struct, frozen=True, kw_only=True):
 def searches(record: RunRecord) -> Iterator[Search]:
     """Yield the wraps that search for unused parameters and were trained long enough to tell whether they need to.
 
-    A backward that adds to gradients that are there already does not show what it contributed itself.
+    Of a live run there is what DDP's logger told. A backward that adds to gradients that are there already does not
+    show what it contributed itself.
     """
     for wraps in replicated_wraps(record):
         number = wraps[min(wraps)].wrap
         on = all(w.options.get("find_unused_parameters") and not w.options.get("static_graph") for w in wraps.values())
-        made = dict.fromkeys(wraps, 0)
+        told = {search.rank: search for search in record.unused_searches if search.wrap == number}
+        made = dict.fromkeys(wraps, 0) | {rank: search.looks for rank, search in told.items() if rank in wraps}
         for backward in record.backwards:
             if backward.rank in made and number in backward.synchronised and number not in backward.accumulated:
                 made[backward.rank] += 1
-        if on and min(made.values()) >= BACKWARDS_NEEDED:
+        needed = MEASURED_STEPS_NEEDED if record.job.kind == "run" else BACKWARDS_NEEDED
+        if on and min(made.values()) >= needed:
             yield Search(
                 model=wraps[min(wraps)].module_class or "the model",
                 location=_place(record, wraps),
@@ -78,6 +83,7 @@ def searches(record: RunRecord) -> Iterator[Search]:
                 backwards=min(made.values()),
                 parameters=sum(tensor.requires_grad for tensor in wraps[min(wraps)].parameters),
                 unused=any(entry.wrap == number and entry.rank in wraps for entry in record.missing_gradients)
+                or any(search.found_unused for rank, search in told.items() if rank in wraps)
                 or any(change.wrap == number and change.frozen for change in record.wrap_changes),
             )
 

@@ -11,6 +11,7 @@ from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, St
 from ddpdoctor.record.files import Access
 from ddpdoctor.record.measured import BucketLayout, OptimizerSize
 from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
+from ddpdoctor.record.training import UnusedSearch
 
 SiteOf = Callable[[int, object], int]
 """The record's number of a process's site."""
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("forked_use", "forked_uses", ForkedUse),
     ("optimizer_size", "optimizer_sizes", OptimizerSize),
     ("bucket_layout", "bucket_layouts", BucketLayout),
+    ("unused_search", "unused_searches", UnusedSearch),
 )
 """Event, stream, and what its rows are."""
 

@@ -66,6 +66,7 @@ _HARMED_BY = {
     "_pass_begins": ("passes",),
     "_end_pass": ("passes",),
     "_note_save": ("files",),
+    "looked": ("unused_searches",),
     "pulse": ("call_tracks", "step_tracks"),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
@@ -85,10 +86,19 @@ _LIVE = frozenset(
         "call_tracks",
         "optimizer_sizes",
         "bucket_layouts",
+        "unused_searches",
     }
 )
 """What a live run records in full …"""
-_ONLY_LIVE = ("step_tracks", "call_tracks", "gpus", "host_uses", "optimizer_sizes", "bucket_layouts")
+_ONLY_LIVE = (
+    "step_tracks",
+    "call_tracks",
+    "gpus",
+    "host_uses",
+    "optimizer_sizes",
+    "bucket_layouts",
+    "unused_searches",
+)
 """… and what nothing else does."""
 
 

@@ -29,6 +29,7 @@ from ddpdoctor.record.training import (
     OptimizerStep,
     StepDigest,
     TrainingState,
+    UnusedSearch,
     WrapChange,
     WrittenAverages,
 )
@@ -84,6 +85,7 @@ STREAMS = (
     "host_uses",
     "optimizer_sizes",
     "bucket_layouts",
+    "unused_searches",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
 
@@ -448,6 +450,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One a rank of this node, of a live run."""
     optimizer_sizes: tuple[OptimizerSize, ...] = ()
     bucket_layouts: tuple[BucketLayout, ...] = ()
+    unused_searches: tuple[UnusedSearch, ...] = ()
+    """Later ones of a rank and wrap take the place of earlier ones."""
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

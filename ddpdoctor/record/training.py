@@ -142,3 +142,14 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """The same, after the first step: what they changed, only the parameters tell."""
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""
+
+
+class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """What DDP's search for unused parameters had found in the steps of a rank that DDP's logger measured."""
+
+    rank: int
+    wrap: int
+    looks: int
+    """Measured steps so far."""
+    found_unused: bool
+    """Some parameter was unused in the newest of them, and in none before."""

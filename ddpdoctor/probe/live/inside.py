@@ -15,6 +15,7 @@ from .flights import Flights
 from .observer import Observer
 from .pulse import PulseThread
 from .reductions import Reductions
+from .searches import Searches
 from .training import Training
 
 
@@ -41,7 +42,8 @@ class Live:
         self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities))
         evidence = Evidence(observer, torch, capabilities)
         evidence.install()
-        reductions = Reductions(observer, torch, capabilities, evidence.wrap_number)
+        searches = Searches(journal, evidence.wrap_number)
+        reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
         Training(observer, torch, capabilities, reductions, evidence).install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(journal, torch, self._groups, self.world_made)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from ..capabilities import Capabilities
 from .device_times import DeviceTimes
 from .observer import Observer
+from .searches import Searches
 from .stopwatch import BUCKETS, EPOCH_NS, REDUCED_BYTES, SYNCHRONISED
 
 ALWAYS_MEASURED = 10
@@ -71,10 +72,12 @@ class Reductions:
         torch: Any,
         capabilities: Capabilities,
         wrap_number: Callable[[Any], Optional[int]],
+        searches: Searches,
     ) -> None:
         self._observer = observer
         self._torch = torch
         self._read_logger = capabilities.read_logger
+        self._searches = searches
         self._set_rate = capabilities.set_logger_rate
         self._wrap_number = wrap_number
         self._armed: list[Reducer] = []
@@ -148,6 +151,7 @@ class Reductions:
             reducer.offset = number - before
         if number != before + (reducer.offset or 0):
             return
+        self._observer.journal.guarded(self._searches.looked, ddp, data)
         buckets = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
         reducer.buckets = buckets.count(",") + 1
         layout = buckets, str(data.get("rebuilt_per_bucket_param_indices") or "")
