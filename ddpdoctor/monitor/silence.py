@@ -60,7 +60,7 @@ class Silence:
             return f"the job's Python has no torch ({exception})"
         if not ended:
             return ""
-        if not book.worlds and len({entry.rank for entry in book.processes.values()} - {None}) > 1:
+        if not book.worlds and len(record.ranks) > 1 and all(rank.main_finished for rank in record.ranks):
             return "none of the ranks made a process group: each worked for itself, and there was no DDP to watch"
         if not book.worlds:
             return "no process of the job made a process group, so there was no DDP to watch"

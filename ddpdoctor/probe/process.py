@@ -73,7 +73,7 @@ class ProcessEnd:
                 reason=consequence,
                 type=type(error).__name__,
                 text=str(error)[:4000],
-                frames=self._user_frames(error.__traceback__),
+                frames=self._frames_of(error),
             )
             return
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -81,7 +81,7 @@ class ProcessEnd:
             "raised",
             type=type(error).__name__,
             message=_both_ends(str(error)),
-            frames=self._user_frames(error.__traceback__),
+            frames=self._frames_of(error),
             traceback=text[-16000:],
             communication=bool(_PEER_LEFT.search(str(error))),
             attribute_owner=self._journal.guarded(self.owner_of_attribute, error) or "",
@@ -157,6 +157,13 @@ class ProcessEnd:
         journal = self._journal
         collectives = journal.ring.count if journal.ring is not None else 0
         return journal.forwards, journal.backwards, journal.optimizer_steps, collectives
+
+    def _frames_of(self, error: BaseException) -> list[tuple[str, int, str]]:
+        """The user's lines, innermost first; of a file that cannot be compiled no line has run, but one is wrong."""
+        frames = self._user_frames(error.__traceback__)
+        if isinstance(error, SyntaxError) and error.filename and self._journal.user_code.holds(error.filename):
+            frames.insert(0, (os.path.abspath(error.filename), error.lineno or 1, "<module>"))
+        return frames
 
     def _user_frames(self, trace: Optional[TracebackType]) -> list[tuple[str, int, str]]:
         frames = []

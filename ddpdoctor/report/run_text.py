@@ -73,7 +73,8 @@ def what_was_seen(snapshot: Snapshot) -> str:
     parts = [f"{one_line(snapshot.name)}{where}{f' ({on})' if on else ''}"]
     parts.append(f"{snapshot.steps:,} steps{_newest(snapshot)}" if snapshot.steps is not None else "no steps")
     if snapshot.started_at_ns:
-        parts.append(f"{seconds((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)} in all")
+        in_all = f"{seconds((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)} in all"
+        parts.append(in_all + _in_steps(snapshot))
     if snapshot.steps_per_s is not None:
         parts.append(f"{rate(snapshot.steps_per_s)} steps/s")
     if snapshot.samples_per_s is not None:
@@ -84,6 +85,13 @@ def what_was_seen(snapshot: Snapshot) -> str:
         parts.append(f"estimated efficiency {percent(snapshot.efficiency)}")
     end = {None: "", 0: "; it ended well"}.get(snapshot.exit_code, f"; its exit code is {snapshot.exit_code}")
     return ", ".join(parts) + end + "."
+
+
+def _in_steps(snapshot: Snapshot) -> str:
+    """How much of the time went into steps: the rest is start-up, evaluation, checkpoints."""
+    if snapshot.steps is None or snapshot.phases is None:
+        return ""
+    return f" (about {seconds(round(snapshot.steps * snapshot.phases.step_ns))} of them in steps)"
 
 
 def _newest(snapshot: Snapshot) -> str:

@@ -75,3 +75,15 @@ def test_the_probe_imports_neither_torch_nor_anything_installed(tmp_path: Path) 
     )
     assert "_ddpdoctor.probe.start" in out
     assert " ddpdoctor" not in out and "torch" not in out.split() and "msgspec" not in out
+
+
+def test_a_file_that_cannot_be_compiled_is_named_with_its_line(tmp_path: Path) -> None:
+    run_directory, script = tmp_path / "run", tmp_path / "train.py"
+    run_directory.mkdir()
+    _plan(run_directory, project_root=str(tmp_path))
+    script.write_text("epochs = 3\ndef main(:\n")
+    environment = rehearsal_environment(run_directory, os.environ)
+    subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, timeout=120)
+    lines = [line for path in run_directory.glob("events-*.jsonl") for line in path.read_text().splitlines()]
+    raised = next(event for event in map(json.loads, lines) if event["event"] == "raised")
+    assert raised["frames"] == [[str(script), 2, "<module>"]]

@@ -165,5 +165,7 @@ def test_the_trace_has_the_fields_that_perfetto_needs_and_true_times() -> None:
 def test_a_run_that_is_longer_than_its_rings_says_which_steps_its_figures_are_of() -> None:
     short = _snapshot(_record())
     assert "40 steps, " in run_text.what_was_seen(short)
+    begun = msgspec.structs.replace(short, started_at_ns=short.now_ns - 60 * SECOND_NS, ended_at_ns=None)
+    assert "60 s in all (about 1.8 s of them in steps), " in run_text.what_was_seen(begun)
     long = msgspec.structs.replace(short, steps=10_000)
     assert "10,000 steps (figures of the newest 37), " in run_text.what_was_seen(long)

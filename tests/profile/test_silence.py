@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.silence import SILENT_AFTER_NS, Silence, missing_ranks, two_runs
-from ddpdoctor.record.model import Job, RunRecord
+from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.ranks import RankBook
 
 SLEEPS = "import time; time.sleep(600)"
@@ -66,8 +67,9 @@ def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of() -
     book = _book((0, 10, 1))
     assert silence.reason(book, young, ended=False) == ""
     assert silence.reason(book, young, ended=True).startswith("no process of the job made a process group")
-    alone = _book((0, 10, 1), (1, 11, 1))
-    assert silence.reason(alone, young, ended=True).startswith("none of the ranks made a process group")
+    finished = tuple(Rank(rank=rank, main_finished=True) for rank in (0, 1))
+    alone = msgspec.structs.replace(young, ranks=finished)
+    assert silence.reason(book, alone, ended=True).startswith("none of the ranks made a process group: each worked for")
     book.worlds[10] = (1, "gloo")
     assert silence.reason(book, young, ended=True) == "no rank wrapped a model in DistributedDataParallel"
 
