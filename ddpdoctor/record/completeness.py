@@ -15,6 +15,7 @@ _HARMED_BY = {
     "_note": ("loaders", "passes"),
     "begin": ("passes",),
     "_keep": ("passes",),
+    "_note_samples": ("loaders",),
     "whole": ("passes",),
     "_told": ("passes",),
     "_shortage": (),

@@ -16,6 +16,7 @@ from ..digests import tensor_digest
 from ..index_lists import base_indices, digest_of, integers
 from ..loader_facts import length_of, loader_facts, sharding_sampler
 from ..wrap_facts import batch_norms, wrap_facts
+from .drawn_samples import note_samples
 from .observer import Observer
 
 FORWARDS_NOTED = 32
@@ -35,7 +36,7 @@ MOST_BUFFER_BYTES = 1 << 24
 class Pass:
     """One pass over a loader."""
 
-    __slots__ = ("backwards", "drawn", "loader", "number", "ordinal", "yielded")
+    __slots__ = ("backwards", "batch_size", "drawn", "loader", "number", "ordinal", "yielded")
 
     def __init__(self, number: int, loader: int, ordinal: int, drawn: Optional[array[int]]) -> None:
         self.number = number
@@ -43,6 +44,8 @@ class Pass:
         self.ordinal = ordinal
         self.yielded = 0
         self.backwards = 0
+        self.batch_size: Optional[int] = None
+        """Samples that it draws for each batch; None where that may change from batch to batch."""
         self.drawn = drawn
         """The indices that its sampler drew; None where they are not kept."""
 
@@ -111,10 +114,12 @@ class Evidence:
         """A pass over a loader begins."""
         self._journal.guarded(self._pass_begins, loader, iterator, frame)
 
-    def drawn(self, iterator: Any) -> None:
+    def drawn(self, iterator: Any, batch: Any) -> None:
         """A batch was handed out."""
         current = iterator.__dict__.get("_ddpdoctor_pass")
         if current is not None:
+            if current.drawn is not None and current.ordinal == 0:
+                self._journal.guarded(self._note_samples, current, iterator, batch)
             current.yielded += 1
             self._newest = current
 
@@ -186,6 +191,7 @@ class Evidence:
         keeps = ordinal < PASSES_WITH_INDICES and getattr(iterator, "_dataset_kind", 1) == 0
         drawn = (early or array("q")) if keeps else None
         iterator._ddpdoctor_pass = current = Pass(self._passes, number, ordinal, drawn)
+        current.batch_size = getattr(loader, "batch_size", None)
         sampler = sharding_sampler(loader)
         self._journal.event(
             "pass_begun",
@@ -207,6 +213,12 @@ class Evidence:
             current.drawn.extend(integers(index))
             if len(current.drawn) > MOST_INDICES:
                 current.drawn = None
+
+    def _note_samples(self, current: Pass, iterator: Any, batch: Any) -> None:
+        size = current.batch_size
+        if size and current.drawn is not None and getattr(iterator, "_in_order", True):
+            indices = current.drawn[current.yielded * size : (current.yielded + 1) * size]
+            note_samples(self._journal, self._torch, iterator._dataset, indices, batch)
 
     def _end_pass(self, current: Pass, iterator: Any) -> None:
         fields: dict[str, Any] = {}

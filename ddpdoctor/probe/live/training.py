@@ -154,7 +154,7 @@ class Training:
         try:
             now_ns = _now_ns()
             observer.watch.leave(now_ns)
-            self._evidence.drawn(iterator)
+            self._evidence.drawn(iterator, batch)
             fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
             observer.steps.fetch_ended(rows_of(batch), fresh and self._has_started_workers(iterator), now_ns)
         except Exception as error:
