@@ -64,6 +64,15 @@ def test_figures_of_a_job_that_has_ended_stay_and_are_called_final() -> None:
     assert "ENDED" in painted(ended, "stall")[2] and "has ended with exit code 1" in painted(ended, "stall")[3]
 
 
+def test_a_standstill_is_called_final_only_where_that_is_proved() -> None:
+    proved = runs.stalled()
+    assert any("and it will not go on" in line for line in painted(proved, "stall"))
+    asleep = msgspec.structs.replace(proved, verdict=msgspec.structs.replace(proved.verdict, code="DDP305"))
+    lines = painted(asleep, "stall")
+    assert any("stands   for 14 s" in line for line in lines)
+    assert not any("will not go on" in line for line in lines)
+
+
 def test_a_late_rank_says_for_how_long_the_others_wait_and_why() -> None:
     late = tuple(
         msgspec.structs.replace(rank, late_ns=80.2e6, late_phase="data_wait") for rank in runs.straggler().ranks

@@ -9,6 +9,8 @@ from ddpdoctor.tui.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import heading, stack_lines
 from ddpdoctor.tui.view import View
 
+_HANG = "DDP305"
+"""A rank that stands at one place: a sleep or a slow disk may come to an end."""
 NARROWEST_SIDE = 44
 
 
@@ -85,7 +87,9 @@ def _standing(stall: StallView, view: View) -> list[Line]:
     if stall.timeout_at_ns is not None:
         left_ns = stall.timeout_at_ns - now_ns
         limit = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
-    stands = f"for {span(now_ns - stall.since_ns)}, and it will not go on"
+    stands = f"for {span(now_ns - stall.since_ns)}"
+    if view.snapshot.verdict.code != _HANG:
+        stands += ", and it will not go on"
     return [line(Cell("stands   ", "dim"), Cell(stands, "bad")), line(Cell("timeout  ", "dim"), limit)]
 
 
