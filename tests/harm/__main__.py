@@ -1,4 +1,4 @@
-"""Does every harm to a watched job and prints whether it trained on: ``python -m tests.harm``."""
+"""Does every harm to a watched job and prints whether it trained on: ``python -m tests.harm [HARM ...]``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.harm.harms import HARMS, Refused, weights
+from tests.harm.harms import ENDS_ITSELF, HARMS, Refused, weights
 
 
 def main() -> int:
     """Print the table; 1 when a job came to other weights, or to none."""
+    chosen = sys.argv[1:] or HARMS
     failed = 0
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-harm-") as folder:
         expected = weights("nothing", Path(folder) / "unwatched", watched=False)
-        for harm in HARMS:
+        for harm in chosen:
             try:
-                same = weights(harm, Path(folder) / harm.replace(" ", "-")) == expected
+                wanted = expected
+                if harm == ENDS_ITSELF:
+                    wanted = weights(harm, Path(folder) / "unwatched-end", watched=False)
+                same = weights(harm, Path(folder) / harm.replace(" ", "-")) == wanted
                 verdict = "the same weights" if same else "OTHER WEIGHTS"
             except Refused as refusal:
                 same, verdict = True, f"not done: {refusal}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpdoctor.launch.environment import observed
@@ -25,7 +28,12 @@ HARMS = (
     "threads",
     "many modules",
     "full",
+    "os._exit",
+    "re-exec in training",
+    "monitor killed",
 )
+ENDS_ITSELF = "os._exit"
+"""With it the job trains less: what it comes to is compared with the same job, unwatched."""
 JOB = Path(__file__).with_name("job.py")
 MOST_S = 240
 
@@ -41,19 +49,62 @@ def weights(harm: str, directory: Path, *, watched: bool = True) -> list[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # A path with a space and letters from elsewhere, as home directories have them.
     with _disk(directory / "a rün", full=harm == "full") as run:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(JOB), harm, str(output)]
+        if harm == "monitor killed":
+            return _weights_without_monitor(command, run, output, environment)
         if watched:
             environment |= observed(run, environment)
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(JOB), harm, str(output)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S)
         if run.exists():
             run.chmod(0o700)
-    found = [directory / f"weights.{rank}" for rank in range(2)]
+    found = _found(output)
     if done.returncode or not all(path.exists() for path in found):
         raise AssertionError(f"{harm}: the job ended with {done.returncode}\n{done.stdout}{done.stderr}")
     if watched and harm == "nothing":
         rings = len(list(run.glob("steps-*.ring")))
         assert rings == 2, f"{rings} ranks were watched"
     return [path.read_text() for path in found]
+
+
+def _weights_without_monitor(command: list[str], run: Path, output: Path, environment: Mapping[str, str]) -> list[str]:
+    """Launch the job with ``profile``, kill that in the middle of the training, and see what the job comes to."""
+    profile = [sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--run-dir", str(run), "--", *command]
+    with open(output.with_name("printed"), "wb") as printed:
+        monitor = subprocess.Popen(
+            profile, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        _wait_for(output.with_name("weights.reached"))
+        monitor.kill()
+        monitor.wait()
+        output.with_name("weights.killed").touch()
+        for path in _found(output):
+            _wait_for(path)
+            _wait_until(functools.partial(_is_written, path), f"{path} stayed empty")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(monitor.pid, signal.SIGKILL)
+        monitor.wait()
+    return [path.read_text() for path in _found(output)]
+
+
+def _found(output: Path) -> list[Path]:
+    return [output.with_name(f"{output.name}.{rank}") for rank in range(2)]
+
+
+def _is_written(path: Path) -> bool:
+    return len(path.read_text()) == 64
+
+
+def _wait_for(path: Path) -> None:
+    _wait_until(path.exists, f"{path} never came:\n{path.with_name('printed').read_text()}")
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + MOST_S
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
 
 
 @contextmanager

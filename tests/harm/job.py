@@ -4,6 +4,7 @@ Usage: job.py HARM OUTPUT. What happens to the run directory, to torch or to the
 step that is always the same.
 """
 
+import collections
 import gc
 import hashlib
 import os
@@ -11,7 +12,10 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 import weakref
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -85,16 +89,98 @@ def patch():
         setattr(owner, name, wrapped(getattr(owner, name)))
 
 
-def thousand_modules():
-    """Wrap and drop many models; none may be kept alive."""
+def wrap_and_drop(count):
+    """Wrap, train and drop models; none may be kept alive."""
     alive = []
-    for _ in range(500):
+    for _ in range(count):
         model = DistributedDataParallel(nn.Linear(2, 2))
         model(torch.ones(1, 2)).sum().backward()
         alive.append(weakref.ref(model))
         del model
     gc.collect()
     assert sum(reference() is not None for reference in alive) == 0, "modules leaked"
+
+
+def kept():
+    """How many things the probe's own objects hold, by class and attribute."""
+    found = {}
+    for one in gc.get_objects():
+        if not str(type(one).__module__).startswith("_ddpdoctor."):
+            continue
+        slots = [name for owner in type(one).__mro__ for name in getattr(owner, "__slots__", ())]
+        for name in {*getattr(one, "__dict__", ()), *slots}:
+            value = getattr(one, name, None)
+            if isinstance(value, (dict, list, set, collections.deque, weakref.WeakKeyDictionary)):
+                place = f"{type(one).__qualname__}.{name}"
+                found[place] = found.get(place, 0) + len(value)
+    return found
+
+
+def thousand_modules():
+    """Wrap and drop so many models: the probe may hold no more after them, and take no more memory."""
+    wrap_and_drop(100)
+    before = kept()
+    tracemalloc.start()
+    wrap_and_drop(900)
+    taken = tracemalloc.take_snapshot().statistics("filename")
+    tracemalloc.stop()
+    grown = {place: now - before.get(place, 0) for place, now in kept().items() if now > before.get(place, 0) + 20}
+    assert not grown, f"the probe holds more and more: {grown}"
+    ours = {one.traceback[0].filename: one.size for one in taken if "/ddpdoctor/" in one.traceback[0].filename}
+    assert sum(ours.values()) < 20_000, f"the probe takes more and more bytes: {ours}"
+
+
+def traced(frame, event, argument):
+    return traced
+
+
+def fork():
+    """One child leaves at once, one computes before."""
+    children = []
+    for way in range(2):
+        child = os.fork()
+        if child == 0:
+            if way == 1:
+                nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+
+
+def train_beside():
+    """Threads that train models of their own: one that is wrapped, now, and two that go on with the job."""
+
+    def train(model, go_on):
+        while True:
+            model(torch.ones(2, 4)).sum().backward()
+            if not go_on:
+                return
+
+    wrapped = threading.Thread(target=lambda: train(DistributedDataParallel(nn.Linear(4, 4)), False))
+    wrapped.start()
+    wrapped.join()
+    for _ in range(2):
+        threading.Thread(target=train, args=(nn.Linear(4, 4), True), daemon=True).start()
+
+
+def start_anew():
+    """Take the place of this very process, once, as jobs do that set variables for libraries to read at start."""
+    if not os.environ.get("AGAIN"):
+        # The keys in the launcher's store are used up: rank 0 opens one of its own.
+        port = str(int(os.environ["MASTER_PORT"]) % 60_000 + 1_024)
+        os.environ.update(AGAIN="1", TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=port)
+        with suppress(RuntimeError):
+            dist.barrier()
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def wait_for_the_killing():
+    """Tell that the job is in its middle, and go on when the monitor has been killed."""
+    open(f"{OUTPUT}.reached", "w").close()
+    while not os.path.exists(f"{OUTPUT}.killed"):
+        time.sleep(0.02)
 
 
 def harm(rank):
@@ -122,18 +208,32 @@ def harm(rank):
     elif HARM == "patched functions":
         patch()
     elif HARM == "settrace":
-        sys.settrace(lambda frame, event, argument: None)
+        threading.settrace(traced)
+        threading.setprofile(traced)
+        sys.settrace(traced)
+        sys.setprofile(traced)
     elif HARM == "forks":
-        if (child := os.fork()) == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        fork()
     elif HARM == "threads":
-        thread = threading.Thread(target=lambda: MODELS[0]()(torch.ones(2, 64)).sum().backward())
-        thread.start()
-        thread.join()
+        train_beside()
     elif HARM == "many modules":
         thousand_modules()
+    elif HARM == "re-exec in training":
+        start_anew()
+    elif HARM == "monitor killed" and rank == 0:
+        wait_for_the_killing()
+
+
+def take_in(digest, model):
+    for tensor in model.state_dict().values():
+        digest.update(tensor.numpy().tobytes())
+
+
+def leave(rank, digest):
+    """Write what was trained, and end the process without another word."""
+    with open(f"{OUTPUT}.{rank}", "w") as file:
+        file.write(digest.hexdigest())
+    os._exit(0)
 
 
 def main():
@@ -160,12 +260,12 @@ def main():
                 harm(rank)
                 torch.set_rng_state(state)
                 dist.barrier()
-        for tensor in model.state_dict().values():
-            digest.update(tensor.numpy().tobytes())
+                if HARM == "os._exit":
+                    take_in(digest, model)
+                    leave(rank, digest)
+        take_in(digest, model)
         torch.save(model.state_dict(), f"{OUTPUT}.{rank}.pt")
-    with open(f"{OUTPUT}.{rank}", "w") as file:
-        file.write(digest.hexdigest())
-    os._exit(0)
+    leave(rank, digest)
 
 
 main()

@@ -140,6 +140,8 @@ class Evidence:
         if number is None:
             self._journal.guarded(self.note_wrap, ddp, {}, -1, False)
             return
+        if number >= LOADERS_NOTED:
+            return
         count = self._forwards.get(number, 0)
         self._forwards[number] = count + 1
         if count < FORWARDS_NOTED:
