@@ -31,11 +31,11 @@ print("trained to the end")
 
 FAULTS = {
     "tap": "from _ddpdoctor.rehearsal import tap; tap.origin_of = None",
-    "wrap": "from _ddpdoctor.rehearsal import modules; modules._describe = None",
+    "wrap": "from _ddpdoctor.probe import wrap_facts; wrap_facts._describe = None",
     "forward": "from _ddpdoctor.rehearsal import modules; modules.Modules._digest_inputs = None",
     "gradients": "from _ddpdoctor.rehearsal import modules; modules.Modules._close = None",
     "pass": "from _ddpdoctor.rehearsal import loaders; loaders.Loaders._length = None",
-    "indices": "from _ddpdoctor.rehearsal import indices; indices._base_indices = None",
+    "indices": "from _ddpdoctor.rehearsal import indices; indices.base_indices = None",
 }
 
 
