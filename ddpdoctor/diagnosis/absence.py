@@ -17,7 +17,7 @@ def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blo
     ranks raised alike are a plain bug of the script and no divergence, and what the launcher ended after a timeout had
     struck was there until then.
     """
-    if timed_out_wait(record, matcher) is not None:
+    if timed_out_wait(record, matcher) is not None or was_interrupted(record):
         return None
     for rank in left_on_their_own(record):
         waited_for = any(rank.rank in entry.missing for entry in blocked.values())
@@ -34,6 +34,13 @@ def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blo
 def root_exception(rank: Rank) -> RankException | None:
     """The first exception of a rank that ended by one."""
     return min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
+
+
+def was_interrupted(record: RunRecord) -> bool:
+    """Tell whether a live job ended by Ctrl-C: the first exception that is no echo of a lost peer is the keyboard's."""
+    raised = [error for error in map(root_exception, record.ranks) if error is not None and not error.communication]
+    first = min(raised, key=lambda error: error.time_ns, default=None)
+    return record.job.kind == "run" and first is not None and first.type == "KeyboardInterrupt"
 
 
 def unmatched_group(record: RunRecord, matcher: Matcher, rank: Rank) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.absence import root_exception
+from ddpdoctor.diagnosis.absence import root_exception, was_interrupted
 from ddpdoctor.diagnosis.divergence import find_divergence
 from ddpdoctor.diagnosis.named_failures import name_of_failure
 from ddpdoctor.diagnosis.no_rendezvous import failed_rendezvous
@@ -22,7 +22,7 @@ def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException,
     raised = [(rank.rank, root_exception(rank)) for rank in record.ranks]
     known = [(rank, error) for rank, error in raised if error is not None and not error.communication]
     told_elsewhere = record.job.kind == "rehearsal" and not (record.job.stress == "short-batch" and record.job.stressed)
-    if told_elsewhere or not known or find_divergence(record) is not None:
+    if told_elsewhere or not known or was_interrupted(record) or find_divergence(record) is not None:
         return None
     first = min((error for _, error in known), key=lambda error: error.time_ns)
     alike = [rank for rank, error in known if (error.type, error.frames[:1]) == (first.type, first.frames[:1])]

@@ -186,6 +186,14 @@ def test_a_timeout_behind_another_failure_is_an_echo() -> None:
     assert only(failed).code == "DDP706"
 
 
+def test_who_presses_ctrl_c_is_not_told_that_the_script_is_broken() -> None:
+    for lines in ((12, 12), (12, 14)):
+        interrupted = job(2)
+        for rank, line in zip(interrupted.ranks, lines, strict=True):
+            interrupted.fail(rank, "KeyboardInterrupt", line, "")
+        assert found(interrupted) == []
+
+
 def test_an_exception_of_all_ranks_is_told_once_in_a_live_run_only() -> None:
     for kind, codes in (("run", ["DDP706"]), ("rehearsal", [])):
         failed = job(2, kind=kind)
