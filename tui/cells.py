@@ -135,7 +135,7 @@ def wrapped(text: str, width: int) -> list[str]:
     current = ""
     for word in _UNITS.sub("\\1\N{NO-BREAK SPACE}", " ".join(text.split())).split(" "):
         while cell_len(word) > width:
-            head = set_cell_size(word, width - cell_len(current) - 1 if current else width).rstrip()
+            head = set_cell_size(word, max(0, width - cell_len(current) - 1) if current else width).rstrip()
             if current and not head:
                 lines.append(current)
                 current = ""

@@ -43,6 +43,10 @@ def test_the_end_of_a_path_says_more() -> None:
     assert cut("a long title", 8) == "a long…"
 
 
+def test_a_word_that_is_broken_leaves_no_line_too_wide() -> None:
+    assert wrapped(":::: :::", 2) == ["::", "::", "::", ":"]
+
+
 def test_no_line_is_broken_between_a_number_and_its_unit() -> None:
     assert wrapped("waits for 269 ms", 13) == ["waits for", "269 ms"]
 
