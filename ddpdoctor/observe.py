@@ -61,9 +61,18 @@ _SIGNALS = 128
 _NO_VERDICT = RunVerdict(state="unknown", text="nothing was looked at yet")
 
 
-def live_source(directory: Path, job: LaunchedJob | None = None) -> RunSource:
-    """Watch a run that goes on; ``job`` is given when this program started it."""
-    return RunSource(directory, read_plan(directory), job)
+def live_source(
+    directory: Path, job: LaunchedJob | None = None, *, one_rank_samples_per_s: float | None = None
+) -> RunSource:
+    """Watch a run that goes on; ``job`` is given when this program started it.
+
+    ``one_rank_samples_per_s`` is what the same training does on one rank, where the run itself does not know.
+    """
+    plan = read_plan(directory)
+    if one_rank_samples_per_s is not None:
+        told = msgspec.structs.replace(plan.job, one_rank_samples_per_s=one_rank_samples_per_s)
+        plan = msgspec.structs.replace(plan, job=told)
+    return RunSource(directory, plan, job)
 
 
 def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:

@@ -1,8 +1,9 @@
 """The ranks together are much less than so many times one rank.
 
 What it finds
-    In a live run, where a run of the same training on one rank was recorded: throughput below 90 % of one rank's times
-    the number of ranks.
+    In a live run that is told of one on one rank: throughput below 90 % of one rank's times the number of ranks.
+    `ddpdoctor profile --nproc 1 train.py` records the one, and says where; `ddpdoctor profile --one-rank RUN train.py`
+    compares the other with it.
 
 Why it is bad
     The difference is paid for and lost. It grows with the number of ranks.
@@ -54,7 +55,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         remedy="See which phase of the step grew: exposed communication, waiting, or data.",
         evidence=(
             Fact(
-                text=f"with all of it there would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",
+                text=f"100% would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",
                 basis="run",
                 numbers={"efficiency": lost.efficiency, "samples_per_s": lost.samples_per_s},
             ),

@@ -34,6 +34,11 @@ from ddpdoctor.report import streams
     help="Directory for the record, instead of a new one; without a job: the run to attach to.",
 )
 @click.option("--no-tui", is_flag=True, help="Plain lines on stderr instead of the screen.")
+@click.option(
+    "--one-rank",
+    metavar="RUN",
+    help="A recorded run of the same training on one rank, to measure what more ranks bring: its directory or name.",
+)
 @click.option("--demo", is_flag=True, help="Show the screen of a job of 8 ranks that never ran, and exit.")
 @click.option("--replay", metavar="RUN", help="Show a recorded run on the screen again: its directory or name.")
 @click.option(
@@ -52,6 +57,7 @@ def profile(
     python: str | None,
     run_dir: str | None,
     no_tui: bool,
+    one_rank: str | None,
     demo: bool,
     replay: str | None,
     print_environment: bool,
@@ -70,12 +76,18 @@ def profile(
     one, or with --no-tui, the job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr, the report at
     the end included. For JSON without a file the job's stdout goes to stderr, so that stdout holds the JSON alone. The
     exit code is the job's.
+
+    What more ranks bring is measured against a run on one: `ddpdoctor profile --nproc 1 train.py` says at its end where
+    it is recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
     from ddpdoctor.cli import screen, watching
 
-    if (demo or replay is not None or print_environment) and (ctx.meta.get(SCRIPT) or ctx.meta[SCRIPT_ARGUMENTS]):
+    if demo or replay is not None or print_environment:
         name = "--demo" if demo else "--replay" if replay is not None else "--env"
-        raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
+        if ctx.meta.get(SCRIPT) or ctx.meta[SCRIPT_ARGUMENTS]:
+            raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
+        if one_rank is not None:
+            raise UsageError(f"{name} measures no job", "Leave --one-rank out.")
     if demo or replay is not None:
         screen.show_demo() if replay is None else screen.show_replay(replay)
         ctx.exit()
@@ -90,8 +102,9 @@ def profile(
     wanted.refuse_what_cannot_be_written()
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
+    alone = _one_rank_samples_per_s(one_rank)
     if command is None:
-        ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen))
+        ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone))
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
     from ddpdoctor.monitor.output import launcher_output
@@ -100,7 +113,7 @@ def profile(
     environment = {name: value for name, value in os.environ.items() if name not in command.without}
     environment |= command.environment
     environment |= observed(directory, environment)
-    plan = _plan(command, environment)
+    plan = _plan(command, environment, alone)
     write_plan(directory, plan)
 
     to_stderr = wanted.format == "json" and wanted.file is None
@@ -165,7 +178,18 @@ def _spawns_ranks(script: Path) -> bool:
         return False
 
 
-def _plan(command: ObservedCommand, environment: Mapping[str, str]) -> dict[str, Any]:
+def _one_rank_samples_per_s(run: str | None) -> float | None:
+    """The throughput to compare with, if a run was named."""
+    if run is None:
+        return None
+    from ddpdoctor.one_rank import one_rank_samples_per_s
+
+    return one_rank_samples_per_s(run)
+
+
+def _plan(
+    command: ObservedCommand, environment: Mapping[str, str], one_rank_samples_per_s: float | None
+) -> dict[str, Any]:
     import msgspec
 
     from ddpdoctor.launch.environment import network_interfaces, recorded_environment
@@ -182,6 +206,7 @@ def _plan(command: ObservedCommand, environment: Mapping[str, str]) -> dict[str,
         python=command.python,
         tool_version=__version__,
         interfaces=network_interfaces(),
+        one_rank_samples_per_s=one_rank_samples_per_s,
         started_ns=time.time_ns(),
     )
     outside = script is not None and not (here / script).resolve().is_relative_to(here.resolve())

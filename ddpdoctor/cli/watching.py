@@ -44,13 +44,19 @@ def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted:
     return code
 
 
-def attach(run_directory: str | None, wanted: RunOutput, *, on_screen: bool = False) -> int:
+def attach(
+    run_directory: str | None,
+    wanted: RunOutput,
+    *,
+    on_screen: bool = False,
+    one_rank_samples_per_s: float | None = None,
+) -> int:
     """Watch a job that runs, which goes on when we leave."""
     from ddpdoctor.launch.attachable import find_run
     from ddpdoctor.observe import live_source
 
     directory, others = find_run(run_directory)
-    source = live_source(directory)
+    source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s)
     streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C leaves it alone")
     if others:
         streams.say("ddpdoctor: other live runs, for `--run-dir`: " + ", ".join(map(str, others)))

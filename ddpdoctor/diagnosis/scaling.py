@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.steadiness import enough_steps, holds
 from ddpdoctor.diagnosis.summary import RunSummary
 from ddpdoctor.diagnosis.thresholds import threshold
@@ -20,25 +21,39 @@ class LostScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lost_scaling(record: RunRecord) -> LostScaling | None:
-    """How far a job falls short; None where it does not, or no run on one rank is known.
+    """How far a job falls short; None where it does not.
 
-    Raises TooLittleEvidence where too few steps were measured.
+    Raises TooLittleEvidence where no run on one rank is known, or too few steps were measured.
     """
     one = record.job.one_rank_samples_per_s
     if not one:
-        return None
+        raise TooLittleEvidence(
+            "no run on one rank to compare with was named: `ddpdoctor profile --nproc 1 train.py` records one, and "
+            "`ddpdoctor profile --one-rank RUN` takes it"
+        )
     limit = threshold(record, "low-scaling-efficiency")
 
-    def efficiency(summary: RunSummary) -> float:
-        return 1.0 if summary.samples_per_s is None else summary.samples_per_s / (one * len(summary.ranks))
+    def falls_short(summary: RunSummary) -> bool:
+        efficiency = scaling_efficiency(record, summary)
+        return efficiency is not None and efficiency < limit
 
-    if not holds(record, lambda part: efficiency(part) < limit):
+    if not holds(record, falls_short):
         return None
     summary = enough_steps(record)
+    efficiency = scaling_efficiency(record, summary)
     assert summary.samples_per_s is not None
+    assert efficiency is not None
     return LostScaling(
         ranks=len(summary.ranks),
         samples_per_s=summary.samples_per_s,
         one_rank_samples_per_s=one,
-        efficiency=efficiency(summary),
+        efficiency=efficiency,
     )
+
+
+def scaling_efficiency(record: RunRecord, summary: RunSummary) -> float | None:
+    """Throughput against so many times that of one rank; None where either is not known."""
+    one = record.job.one_rank_samples_per_s
+    if not one or summary.samples_per_s is None:
+        return None
+    return summary.samples_per_s / (one * len(summary.ranks))

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.gpu_use import mean_utilisation
+from ddpdoctor.diagnosis.scaling import scaling_efficiency
 from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
 from ddpdoctor.monitor.bucket_views import bucket_views
 from ddpdoctor.monitor.rank_view import rank_views
@@ -68,6 +69,8 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         overlap_ratio=summary.overlap_ratio,
         exposed_share=summary.exposed_share,
         efficiency=summary.efficiency,
+        one_rank_samples_per_s=job.one_rank_samples_per_s,
+        scaling_efficiency=scaling_efficiency(record, summary),
         gpu_utilisation_percent=utilisation,
         gpu_utilisation_corrected_percent=computing,
         measured_at_ns=summary.measured_at_ns,

@@ -163,6 +163,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed communication's share of the step, worst rank apart: the mean over the ranks."""
     efficiency: float | None = None
     """Estimated: 1 - (exposed + explicit) / step."""
+    one_rank_samples_per_s: float | None = None
+    """What the same training did on one rank, where a run of it was named."""
+    scaling_efficiency: float | None = None
+    """Measured: throughput against that of so many times one rank."""
     gpu_utilisation_percent: float | None = None
     gpu_utilisation_corrected_percent: float | None = None
     """Without the share of time in which the GPU only spins in communication kernels."""

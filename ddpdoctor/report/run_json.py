@@ -54,6 +54,8 @@ def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
         "exposed_share": snapshot.exposed_share,
         "overlap_ratio": snapshot.overlap_ratio,
         "efficiency": snapshot.efficiency,
+        "one_rank_samples_per_s": snapshot.one_rank_samples_per_s,
+        "scaling_efficiency": snapshot.scaling_efficiency,
         "ranks": [_rank(rank, snapshot) for rank in snapshot.ranks],
         "traffic": [msgspec.to_builtins(traffic) for traffic in snapshot.traffic],
         "findings": [_finding(view, root) for view in snapshot.findings],

@@ -78,13 +78,21 @@ def what_was_seen(snapshot: Snapshot) -> str:
     if snapshot.steps_per_s is not None:
         parts.append(f"{rate(snapshot.steps_per_s)} steps/s")
     if snapshot.samples_per_s is not None:
-        parts.append(f"{rate(snapshot.samples_per_s)} samples/s")
+        parts.append(f"{rate(snapshot.samples_per_s)} samples/s{_scaling(snapshot, ranks)}")
     if snapshot.overlap_ratio is not None:
         parts.append(f"{percent(snapshot.overlap_ratio)} of the communication hidden")
     if snapshot.efficiency is not None:
         parts.append(f"estimated efficiency {percent(snapshot.efficiency)}")
     end = {None: "", 0: "; it ended well"}.get(snapshot.exit_code, f"; its exit code is {snapshot.exit_code}")
     return ", ".join(parts) + end + "."
+
+
+def _scaling(snapshot: Snapshot, ranks: int) -> str:
+    """Compare with so many times one rank, where a run on one rank was named."""
+    if snapshot.scaling_efficiency is None or snapshot.one_rank_samples_per_s is None:
+        return ""
+    one = rate(snapshot.one_rank_samples_per_s)
+    return f" ({percent(snapshot.scaling_efficiency)} of {ranks} times the {one} of one rank)"
 
 
 def _in_steps(snapshot: Snapshot) -> str:
