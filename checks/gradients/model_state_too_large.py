@@ -2,7 +2,7 @@
 
 What it finds
     In a live run: weights, gradients, DDP's buckets and the optimizer's state, as they lie on the GPU, that take more
-    than 60 % of its memory.
+    than 60 % of its memory (for 80 %, `model-state-too-large = 0.8` under `[tool.ddpdoctor.thresholds]`).
 
 Why it is bad
     DDP keeps all of it on every GPU; with Adam in mixed precision that is 16 bytes a parameter or more. What is left

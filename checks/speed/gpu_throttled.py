@@ -3,7 +3,8 @@
 What it finds
     In a live run: a GPU that is slowed down because it is too hot or its power supply gives way, in at least a quarter
     of the looks at it while it was at work; and one whose clock is more than 15 % below that of the other ranks' GPUs
-    of the same model. As advice: GPUs whose power limit somebody has lowered, where that costs a fifth of the clock.
+    of the same model (for 5 %, `gpu-throttled = 0.95` under `[tool.ddpdoctor.thresholds]`). As advice: GPUs whose power
+    limit somebody has lowered, where that costs a fifth of the clock.
 
 Why it is bad
     Every step ends when its slowest rank ends: one GPU at two thirds of its clock slows down all of them, and the

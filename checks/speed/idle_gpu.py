@@ -2,7 +2,8 @@
 
 What it finds
     In a live run: GPUs whose utilisation, without the time in which only communication kernels ran, is below 50 % over
-    at least 20 s of training steps, where neither waiting for data nor exposed communication is the reason.
+    at least 20 s of training steps, where neither waiting for data nor exposed communication is the reason. Another
+    limit than 50 % is set with `idle-gpu = 0.3` under `[tool.ddpdoctor.thresholds]`.
 
 Why it is bad
     The job pays for hardware that stands still. Mostly the GPU waits for Python: many small kernels that are launched
@@ -44,11 +45,10 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the GPUs that mostly stand still, as one finding."""
-    from ddpdoctor.diagnosis.gpu_use import gpu_uses
     from ddpdoctor.diagnosis.idle_gpus import idle_gpus
     from ddpdoctor.diagnosis.wording import rank_list
 
-    idle = sorted(idle_gpus(gpu_uses(record)), key=lambda use: use.computing_percent)
+    idle = sorted(idle_gpus(record), key=lambda use: use.computing_percent)
     if not idle:
         return
     ranks = sorted({rank for use in idle for rank in use.ranks})

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from ddpdoctor.diagnosis.gpu_use import GpuUse
+from ddpdoctor.diagnosis.gpu_use import GpuUse, gpu_uses
+from ddpdoctor.diagnosis.thresholds import threshold
+from ddpdoctor.record.model import RunRecord
 
 MINIMUM_SAMPLES = 20
 """Looks, one a second, before anything is said."""
-COMPUTING_BELOW_PERCENT = 50.0
-UNEXPLAINED_ABOVE = 0.3
-"""Share of the time in which the GPU computes nothing, and neither data nor exposed communication says why."""
+UNEXPLAINED_SHARE = 0.6
+"""Of the time in which a GPU may compute nothing: so much at least neither data nor exposed communication explain."""
 
 
-def idle_gpus(uses: Iterable[GpuUse]) -> tuple[GpuUse, ...]:
-    """The GPUs that compute for less than half of the training.
+def idle_gpus(record: RunRecord) -> tuple[GpuUse, ...]:
+    """The GPUs that compute for less of the training than they should.
 
     Data wait (input-bound) and exposed communication have findings of their own and are no reason here.
     """
+    lowest = threshold(record, "idle-gpu")
     return tuple(
         use
-        for use in uses
+        for use in gpu_uses(record)
         if use.samples >= MINIMUM_SAMPLES
-        and use.computing_percent < COMPUTING_BELOW_PERCENT
-        and unexplained_share(use) >= UNEXPLAINED_ABOVE
+        and use.computing_percent < 100 * lowest
+        and unexplained_share(use) >= UNEXPLAINED_SHARE * (1 - lowest)
     )
 
 

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.record.measured import Gpu
 from ddpdoctor.record.model import RunRecord
-
-TOO_LARGE_SHARE = 0.6
-"""Of the memory of the GPU: what is left has to hold the activations of a batch, and what kernels need."""
-
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of what is trained on one GPU, in bytes."""
@@ -31,7 +28,8 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def large_states(record: RunRecord) -> Iterator[ModelState]:
-    """Yield the state on each GPU of which it takes most."""
+    """Yield the state on each GPU of which it takes most: the rest has to hold the activations of a batch."""
+    limit = threshold(record, "model-state-too-large")
     for gpu in record.gpus:
         sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
         state = ModelState(
@@ -42,7 +40,7 @@ def large_states(record: RunRecord) -> Iterator[ModelState]:
             optimizer_bytes=sum(size.state_bytes for size in sizes),
             optimizers=tuple(dict.fromkeys(size.type for size in sizes)),
         )
-        if gpu.memory_total_bytes and state.total_bytes > TOO_LARGE_SHARE * gpu.memory_total_bytes:
+        if gpu.memory_total_bytes and state.total_bytes > limit * gpu.memory_total_bytes:
             yield state
 
 

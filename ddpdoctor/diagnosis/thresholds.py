@@ -16,12 +16,17 @@ DEFAULTS: Mapping[str, float] = {
     "slow-link": 0.15,
     "low-scaling-efficiency": 0.90,
     "long-wait": 0.50,
+    "idle-gpu": 0.50,
+    "gpu-throttled": 0.85,
+    "model-state-too-large": 0.60,
 }
 """By the name of the check.
 
 Exposed communication, waiting for a straggler, data wait and barriers: share of the step above which they are too much.
 Slow link: share of the link's speed below which the bandwidth is too low. Efficiency: the lowest that is good. Long
-wait: share of the group's timeout.
+wait: share of the group's timeout. Idle GPU: share of the training below which a GPU computes too little. Throttled
+GPU: share of the clock of the other ranks' GPUs below which its own is too low. Model state: share of the GPU's memory
+above which it takes too much.
 """
 
 

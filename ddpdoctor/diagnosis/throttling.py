@@ -7,6 +7,7 @@ from statistics import median
 
 import msgspec
 
+from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.record.measured import Gpu, GpuSample
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.throttling import HARMFUL, POWER_LIMIT
@@ -19,7 +20,6 @@ HARMFUL_SHARE = 0.25
 """Share of the looks in which the hardware protects itself."""
 HARMFUL_CLOCK = 0.95
 """A clock that is hardly lower than the highest costs nothing."""
-BELOW_PEERS = 0.85
 LOWERED_LIMIT = 0.8
 """A power limit below this share of the default was set by somebody …"""
 LOWERED_CLOCK = 0.8
@@ -51,23 +51,27 @@ def throttled_gpus(record: RunRecord) -> Iterator[Throttled]:
     A power limit alone is none: every GPU that multiplies large matrices reaches it.
     """
     at_work = [(gpu, looks) for gpu in record.gpus if gpu.ranks and len(looks := _at_work(gpu)) >= MINIMUM_SAMPLES]
+    lowest = threshold(record, "gpu-throttled")
     clocks = [_clock(looks) for _, looks in at_work]
     for position, (gpu, looks) in enumerate(at_work):
         peers = [
             clock for other, clock in enumerate(clocks) if other != position and at_work[other][0].name == gpu.name
         ]
-        slow = _slow(gpu, looks, clocks[position], median(peers) if peers else None)
+        slow = _slow(gpu, looks, clocks[position], median(peers) if peers else None, lowest)
         if slow is not None:
             yield slow
 
 
-def _slow(gpu: Gpu, looks: Sequence[GpuSample], clock: float, peers_clock: float | None) -> Throttled | None:
+def _slow(
+    gpu: Gpu, looks: Sequence[GpuSample], clock: float, peers_clock: float | None, lowest: float
+) -> Throttled | None:
+    """Judge one GPU; ``lowest`` is the share of the peers' clock below which its own is too low."""
     highest = float(gpu.maximum_sm_clock_mhz or 0)
     harmful = [reason for look in looks for reason in look.throttle_reasons if reason in HARMFUL]
     struck = [look for look in looks if not HARMFUL.isdisjoint(look.throttle_reasons)]
     if len(struck) >= HARMFUL_SHARE * len(looks) and _clock(struck) < HARMFUL_CLOCK * highest:
         return _throttled(gpu, struck, _cause(max(set(harmful), key=harmful.count)), highest)
-    if peers_clock is not None and clock < BELOW_PEERS * peers_clock:
+    if peers_clock is not None and clock < lowest * peers_clock:
         return _throttled(gpu, looks, _usual_cause(gpu, looks), peers_clock, peers=True)
     capped = sum(POWER_LIMIT in look.throttle_reasons for look in looks) > len(looks) / 2
     if capped and _is_lowered(gpu) and clock < LOWERED_CLOCK * highest:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ddpdoctor.checks.death import gpu_fault
@@ -123,6 +124,21 @@ def test_a_limit_that_somebody_lowered_on_all_gpus_is_advice() -> None:
 def test_a_gpu_that_hardly_suffers_is_not_throttled(samples: object) -> None:
     pair = [gpu(index, samples) for index in range(2)]  # type: ignore[arg-type]
     assert titles(gpu_throttled, record(pair)) == []
+
+
+def test_a_project_sets_its_own_limits_for_idle_and_for_slow_gpus() -> None:
+    def with_limit(run: RunRecord, **thresholds: float) -> RunRecord:
+        named = {name.replace("_", "-"): share for name, share in thresholds.items()}
+        return msgspec.structs.replace(run, job=msgspec.structs.replace(run.job, thresholds=named))
+
+    quarter = record([gpu(0, looks(utilisation=25))])
+    assert titles(idle_gpu, with_limit(quarter, idle_gpu=0.2)) == []
+    most = record([gpu(0, looks(utilisation=85))])
+    assert titles(idle_gpu, most) == []
+    assert titles(idle_gpu, with_limit(most, idle_gpu=0.9)) == ["the GPU of rank 0 computes for 85% of the training"]
+    slower = record([*(gpu(index, looks(clock=1900)) for index in range(3)), gpu(3, looks(clock=1700))])
+    assert titles(gpu_throttled, slower) == []
+    assert titles(gpu_throttled, with_limit(slower, gpu_throttled=0.95)) == ["the GPU of rank 3 runs at a low clock"]
 
 
 def test_reasons_of_the_driver_in_words() -> None:

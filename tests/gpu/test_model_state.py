@@ -47,6 +47,12 @@ def test_a_state_that_leaves_room_is_not_reported() -> None:
     assert list(model_state_too_large.in_run(msgspec.structs.replace(run(12), optimizer_sizes=()))) == []
 
 
+def test_a_project_sets_its_own_share() -> None:
+    state = run(12)
+    allowed = msgspec.structs.replace(state.job, thresholds={"model-state-too-large": 0.8})
+    assert list(model_state_too_large.in_run(msgspec.structs.replace(state, job=allowed))) == []
+
+
 class OnGpu(torch.Tensor):  # type: ignore[misc]
     is_cuda = True
 
