@@ -3,8 +3,9 @@
 What it finds
     A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
     processes; and one with workers but without pinned memory. In a live run: steps that wait for their batch for more
-    than 10 % of their time on half of the ranks or more; where the
-    data of a single rank come late, see DDP403.
+    than 10 % of their time on half of the ranks or more, on the whole and in three of four quarters; the figures are
+    those of the quarter in the middle, so that one long wait does not make them. Where the data of a single rank come
+    late, see DDP403.
 
 Why it is bad
     Without workers each batch is read and decoded in the training process, between two steps, while the GPU and,
@@ -47,6 +48,8 @@ CHECK = Check(
     severity={"source": Severity.ADVICE, "run": Severity.WARNING},
     needs=frozenset({"step_tracks"}),
 )
+MUCH_MORE = 1.25
+"""Times the typical share from which on the mean of the whole run is worth a word."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -84,6 +87,21 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 numbers={"wait_ns": wait.wait_ns, "worst_wait_ns": wait.worst_wait_ns, "step_ns": wait.step_ns},
                 rank=wait.worst_rank,
             ),
+            *_single_waits(wait),
+        ),
+    )
+
+
+def _single_waits(wait: DataWait) -> tuple[Fact, ...]:
+    """What single long waits add to the mean of the whole run, where that is much."""
+    if wait.mean_share < MUCH_MORE * wait.share:
+        return ()
+    return (
+        Fact(
+            text=f"these are the figures of the quarter of the steps in the middle; with single long waits it is "
+            f"{wait.mean_share:.0%} of all steps together",
+            basis="run",
+            numbers={"mean_share": wait.mean_share},
         ),
     )
 

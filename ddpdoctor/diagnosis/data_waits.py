@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ddpdoctor.diagnosis.loaders import training_loader
-from ddpdoctor.diagnosis.steadiness import enough_steps, holds
+from ddpdoctor.diagnosis.steadiness import enough_steps, holds, typical
 from ddpdoctor.diagnosis.summary import RunSummary
 from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.record.model import Loader, RunRecord
@@ -15,11 +15,13 @@ class DataWait(msgspec.Struct, frozen=True, kw_only=True):
     """How long the steps of a run wait for data."""
 
     share: float
-    """Of the step, of the rank in the middle."""
+    """Of the step, of the rank in the middle, in the quarter of the run in the middle, as are the next two."""
     wait_ns: float
     step_ns: float
     worst_rank: int
     worst_wait_ns: float
+    mean_share: float
+    """Of all steps together: single long waits show in it."""
     loader: Loader | None
     """The loader that feeds the training, where it is known."""
 
@@ -33,7 +35,7 @@ def data_wait(record: RunRecord) -> DataWait | None:
     limit = threshold(record, "input-bound")
     if not holds(record, lambda part: _middle(part)[0] > limit):
         return None
-    summary = enough_steps(record)
+    summary = typical(record, lambda part: _middle(part)[0])
     share, wait_ns, step_ns = _middle(summary)
     worst = max(summary.ranks, key=lambda rank: rank.phases.data_wait_ns)
     return DataWait(
@@ -42,6 +44,7 @@ def data_wait(record: RunRecord) -> DataWait | None:
         step_ns=step_ns,
         worst_rank=worst.rank,
         worst_wait_ns=worst.phases.data_wait_ns,
+        mean_share=_middle(enough_steps(record))[0],
         loader=training_loader(record),
     )
 

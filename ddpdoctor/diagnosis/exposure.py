@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import lru_cache
 from typing import Literal
 
@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.diagnosis.buffers import wasted_broadcasts
 from ddpdoctor.diagnosis.meetings import BUFFERS, GRADIENTS
 from ddpdoctor.diagnosis.remembered import ByIdentity
-from ddpdoctor.diagnosis.steadiness import enough_steps, holds
+from ddpdoctor.diagnosis.steadiness import enough_steps, holds, typical
 from ddpdoctor.diagnosis.stragglers import straggler
 from ddpdoctor.diagnosis.summary import RunSummary, Traffic
 from ddpdoctor.diagnosis.thresholds import threshold
@@ -31,7 +31,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     """Gradients on their way; waiting for ranks that take turns in being late; collectives outside of backward."""
     share: float
-    """Of the step."""
+    """Of the step, in the quarter of the run in the middle, as are the other figures."""
     exposed_ns: float
     step_ns: float
     backward_compute_ns: float
@@ -53,14 +53,13 @@ def _exposures(key: ByIdentity) -> tuple[Exposure, ...]:
     record = key.record
     limit = threshold(record, "exposed-communication")
     apart = BARRIERS | ({BUFFERS} if any(wasted_broadcasts(record)) else set())
-    summary = enough_steps(record)
     found = []
     if holds(record, lambda part: transfer_share(part) > limit):
-        found.append(_exposure("transfer", summary, transfer_share(summary)))
+        found.append(_exposure("transfer", record, transfer_share))
     elif holds(record, lambda part: _waiting_share(part) > limit * UNEVEN_MARGIN) and straggler(record) is None:
-        found.append(_exposure("uneven", summary, _waiting_share(summary)))
+        found.append(_exposure("uneven", record, _waiting_share))
     if holds(record, lambda part: _explicit_share(part, apart) > limit):
-        found.append(_exposure("explicit", summary, _explicit_share(summary, apart), apart))
+        found.append(_exposure("explicit", record, lambda part: _explicit_share(part, apart), apart))
     return tuple(found)
 
 
@@ -91,8 +90,12 @@ def _explicit(summary: RunSummary, apart: Set[str]) -> list[Traffic]:
     return [entry for entry in summary.traffic if entry.kind != GRADIENTS and entry.kind not in apart]
 
 
-def _exposure(kind: Kind, summary: RunSummary, share: float, apart: Set[str] = BARRIERS) -> Exposure:
+def _exposure(
+    kind: Kind, record: RunRecord, share_of: Callable[[RunSummary], float], apart: Set[str] = BARRIERS
+) -> Exposure:
+    summary = typical(record, share_of)
     assert summary.phases is not None
+    share = share_of(summary)
     sent = _explicit(summary, apart) if kind == "explicit" else [e for e in summary.traffic if e.kind == GRADIENTS]
     return Exposure(
         kind=kind,

@@ -10,6 +10,7 @@ from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.record.measured import Gpu
 from ddpdoctor.record.model import RunRecord
 
+
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of what is trained on one GPU, in bytes."""
 

@@ -35,6 +35,15 @@ def holds(record: RunRecord, claim: Callable[[RunSummary], bool]) -> bool:
     return sum(map(claim, quarters(record))) >= HOLDS_IN
 
 
+def typical(record: RunRecord, figure: Callable[[RunSummary], float]) -> RunSummary:
+    """The figures of the quarter in the middle by one of them, so that a single long moment counts for nothing.
+
+    Of the two in the middle it is the lower one: what ``holds`` is true of it.
+    """
+    parts = sorted(quarters(record), key=figure)
+    return parts[(len(parts) - 1) // 2]
+
+
 def quarters(record: RunRecord) -> tuple[RunSummary, ...]:
     """The figures of four parts of the run, each with the same number of sampled steps."""
     return _quarters(ByIdentity(record))

@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.lateness import MOST
 from ddpdoctor.diagnosis.measured_steps import measured_steps
 from ddpdoctor.diagnosis.meetings import explicit_meetings, gradient_meetings
 from ddpdoctor.diagnosis.remembered import ByIdentity
-from ddpdoctor.diagnosis.steadiness import enough_steps, holds
+from ddpdoctor.diagnosis.steadiness import enough_steps, holds, typical
 from ddpdoctor.diagnosis.summary import RankSummary, RunSummary
 from ddpdoctor.diagnosis.thresholds import threshold
 from ddpdoctor.record.model import RunRecord
@@ -32,7 +32,8 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[int, ...]
     """All others that meet them."""
     waiting_ns: float
-    """What the others wait more per step than these ranks do, at the least."""
+    """What the others wait more per step than these ranks do, at the least; in the quarter of the run in the middle, as
+    are the other figures."""
     share: float
     """The same as a share of the step."""
     phase: str
@@ -55,15 +56,23 @@ def straggler(record: RunRecord) -> Straggler | None:
 @lru_cache(maxsize=2)
 def _straggler(key: ByIdentity) -> Straggler | None:
     record = key.record
-    found = late_ranks(enough_steps(record), threshold(record, "straggler"))
+    limit = threshold(record, "straggler")
+    found = late_ranks(enough_steps(record), limit)
     if found is None:
         return None
-    ranks, gap_ns = found
-    if not holds(record, lambda part: (late_ranks(part, threshold(record, "straggler")) or ((), 0))[0] == ranks):
+    ranks = found[0]
+
+    def gap_in(part: RunSummary) -> float:
+        """What the others wait for just these ranks in a part of the run; 0 where it is for others, or for none."""
+        late = late_ranks(part, limit)
+        return late[1] if late is not None and late[0] == ranks else 0.0
+
+    if not holds(record, lambda part: gap_in(part) > 0):
         return None
     if not _beyond_chance(record, ranks):
         return None
-    summary = enough_steps(record)
+    summary = typical(record, gap_in)
+    gap_ns = gap_in(summary)
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
     phase = _phase(late, others, gap_ns)

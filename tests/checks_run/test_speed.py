@@ -67,6 +67,29 @@ def test_what_a_long_backward_does_not_hide_is_poor_overlap_as_well() -> None:
     assert codes(job) == ["DDP401", "DDP402"]
 
 
+def test_one_long_wait_does_not_make_the_figures_of_a_loader_that_is_a_little_slow() -> None:
+    slow = {**COMPUTE, "data_wait": 20.0}
+    job = MeasuredJob(2).run(30, slow).run(1, {**COMPUTE, "data_wait": 20_000.0}).run(30, slow)
+    (finding,) = said(input_bound, job)
+    assert finding.title == "training waits for data for 23% of the step (20.0 ms of 87.0 ms)"
+    assert [fact.text for fact in finding.evidence] == [
+        "rank 0 waits longest, 20.0 ms a step",
+        "these are the figures of the quarter of the steps in the middle; with single long waits it is 84% of all "
+        "steps together",
+    ]
+
+
+def test_one_slow_transfer_does_not_make_the_figures_of_the_gradients_nor_one_delay_those_of_a_straggler() -> None:
+    computing = {**COMPUTE, "backward": 10.0}
+    job = MeasuredJob(2).run(30, computing, transfer=12.0).run(1, computing, transfer=9_000.0)
+    (finding,) = said(exposed_communication, job.run(30, computing, transfer=12.0))
+    assert finding.title == "backward waits for gradients on their way for 24% of the step (12.0 ms of 50.0 ms)"
+    late = {1: {"forward": 10.0}}
+    delayed = MeasuredJob(2).run(30, COMPUTE, late).run(1, COMPUTE, {1: {"forward": 120.0}}).run(30, COMPUTE, late)
+    (finding,) = said(straggler, delayed)
+    assert finding.title == "rank 1 keeps rank 0 waiting for 13% of the step (10.0 ms), for its forward"
+
+
 def test_a_straggler_is_named_with_its_phase_and_nothing_is_laid_to_the_link() -> None:
     job = MeasuredJob(4).run(60, COMPUTE, {2: {"data_wait": 25.0}}, transfer=4.0, hidden=30.0)
     (finding,) = said(straggler, job)
