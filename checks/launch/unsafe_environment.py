@@ -32,6 +32,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.environment import UnsafeVariable
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -57,9 +58,17 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             locations=() if place is None else (place,),
             evidence=(
                 Fact(
-                    text="it was set before the job was started" if place is None else "the script sets it here",
+                    text=_how(variable),
                     basis=record.job.kind,
                     location=place,
                 ),
             ),
         )
+
+
+def _how(variable: UnsafeVariable) -> str:
+    if variable.location is not None:
+        return "the script sets it here"
+    if variable.inherited:
+        return "it was set before the job was started"
+    return "it was set after the job was started, before this rank was: by the launcher, or a process of the script"

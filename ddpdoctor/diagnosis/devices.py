@@ -82,6 +82,6 @@ def _apart(record: RunRecord, uses: Sequence[DeviceUse]) -> Iterator[DeviceVerdi
 
 def _sees_one_gpu(record: RunRecord) -> bool:
     name = "CUDA_VISIBLE_DEVICES"
-    told = [setting.value for setting in record.settings if setting.name == name]
+    told = [setting.value for setting in record.settings if setting.name == name and not setting.removed]
     outside = record.job.environment.get(name)
     return any(value.count(",") == 0 for value in (*told, *(() if outside is None else (outside,))))

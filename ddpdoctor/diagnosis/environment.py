@@ -12,6 +12,8 @@ from ddpdoctor.record.model import RunRecord
 
 _SEGFAULTING_TORCH = ("2.13.",)
 _OFF = frozenset({"0", "false", "off", "no", "n", ""})
+_READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
+"""Setting them once torch is imported changes nothing."""
 _LEFTOVERS = {
     "NCCL_P2P_DISABLE": "it turns off direct traffic between the GPUs of a node",
     "NCCL_SHM_DISABLE": "it turns off shared memory between the ranks of a node",
@@ -27,7 +29,9 @@ class UnsafeVariable(msgspec.Struct, frozen=True, kw_only=True):
     effect: str
     """A clause with a subject."""
     location: Location | None = None
-    """The line that sets it; None when it came from outside."""
+    """The line that sets it; None when no line of the script is known to."""
+    inherited: bool = True
+    """The job was started with it."""
 
 
 def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
@@ -35,13 +39,20 @@ def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
     values = dict(record.job.environment)
     places: dict[str, Location | None] = {}
     for setting in record.settings:
+        if setting.imported and setting.name in _READ_AT_IMPORT:
+            continue
+        if setting.removed:
+            values.pop(setting.name, None)
+            continue
         values[setting.name] = setting.value
         places[setting.name] = site_location(record.site(setting.site))
     backends = " ".join(
         [record.job.backend, *(group.backend for group in record.groups), *(wait.backend for wait in record.waits)]
     )
     for name, effect in _effects(record, values, backends):
-        yield UnsafeVariable(name=name, value=values[name], effect=effect, location=places.get(name))
+        yield UnsafeVariable(
+            name=name, value=values[name], effect=effect, location=places.get(name), inherited=name not in places
+        )
 
 
 def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Iterator[tuple[str, str]]:

@@ -175,9 +175,9 @@ class LiveRun:
     def _with_hosts(self, record: RunRecord, now_ns: int) -> RunRecord:
         """The record with what the ranks get of this machine."""
         uses = self._hosts.look(self._assembly.book.pids(), now_ns)
-        streams = {**record.streams, "settings": _SETTINGS_OF_THE_SCRIPT}
-        if uses:
-            streams["host_uses"] = StreamState("complete")
+        if not uses:
+            return record
+        streams = {**record.streams, "host_uses": StreamState("complete")}
         return msgspec.structs.replace(record, host_uses=uses, streams=streams)
 
     def _job_environment(self) -> Mapping[str, str]:
@@ -186,9 +186,6 @@ class LiveRun:
             found = (environment_of(pid) for pid in self._assembly.book.pids().values())
             self._environment = recorded_environment(next((one for one in found if one), {}))
         return self._environment
-
-
-_SETTINGS_OF_THE_SCRIPT = StreamState("truncated", "what the script sets itself is not recorded in a live run")
 
 
 def _is_quiet(record: RunRecord, now_ns: int) -> bool:

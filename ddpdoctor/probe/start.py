@@ -58,6 +58,7 @@ def start(run_directory: str) -> None:
         from .live.inside import Live
 
         live = Live(journal, process_end)
+        live.before_torch()
         after_import("torch", lambda torch: _guarded(journal, live.after_torch, torch))
 
 

@@ -66,18 +66,23 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's own line set a variable of the environment that bears on the job."""
+    """A variable of the environment that bears on the job was set, or removed, after the job had been started."""
 
     rank: int
     name: str
     value: str
+    """Empty where it was removed."""
+    removed: bool = False
     previous: str | None = None
     """What it was before; None when it was not set."""
     launched: bool = False
     """A launcher started the process and had said what it needs to know."""
+    imported: bool = False
+    """torch had been imported before."""
     joined: bool = False
     """The process group had been made before."""
     site: int = -1
+    """-1 where no line of the user's in the process of the rank did it."""
     time_ns: int = 0
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Optional
 
+from ..probe.callers import calling_frame
 from ..probe.journal import Journal
-from .audit import calling_frame
 from .polling import Polling
 from .real_paths import UnresolvablePath, name_path, target_path
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import Any, Optional
+from typing import Any
 
 from ..probe.journal import Journal
 
 Listener = Callable[[tuple[Any, ...]], None]
 """Called with the arguments of the event."""
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>", os.path.__file__})
 
 
 def listen(journal: Journal, listeners: Mapping[str, Listener]) -> None:
@@ -32,13 +28,3 @@ def listen(journal: Journal, listeners: Mapping[str, Listener]) -> None:
             thread.inside = False
 
     sys.addaudithook(hook)
-
-
-def calling_frame() -> Optional[FrameType]:
-    """The frame that called, seen through our own frames and those of ``os``; the caller says whose it is."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename in _PASSED_OVER
-    ):
-        frame = frame.f_back
-    return frame

@@ -8,6 +8,7 @@ from ..probe.groups import GroupBook, Groups
 from ..probe.heartbeat import Heartbeat
 from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
+from ..probe.settings import Settings
 from ..record.writer import CollectiveRing
 from . import no_touch
 from .accesses import Accesses
@@ -29,7 +30,6 @@ from .randomness import Randomness
 from .reduced_losses import ReducedLosses
 from .samples import Samples
 from .schedule import Schedule
-from .settings import Settings
 from .sleep import watch_sleep
 from .stand_in.install import StandIn
 from .steps import Steps
@@ -69,7 +69,8 @@ class Rehearsal:
             self._child_started,
         )
         accesses = Accesses(journal)
-        listen(journal, {"os.putenv": Settings(journal).put, **accesses.listeners()})
+        settings = Settings(journal, lambda: journal.ring is not None)
+        listen(journal, {"os.putenv": settings.put, "os.unsetenv": settings.remove, **accesses.listeners()})
         accesses.install()
 
     def after_torch(self, torch: Any) -> None:

@@ -194,3 +194,14 @@ def test_a_variable_that_the_script_sets_has_its_line() -> None:
     job = JobBuilder(2, "nccl")
     found = said(unsafe_environment, job, settings=(setting(job, 0, "NCCL_P2P_DISABLE", "1"),))
     assert [place.line for result in found if isinstance(result, Finding) for place in result.locations] == [5]
+
+
+def test_a_variable_that_came_too_late_or_was_removed_again_does_no_harm() -> None:
+    job = JobBuilder(2, torch_version="2.13.0")
+    set_late = setting(job, 0, "TORCH_DISTRIBUTED_DEBUG", "DETAIL", imported=True)
+    assert said(unsafe_environment, job, settings=(set_late,)) == []
+    set_early = setting(job, 0, "TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    (finding,) = said(unsafe_environment, job, settings=(set_early,))
+    assert isinstance(finding, Finding)
+    job = JobBuilder(2, "nccl", environment={"NCCL_P2P_DISABLE": "1"})
+    assert said(unsafe_environment, job, settings=(setting(job, 0, "NCCL_P2P_DISABLE", "", removed=True),)) == []

@@ -38,6 +38,7 @@ def batches(loader):
         waits.append(time.monotonic_ns() - begun)
         yield batch
 
+os.environ["NCCL_P2P_DISABLE"] = "1"
 waits, spans = [], []
 data = Slow(torch.randn(160, 64), torch.randint(0, 4, (160,)))
 sampler = DistributedSampler(data)
@@ -184,6 +185,17 @@ def test_wraps_loaders_passes_and_files_are_known(record: RunRecord) -> None:
     saved = [(event.action, Path(event.path).name, event.rank) for event in record.files]
     assert saved == [("save", "weights.pt", 0)] * 2
     assert {record.groups[0].ranks} == {(0, 1)}
+
+
+def test_variables_that_the_script_sets_are_known_with_their_line(record: RunRecord) -> None:
+    own = [setting for setting in record.settings if setting.name == "NCCL_P2P_DISABLE"]
+    assert [(setting.rank, setting.value, setting.imported, setting.joined) for setting in own] == [
+        (0, "1", True, True),
+        (1, "1", True, True),
+    ]
+    (line,) = {record.site(setting.site).innermost for setting in own}
+    assert line is not None
+    assert Path(line.file).read_text().splitlines()[line.line - 1].startswith("os.environ[")
 
 
 def test_what_a_live_run_does_not_record_is_absent(record: RunRecord) -> None:

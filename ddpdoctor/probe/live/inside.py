@@ -9,6 +9,7 @@ from ..capabilities import Capabilities
 from ..groups import GroupBook, Groups
 from ..journal import Journal
 from ..process import ProcessEnd
+from ..settings import Settings
 from .calls import Calls
 from .evidence import Evidence
 from .flights import Flights
@@ -29,6 +30,11 @@ class Live:
         self._pulse: Optional[PulseThread] = None
         self._groups: Optional[GroupBook] = None
         self._waits: Optional[Groups] = None
+        self._settings = Settings(journal, lambda: self.observer.step_ring is not None)
+
+    def before_torch(self) -> None:
+        """What must be in place before the user's first line."""
+        self._settings.listen()
 
     def after_torch(self, torch: Any) -> None:
         """Install the hooks once torch is there; they do nothing before there is a world."""
@@ -80,6 +86,7 @@ class Live:
             self.observer.start()
             if self._pulse is not None and self.observer.step_ring is not None:
                 self._pulse.start()
+            self._journal.guarded(self._settings.note_others)
         elif self.observer.is_training_thread():
             self.observer.steps.finish()  # A step does not reach from one world into the next.
 
