@@ -109,10 +109,20 @@ def calls(value: float | None) -> str:
     return count(int(value)) if value is not None and value == int(value) else three(value)
 
 
-def with_unit(value: float | None, unit: str) -> str:
+def _with_unit(value: float | None, unit: str) -> str:
     """Three digits and a unit; only a dash when nothing is known."""
     text = three(value)
     return text if text == UNKNOWN else f"{text} {unit}"
+
+
+def watts(value: float | None) -> str:
+    """A power."""
+    return _with_unit(value, "W")
+
+
+def megahertz(value: float | None) -> str:
+    """A clock."""
+    return _with_unit(value, "MHz")
 
 
 def degrees(celsius: float | None) -> str:

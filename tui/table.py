@@ -13,6 +13,7 @@ from ddpdoctor.tui.glyphs import Glyphs
 from ddpdoctor.tui.painting import Painting, Target
 
 Row = TypeVar("Row")
+Value = TypeVar("Value", bound=float)
 SortKey = float | str | None
 GAP = 2
 
@@ -34,6 +35,28 @@ class Column(Generic[Row]):
     """Draws a row's cell for a width."""
     key: Callable[[Row], SortKey] | None = None
     """What to sort by; None where the order would mean nothing."""
+
+
+def figure_column(
+    name: str,
+    title: str,
+    value: Callable[[Row], Value | None],
+    words: Callable[[Value | None], str],
+    cell: Callable[[Row, str], Cell],
+    *,
+    width: int,
+    importance: int,
+) -> Column[Row]:
+    """A column of figures, right-aligned: ``cell`` draws a row's in ``words``, the figure itself is what is sorted."""
+    return Column(
+        name=name,
+        title=title,
+        width=width,
+        importance=importance,
+        align="right",
+        cell=lambda row, width: cell(row, words(value(row))),
+        key=value,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from ddpdoctor.tui.charts import gauge
 from ddpdoctor.tui.figures import bandwidth, calls, count, duration, share, size
 from ddpdoctor.tui.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
-from ddpdoctor.tui.table import Column, paint_table
+from ddpdoctor.tui.table import Column, figure_column, paint_table
 from ddpdoctor.tui.view import View
 
 
@@ -47,6 +47,15 @@ def _traffic_columns(view: View) -> list[Column[Traffic]]:
             return None
         return row.bus_bandwidth_bytes_per_s / row.limit_bytes_per_s
 
+    def carried(row: Traffic) -> float | None:
+        return row.bus_bandwidth_bytes_per_s
+
+    def plain(row: Traffic, text: str) -> Cell:
+        return Cell(text)
+
+    def strong(row: Traffic, text: str) -> Cell:
+        return Cell(text, "strong")
+
     def of_limit(row: Traffic, width: int) -> Line:
         ratio = used(row)
         if ratio is None:
@@ -72,46 +81,11 @@ def _traffic_columns(view: View) -> list[Column[Traffic]]:
             importance=2,
             cell=lambda row, width: Cell(shown(row.group)),
         ),
-        Column(
-            name="calls",
-            title="calls",
-            width=6,
-            importance=4,
-            align="right",
-            cell=lambda row, width: Cell(calls(row.calls_per_step)),
-        ),
-        Column(
-            name="bytes",
-            title="bytes",
-            width=8,
-            importance=3,
-            align="right",
-            cell=lambda row, width: Cell(size(row.bytes_per_step)),
-        ),
-        Column(
-            name="time",
-            title="time",
-            width=8,
-            importance=5,
-            align="right",
-            cell=lambda row, width: Cell(duration(row.ns_per_step)),
-        ),
-        Column(
-            name="hidden",
-            title="hidden",
-            width=6,
-            importance=6,
-            align="right",
-            cell=lambda row, width: Cell(share(row.overlap_ratio)),
-        ),
-        Column(
-            name="bandwidth",
-            title="bus bandwidth",
-            width=13,
-            importance=7,
-            align="right",
-            cell=lambda row, width: Cell(bandwidth(row.bus_bandwidth_bytes_per_s), "strong"),
-        ),
+        figure_column("calls", "calls", lambda row: row.calls_per_step, calls, plain, width=6, importance=4),
+        figure_column("bytes", "bytes", lambda row: row.bytes_per_step, size, plain, width=8, importance=3),
+        figure_column("time", "time", lambda row: row.ns_per_step, duration, plain, width=8, importance=5),
+        figure_column("hidden", "hidden", lambda row: row.overlap_ratio, share, plain, width=6, importance=6),
+        figure_column("bandwidth", "bus bandwidth", carried, bandwidth, strong, width=13, importance=7),
         Column(name="limit", title="of limit", width=16, most=30, importance=8, cell=of_limit),
         Column(
             name="backend",

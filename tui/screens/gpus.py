@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ddpdoctor.record.measured import Gpu, GpuSample
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, paragraph, shown
 from ddpdoctor.tui.charts import gauge, sparkline
-from ddpdoctor.tui.figures import degrees, memory, percent, rank_list, three, with_unit
+from ddpdoctor.tui.figures import degrees, megahertz, memory, percent, rank_list, three, watts
 from ddpdoctor.tui.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
-from ddpdoctor.tui.table import Column, paint_table
+from ddpdoctor.tui.table import Column, figure_column, paint_table
 from ddpdoctor.tui.view import View
 
 CARD_WIDTH = 58
@@ -62,7 +64,7 @@ def _card(gpu: Gpu, view: View, width: int) -> list[Line]:
             memory(gpu.memory_total_bytes),
             gauge(used, bar, glyphs, "series"),
         ),
-        _measured("power", with_unit(sample.power_w, "W"), with_unit(gpu.power_limit_w, "W"), power),
+        _measured("power", watts(sample.power_w), watts(gpu.power_limit_w), power),
         line(
             Cell("  clock   ", "dim"),
             Cell(f"{three(sample.sm_clock_mhz):>8}", "strong"),
@@ -102,6 +104,15 @@ def _columns(view: View) -> list[Column[Gpu]]:
         old = view.age(newest(gpu).taken_at_ns)[0] in {"old", "stale"}
         return Cell(text, "dim" if old else role)
 
+    def strong(gpu: Gpu, text: str) -> Cell:
+        return figure(gpu, text, "strong")
+
+    def heat(gpu: Gpu, text: str) -> Cell:
+        return figure(gpu, text, "warning" if newest(gpu).throttle_reasons else "")
+
+    def of_newest(value: Callable[[GpuSample], float | None]) -> Callable[[Gpu], float | None]:
+        return lambda gpu: value(newest(gpu))
+
     def speed(gpu: Gpu, width: int) -> Cell:
         reasons = ", ".join(shown(reason) for reason in newest(gpu).throttle_reasons)
         return figure(gpu, reasons or "full speed", "warning" if reasons else "dim")
@@ -110,6 +121,11 @@ def _columns(view: View) -> list[Column[Gpu]]:
         sample = newest(gpu)
         return gauge(_memory_share(gpu, sample), width, glyphs, "series")
 
+    busy = of_newest(lambda sample: sample.utilisation_percent)
+    used = of_newest(lambda sample: sample.memory_used_bytes)
+    power = of_newest(lambda sample: sample.power_w)
+    temperature = of_newest(lambda sample: sample.temperature_c)
+    clock = of_newest(lambda sample: sample.sm_clock_mhz)
     return [
         Column(
             name="gpu",
@@ -128,54 +144,12 @@ def _columns(view: View) -> list[Column[Gpu]]:
             importance=6,
             cell=lambda gpu, width: Cell(rank_list(gpu.ranks) if gpu.ranks else glyphs.unknown, "dim"),
         ),
-        Column(
-            name="busy",
-            title="busy",
-            width=5,
-            importance=2,
-            align="right",
-            cell=lambda gpu, width: figure(gpu, percent(newest(gpu).utilisation_percent), "strong"),
-            key=lambda gpu: newest(gpu).utilisation_percent,
-        ),
-        Column(
-            name="memory",
-            title="memory",
-            width=8,
-            importance=3,
-            align="right",
-            cell=lambda gpu, width: figure(gpu, memory(newest(gpu).memory_used_bytes)),
-            key=lambda gpu: newest(gpu).memory_used_bytes,
-        ),
+        figure_column("busy", "busy", busy, percent, strong, width=5, importance=2),
+        figure_column("memory", "memory", used, memory, figure, width=8, importance=3),
         Column(name="filled", title="", width=8, most=16, importance=10, cell=filled),
-        Column(
-            name="power",
-            title="power",
-            width=6,
-            importance=5,
-            align="right",
-            cell=lambda gpu, width: figure(gpu, with_unit(newest(gpu).power_w, "W")),
-            key=lambda gpu: newest(gpu).power_w,
-        ),
-        Column(
-            name="temperature",
-            title="temp",
-            width=5,
-            importance=4,
-            align="right",
-            cell=lambda gpu, width: figure(
-                gpu, degrees(newest(gpu).temperature_c), "warning" if newest(gpu).throttle_reasons else ""
-            ),
-            key=lambda gpu: newest(gpu).temperature_c,
-        ),
-        Column(
-            name="clock",
-            title="clock",
-            width=9,
-            importance=8,
-            align="right",
-            cell=lambda gpu, width: figure(gpu, with_unit(newest(gpu).sm_clock_mhz, "MHz")),
-            key=lambda gpu: newest(gpu).sm_clock_mhz,
-        ),
+        figure_column("power", "power", power, watts, figure, width=6, importance=5),
+        figure_column("temperature", "temp", temperature, degrees, heat, width=5, importance=4),
+        figure_column("clock", "clock", clock, megahertz, figure, width=9, importance=8),
         Column(name="speed", title="speed", width=16, most=30, importance=7, cell=speed),
         Column(
             name="name",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, shown
 from ddpdoctor.tui.charts import flowing, heat_strip, phase_bar, phase_legend
-from ddpdoctor.tui.figures import count, degrees, duration, memory, percent, size, span, three, with_unit
+from ddpdoctor.tui.figures import count, degrees, duration, megahertz, memory, percent, size, span, three, watts
 from ddpdoctor.tui.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading, stack_lines
 from ddpdoctor.tui.view import View
@@ -59,8 +59,8 @@ def _gpu(rank: RankView, view: View) -> Line:
     throttled = ", ".join(shown(reason) for reason in sample.throttle_reasons)
     words = (
         f"{percent(sample.utilisation_percent)} busy, {memory(sample.memory_used_bytes)},"
-        f" {with_unit(sample.power_w, 'W')}, {degrees(sample.temperature_c)},"
-        f" {with_unit(sample.sm_clock_mhz, 'MHz')}"
+        f" {watts(sample.power_w)}, {degrees(sample.temperature_c)},"
+        f" {megahertz(sample.sm_clock_mhz)}"
     )
     return line(Cell("  GPU        ", "dim"), words, Cell(f", {throttled}" if throttled else "", "warning"))
 

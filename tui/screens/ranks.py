@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddpdoctor.monitor.snapshot import RankView
 from ddpdoctor.record.measured import Gpu, GpuSample
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, in_role, line, shown
 from ddpdoctor.tui.charts import heat_strip
-from ddpdoctor.tui.figures import count, degrees, duration, memory, percent, span, three, with_unit
+from ddpdoctor.tui.figures import count, degrees, duration, memory, percent, span, three, watts
 from ddpdoctor.tui.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, heading
-from ddpdoctor.tui.table import Column, paint_table
+from ddpdoctor.tui.table import Column, figure_column, paint_table
 from ddpdoctor.tui.view import View
 
 
@@ -106,6 +107,9 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         old = view.age(row.rank.measured_at_ns)[0] in {"old", "stale"}
         return Cell(text, "dim" if old else role)
 
+    def dim(row: RankRow, text: str) -> Cell:
+        return Cell(text, "dim")
+
     def strip(row: RankRow, width: int) -> Line:
         times = row.rank.step_times
         drawn = heat_strip(row.rank.lateness_ns, times.p50_ns if times else None, width, glyphs)
@@ -124,73 +128,31 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
             cell=lambda row, width: Cell(shown(row.rank.host) or glyphs.unknown, "dim"),
             key=lambda row: row.rank.host or None,
         ),
-        Column(
-            name="gpu",
-            title="GPU",
-            width=3,
-            importance=10,
-            align="right",
-            cell=lambda row, width: Cell(count(row.rank.gpu_index), "dim"),
-            key=lambda row: row.rank.gpu_index,
-        ),
-        Column(
-            name="step",
-            title="step",
-            width=8,
-            importance=4,
-            align="right",
-            cell=lambda row, width: figure(row, count(row.rank.step)),
-            key=lambda row: row.rank.step,
-        ),
+        figure_column("gpu", "GPU", lambda row: row.rank.gpu_index, count, dim, width=3, importance=10),
+        figure_column("step", "step", lambda row: row.rank.step, count, figure, width=8, importance=4),
         Column(name="state", title="now", width=22, most=46, importance=2, cell=state, key=lambda row: row.rank.state),
-        Column(
-            name="p50",
-            title="median",
-            width=7,
-            importance=3,
-            align="right",
-            cell=lambda row, width: figure(row, duration(row.rank.step_times.p50_ns if row.rank.step_times else None)),
-            key=lambda row: row.rank.step_times.p50_ns if row.rank.step_times else None,
-        ),
-        Column(
-            name="p95",
-            title="p95",
-            width=7,
-            importance=9,
-            align="right",
-            cell=lambda row, width: figure(row, duration(row.rank.step_times.p95_ns if row.rank.step_times else None)),
-            key=lambda row: row.rank.step_times.p95_ns if row.rank.step_times else None,
-        ),
-        Column(
-            name="data",
-            title="data",
-            width=7,
-            importance=8,
-            align="right",
-            cell=lambda row, width: figure(row, duration(row.rank.phases.data_wait_ns if row.rank.phases else None)),
-            key=lambda row: row.rank.phases.data_wait_ns if row.rank.phases else None,
-        ),
-        Column(
-            name="waits",
-            title="waits",
-            width=7,
-            importance=7,
-            align="right",
-            cell=lambda row, width: figure(row, duration(row.rank.waiting_ns)),
-            key=lambda row: row.rank.waiting_ns,
-        ),
+        figure_column("p50", "median", _median_ns, duration, figure, width=7, importance=3),
+        figure_column("p95", "p95", _p95_ns, duration, figure, width=7, importance=9),
+        figure_column("data", "data", _data_wait_ns, duration, figure, width=7, importance=8),
+        figure_column("waits", "waits", lambda row: row.rank.waiting_ns, duration, figure, width=7, importance=7),
         *_gpu_columns(view),
-        Column(
-            name="samples",
-            title="samples/s",
-            width=9,
-            importance=16,
-            align="right",
-            cell=lambda row, width: figure(row, three(row.rank.samples_per_s)),
-            key=lambda row: row.rank.samples_per_s,
+        figure_column(
+            "samples", "samples/s", lambda row: row.rank.samples_per_s, three, figure, width=9, importance=16
         ),
         Column(name="late", title="late", width=16, most=-1, importance=5, cell=strip),
     ]
+
+
+def _median_ns(row: RankRow) -> float | None:
+    return row.rank.step_times.p50_ns if row.rank.step_times else None
+
+
+def _p95_ns(row: RankRow) -> float | None:
+    return row.rank.step_times.p95_ns if row.rank.step_times else None
+
+
+def _data_wait_ns(row: RankRow) -> float | None:
+    return row.rank.phases.data_wait_ns if row.rank.phases else None
 
 
 def _gpu_columns(view: View) -> list[Column[RankRow]]:
@@ -198,46 +160,20 @@ def _gpu_columns(view: View) -> list[Column[RankRow]]:
         old = row.sample is not None and view.age(row.sample.taken_at_ns)[0] in {"old", "stale"}
         return Cell(text, "dim" if old else role)
 
-    def heat(row: RankRow, width: int) -> Cell:
+    def heat(row: RankRow, text: str) -> Cell:
         throttled = row.sample is not None and row.sample.throttle_reasons
-        text = degrees(row.sample.temperature_c if row.sample else None)
         return figure(row, text, "warning" if throttled else "")
 
+    def of_sample(value: Callable[[GpuSample], float | None]) -> Callable[[RankRow], float | None]:
+        return lambda row: value(row.sample) if row.sample else None
+
+    busy = of_sample(lambda sample: sample.utilisation_percent)
+    used = of_sample(lambda sample: sample.memory_used_bytes)
+    temperature = of_sample(lambda sample: sample.temperature_c)
+    power = of_sample(lambda sample: sample.power_w)
     return [
-        Column(
-            name="busy",
-            title="busy",
-            width=5,
-            importance=11,
-            align="right",
-            cell=lambda row, width: figure(row, percent(row.sample.utilisation_percent if row.sample else None)),
-            key=lambda row: row.sample.utilisation_percent if row.sample else None,
-        ),
-        Column(
-            name="memory",
-            title="memory",
-            width=8,
-            importance=12,
-            align="right",
-            cell=lambda row, width: figure(row, memory(row.sample.memory_used_bytes if row.sample else None)),
-            key=lambda row: row.sample.memory_used_bytes if row.sample else None,
-        ),
-        Column(
-            name="temperature",
-            title="temp",
-            width=5,
-            importance=13,
-            align="right",
-            cell=heat,
-            key=lambda row: row.sample.temperature_c if row.sample else None,
-        ),
-        Column(
-            name="power",
-            title="power",
-            width=6,
-            importance=14,
-            align="right",
-            cell=lambda row, width: figure(row, with_unit(row.sample.power_w if row.sample else None, "W")),
-            key=lambda row: row.sample.power_w if row.sample else None,
-        ),
+        figure_column("busy", "busy", busy, percent, figure, width=5, importance=11),
+        figure_column("memory", "memory", used, memory, figure, width=8, importance=12),
+        figure_column("temperature", "temp", temperature, degrees, heat, width=5, importance=13),
+        figure_column("power", "power", power, watts, figure, width=6, importance=14),
     ]
