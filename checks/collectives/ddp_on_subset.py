@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.divergence import evidence_of, partings_by, places_of
+from ddpdoctor.source.divergence import finding_of, partings_by
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
 from ddpdoctor.source.script import Script
@@ -49,14 +49,12 @@ _REMEDY = "Build DDP on every rank, or pass a process_group that holds only the 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report DDP constructions that a rank test lets only some ranks come to."""
     for parting in partings_by(whole_projection(script), "wrap"):
-        yield CHECK.finding(
-            "source",
+        yield finding_of(
+            CHECK,
+            parting,
+            _REMEDY,
             f"only {spoken(parting.running)} of 4 can build DDP here, on the default group of all ranks; "
             f"{spoken(parting.missing)} cannot",
-            remedy=_REMEDY,
-            locations=places_of(parting),
-            evidence=evidence_of(parting),
-            severity=Severity.WARNING if parting.guessed else None,
         )
 
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of, remedy_of
+from ddpdoctor.source.divergence import finding_of, partings_by, remedy_of
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -51,14 +51,7 @@ CHECK = Check(
 def in_source(script: Script) -> Iterator[Finding]:
     """Report collectives that a rank test keeps from some ranks, with nothing that matches them on the others."""
     for parting in partings_by(whole_projection(script), "collective"):
-        yield CHECK.finding(
-            "source",
-            in_words(parting),
-            remedy=remedy_of(parting),
-            locations=places_of(parting),
-            evidence=evidence_of(parting),
-            severity=Severity.WARNING if parting.guessed else None,
-        )
+        yield finding_of(CHECK, parting, remedy_of(parting))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

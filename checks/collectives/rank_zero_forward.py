@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
+from ddpdoctor.source.divergence import finding_of, partings_by
 from ddpdoctor.source.lone_forwards import lone_forwards
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks import spoken
@@ -57,14 +57,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report forwards of a DDP model with buffers that a rank test keeps from some ranks."""
     projection = whole_projection(script)
     for parting in partings_by(projection, "forward"):
-        yield CHECK.finding(
-            "source",
-            in_words(parting),
-            remedy=_REMEDY,
-            locations=places_of(parting),
-            evidence=evidence_of(parting),
-            severity=Severity.WARNING if parting.guessed else None,
-        )
+        yield finding_of(CHECK, parting, _REMEDY)
     for lone in lone_forwards(projection):
         yield CHECK.finding(
             "source",

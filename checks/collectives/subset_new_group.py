@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.divergence import evidence_of, in_words, partings_by, places_of
+from ddpdoctor.source.divergence import finding_of, partings_by
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -51,14 +51,7 @@ _REMEDY = "Move new_group out of the rank test, so that every rank calls it, or 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report groups that a rank test lets only some ranks make."""
     for parting in partings_by(whole_projection(script), "group"):
-        yield CHECK.finding(
-            "source",
-            in_words(parting),
-            remedy=_REMEDY,
-            locations=places_of(parting),
-            evidence=evidence_of(parting),
-            severity=Severity.WARNING if parting.guessed else None,
-        )
+        yield finding_of(CHECK, parting, _REMEDY)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

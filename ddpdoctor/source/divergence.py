@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.finding import Fact, Frame, Location
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks import numbers_in, spoken
@@ -87,7 +88,19 @@ def _cause(event: Event) -> Cause:
     return "group" if event.name == "new_group" else "collective"
 
 
-def evidence_of(parting: Parting) -> tuple[Fact, ...]:
+def finding_of(check: Check, parting: Parting, remedy: str, title: str = "") -> Finding:
+    """What a check says of a place where ranks part; less surely where the rank test is one by its name only."""
+    return check.finding(
+        "source",
+        title or _in_words(parting),
+        remedy=remedy,
+        locations=_places_of(parting),
+        evidence=_evidence_of(parting),
+        severity=Severity.WARNING if parting.guessed else None,
+    )
+
+
+def _evidence_of(parting: Parting) -> tuple[Fact, ...]:
     """The rank test that decides, and the call chain of the ranks that come through."""
     return (
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
@@ -100,7 +113,7 @@ def evidence_of(parting: Parting) -> tuple[Fact, ...]:
     )
 
 
-def places_of(parting: Parting) -> tuple[Location, ...]:
+def _places_of(parting: Parting) -> tuple[Location, ...]:
     """The call, where the others left if they did, and the rank test."""
     leaving = () if parting.exit_location is None else (parting.exit_location,)
     return (parting.location, *leaving, parting.condition_location)
@@ -119,7 +132,7 @@ def remedy_of(parting: Parting) -> str:
     )
 
 
-def in_words(parting: Parting) -> str:
+def _in_words(parting: Parting) -> str:
     """What the ranks run where they part, in one sentence."""
     if parting.turns is not None:
         here, there = parting.turns
