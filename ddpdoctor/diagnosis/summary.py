@@ -72,14 +72,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Hidden share of the communication window."""
 
 
-class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured steps of one rank in a window of time."""
+class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of one rank's measured steps, by those who work it out and by those who show it."""
 
-    rank: int
-    steps: int
-    """Steps in the window."""
-    step_times: StepTimes
-    phases: Phases
     waiting_ns: float | None = None
     """Mean per step that it waits for other ranks: in exposed communication and in explicit collectives."""
     late_ns: float | None = None
@@ -87,25 +82,30 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     late_phase: str = ""
     """The phase that makes it late: ``data_wait``, ``forward``, ``backward``, ``optimizer``, ``explicit`` or ``other``;
     empty where it is not late."""
+    overlap_ratio: float | None = None
+    """Hidden share of its communication window; None where no window was measured."""
+    samples_per_s: float | None = None
+
+
+class RankSummary(RankFigures, frozen=True, kw_only=True):
+    """The measured steps of one rank in a window of time."""
+
+    rank: int
+    steps: int
+    """Steps in the window."""
+    step_times: StepTimes
+    phases: Phases
     times_late: int = 0
     """How often it came last where ranks met."""
-    overlap_ratio: float | None = None
-    """Hidden share of the communication window; None where no window was measured."""
     bytes_per_step: float = 0.0
     collectives_per_step: float = 0.0
-    samples_per_s: float | None = None
     measured_at_ns: int = 0
     """End of the newest step."""
 
 
-class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured steps of all ranks in a window of time."""
+class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of all ranks' measured steps, by those who work it out and by those who show it."""
 
-    ranks: tuple[RankSummary, ...] = ()
-    steps: int = 0
-    """Steps that every rank made in the window."""
-    seconds: float = 0.0
-    """Wall time of the window's steps, pauses included."""
     steps_per_s: float | None = None
     samples_per_s: float | None = None
     """Of the whole job."""
@@ -114,8 +114,19 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the ranks."""
     overlap_ratio: float | None = None
     exposed_share: float | None = None
+    """Exposed communication's share of the step: the mean over the ranks."""
     efficiency: float | None = None
     """Estimated: 1 - (exposed + explicit) / step."""
     traffic: tuple[Traffic, ...] = ()
     measured_at_ns: int | None = None
     """End of the newest step behind these figures."""
+
+
+class RunSummary(JobFigures, frozen=True, kw_only=True):
+    """The measured steps of all ranks in a window of time."""
+
+    ranks: tuple[RankSummary, ...] = ()
+    steps: int = 0
+    """Steps that every rank made in the window."""
+    seconds: float = 0.0
+    """Wall time of the window's steps, pauses included."""

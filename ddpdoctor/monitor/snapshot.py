@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ddpdoctor.diagnosis.summary import Phases, RunVerdict, StepTimes, Traffic
+from ddpdoctor.diagnosis.summary import JobFigures, Phases, RankFigures, RunVerdict, StepTimes
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.measured import Gpu, Phase
 
@@ -20,7 +20,7 @@ RunState = Literal["waiting", "running", "stalled", "ended"]
 """``waiting``: no rank has trained a step yet."""
 
 
-class RankView(msgspec.Struct, frozen=True, kw_only=True):
+class RankView(RankFigures, frozen=True, kw_only=True):
     """One rank."""
 
     rank: int
@@ -41,19 +41,10 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     step_times: StepTimes | None = None
     phases: Phases | None = None
-    waiting_ns: float | None = None
-    """Mean per step that it spends waiting for other ranks."""
     lateness_ns: tuple[float | None, ...] = ()
     """How late it came after the first rank, per slice of ``History.slices_at_ns``; None where nothing was measured."""
-    late_ns: float | None = None
-    """Mean per step that the others wait for it alone."""
-    late_phase: str = ""
-    """The phase that makes it late; empty where it is not."""
-    overlap_ratio: float | None = None
-    """Hidden share of its communication window."""
     bytes_per_step: float | None = None
     collectives_per_step: float | None = None
-    samples_per_s: float | None = None
     measured_steps: int = 0
     """Steps behind these figures."""
     measured_at_ns: int | None = None
@@ -130,7 +121,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     exposed_share: tuple[float | None, ...] = ()
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(JobFigures, frozen=True, kw_only=True):
     """Everything that is shown of a run at one moment."""
 
     now_ns: int
@@ -153,16 +144,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     verdict: RunVerdict
     steps: int | None = None
     """Steps that every rank has made."""
-    steps_per_s: float | None = None
-    samples_per_s: float | None = None
-    step_times: StepTimes | None = None
-    phases: Phases | None = None
-    """Means over the ranks."""
-    overlap_ratio: float | None = None
-    exposed_share: float | None = None
-    """Exposed communication's share of the step, worst rank apart: the mean over the ranks."""
-    efficiency: float | None = None
-    """Estimated: 1 - (exposed + explicit) / step."""
     one_rank_samples_per_s: float | None = None
     """What the same training did on one rank, where a run of it was named."""
     scaling_efficiency: float | None = None
@@ -170,10 +151,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpu_utilisation_percent: float | None = None
     gpu_utilisation_corrected_percent: float | None = None
     """Without the share of time in which the GPU only spins in communication kernels."""
-    measured_at_ns: int | None = None
-    """Time of the newest step behind these figures."""
     ranks: tuple[RankView, ...] = ()
-    traffic: tuple[Traffic, ...] = ()
     buckets: tuple[BucketView, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     gpus_note: str = ""
