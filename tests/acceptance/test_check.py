@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+
+from tests.check_command import check
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
@@ -76,26 +76,6 @@ HABITS = {
     ),
     "rmtree at the start": ("shutil.rmtree('runs')", "pass", 3),
 }
-
-
-def with_our_tree(**environment: str) -> dict[str, str]:
-    """An environment in which this tree is examined, wherever a command is run."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-
-
-def check(*arguments: str, cwd: Path, python: str = sys.executable, **environment: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON report."""
-    done = subprocess.run(
-        [python, "-m", "ddpdoctor", "check", "--output-format", "json", *arguments],
-        cwd=cwd,
-        env=with_our_tree(**environment),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.stdout, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(done.stdout)
 
 
 def tree(directory: Path) -> dict[str, str]:

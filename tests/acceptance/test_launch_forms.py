@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.acceptance.test_check import check, with_our_tree
+from tests.check_command import check, with_our_tree
 
 MODEL = """
 import torch

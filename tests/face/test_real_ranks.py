@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,8 +15,8 @@ import pytest
 
 from ddpdoctor.examine import ExamineRequest, examine
 from ddpdoctor.launch.run_directory import temporary_run_directory
+from tests.check_command import check, with_our_tree
 
-ROOT = Path(__file__).parents[2]
 TRAINING = """
 import argparse
 import os
@@ -115,7 +114,8 @@ def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
 def test_a_rehearsal_that_shows_nothing_is_inconclusive_with_the_words_of_the_script(
     text: str, reason: str, output: str, tmp_path: Path
 ) -> None:
-    report = check(tmp_path, text, code=3)
+    code, report = check_text(tmp_path, text)
+    assert code == 3
     assert (report["verdict"], report["complete"], report["findings"]) == ("inconclusive", False, [])
     assert report["rehearsal"]["status"] == "failed"
     assert reason in report["rehearsal"]["reason"]
@@ -124,14 +124,16 @@ def test_a_rehearsal_that_shows_nothing_is_inconclusive_with_the_words_of_the_sc
 
 
 def test_the_arguments_behind_the_dashes_reach_the_script(tmp_path: Path) -> None:
-    report = check(tmp_path, training(ARGUMENTS), "--", "--data", "x", code=0)
+    code, report = check_text(tmp_path, training(ARGUMENTS), "--", "--data", "x")
+    assert code == 0
     assert (report["verdict"], report["complete"]) == ("clean", True)
     assert report["rehearsal"]["status"] == "completed"
     assert report["rehearsal"]["steps"] >= 2
 
 
 def test_the_exception_of_one_rank_is_the_headline(tmp_path: Path) -> None:
-    report = check(tmp_path, training(in_a_step="assert dist.get_rank() == 0, 'rank one is bad'"), code=1)
+    code, report = check_text(tmp_path, training(in_a_step="assert dist.get_rank() == 0, 'rank one is bad'"))
+    assert code == 1
     (finding,) = report["findings"]
     assert finding["code"] == "DDP706"
     assert "AssertionError" in finding["title"]
@@ -159,7 +161,7 @@ def test_a_named_python_without_torch_is_a_usage_error(tmp_path: Path) -> None:
     subprocess.run((sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"), check=True)
     (tmp_path / "train.py").write_text("import torch\n")
     command = (sys.executable, "-m", "ddpdoctor", "check", "--python", "venv", "train.py")
-    done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=with_our_tree(), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --python venv: has no torch\n")
 
@@ -170,7 +172,7 @@ def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, t
     process = subprocess.Popen(
         (sys.executable, "-m", "ddpdoctor", "check", "train.py"),
         cwd=tmp_path,
-        env=_environment(),
+        env=with_our_tree(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -198,7 +200,7 @@ def test_nothing_outlives_a_doctor_who_is_killed(where: str, tmp_path: Path) -> 
     asleep = "open(f'pid-{os.getpid()}', 'w'); time.sleep(60)"
     early = f"import os, time; {asleep}\n" + training()
     (project / "train.py").write_text(early if where == "before the ranks meet" else training(in_a_step=asleep))
-    environment = _environment() | {"XDG_STATE_HOME": str(state)}
+    environment = with_our_tree(XDG_STATE_HOME=str(state))
     process = subprocess.Popen((sys.executable, "-m", "ddpdoctor", "check", "train.py"), cwd=project, env=environment)
     pids = _wait_for_ranks(project, 2)
     process.kill()
@@ -214,26 +216,10 @@ def test_nothing_outlives_a_doctor_who_is_killed(where: str, tmp_path: Path) -> 
     assert sorted(path.name for path in project.iterdir()) == ["train.py"]
 
 
-def check(directory: Path, text: str, *arguments: str, code: int) -> dict[str, Any]:
-    """Check ``text`` as ``train.py`` in ``directory``; returns the JSON report."""
+def check_text(directory: Path, text: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Check ``text`` as ``train.py`` in ``directory``; exit code and JSON report."""
     (directory / "train.py").write_text(text)
-    done = subprocess.run(
-        (sys.executable, "-m", "ddpdoctor", "check", "train.py", "--output-format", "json", *arguments),
-        cwd=directory,
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert done.stderr == ""
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["exit_code"] == code
-    return report
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)}
+    return check("train.py", *arguments, cwd=directory)
 
 
 def _wait_for_ranks(directory: Path, count: int) -> list[int]:

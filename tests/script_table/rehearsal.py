@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tests.check_command import check
 from tests.script_table.model import Edit, Script
-
-ROOT = Path(__file__).parents[2]
-AT_MOST_S = 600.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,23 +41,15 @@ def rehearse(script: Script, project: Path, state: Path, edit: Edit | None = Non
     if edit is not None:
         edit.apply(project)
     before = tree(project)
-    options = ("--output-format", "json", *(edit.options if edit is not None else ()))
+    options = edit.options if edit is not None else ()
     started_s = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "check", *options, script.script, "--", *script.arguments],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state)},
-        capture_output=True,
-        text=True,
-        timeout=AT_MOST_S,
-    )
+    exit_code, report = check(*options, script.script, "--", *script.arguments, cwd=project, XDG_STATE_HOME=str(state))
     seconds = time.perf_counter() - started_s
-    assert done.stdout, done.stderr
     after = tree(project)
     return Outcome(
-        exit_code=done.returncode,
+        exit_code=exit_code,
         seconds=seconds,
-        report=json.loads(done.stdout),
+        report=report,
         left_behind=tuple(sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))),
     )
 

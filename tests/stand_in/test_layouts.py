@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,8 +11,8 @@ import pytest
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.layouts import Layout, parse_layout
 from ddpdoctor.rehearsal.pretended_nodes import pretend
+from tests.check_command import check
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os
 import torch, torch.distributed as dist
@@ -47,31 +43,22 @@ dist.destroy_process_group()
 ON_CPU = {"BACKEND": "gloo", "DEVICE": "device = torch.device('cpu')"}
 
 
-def check(directory: Path, layout: str, **parts: str) -> tuple[int, list[dict[str, Any]]]:
+def findings_in(directory: Path, layout: str, **parts: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and findings that are no advice."""
     text = textwrap.dedent(SCRIPT)
     for name, value in {**ON_CPU, **parts}.items():
         text = text.replace(name, value)
     (directory / "train.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", "--layout", layout, "train.py"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.stdout, done.stderr
-    report = json.loads(done.stdout)
-    return done.returncode, [finding for finding in report["findings"] if finding["severity"] != "advice"]
+    code, report = check("--layout", layout, "train.py", cwd=directory)
+    return code, [finding for finding in report["findings"] if finding["severity"] != "advice"]
 
 
 def test_a_script_that_minds_its_nodes_passes_on_two(tmp_path: Path) -> None:
-    assert check(tmp_path, "2x1", SAMPLER="rank", SAVER="rank") == (0, [])
+    assert findings_in(tmp_path, "2x1", SAMPLER="rank", SAVER="rank") == (0, [])
 
 
 def test_a_local_rank_for_the_global_one_is_proved_by_a_second_node(tmp_path: Path) -> None:
-    code, findings = check(tmp_path, "2x1", SAMPLER="local_rank", SAVER="local_rank")
+    code, findings = findings_in(tmp_path, "2x1", SAMPLER="local_rank", SAVER="local_rank")
     assert code == 1
     proved = {finding["code"]: finding for finding in findings if "rehearsal" in finding["basis"]}
     assert {"DDP501", "DDP517"} <= proved.keys()
@@ -81,7 +68,7 @@ def test_a_local_rank_for_the_global_one_is_proved_by_a_second_node(tmp_path: Pa
 
 def test_a_global_rank_as_a_gpu_index_is_proved_by_a_second_node(tmp_path: Path) -> None:
     device = "device = torch.device('cuda', rank); torch.cuda.set_device(device)"
-    code, findings = check(tmp_path, "2x1", BACKEND="nccl", DEVICE=device, SAMPLER="rank", SAVER="rank")
+    code, findings = findings_in(tmp_path, "2x1", BACKEND="nccl", DEVICE=device, SAMPLER="rank", SAVER="rank")
     assert code == 1
     proved = [finding for finding in findings if "rehearsal" in finding["basis"]]
     assert [(finding["code"], finding["ranks"]) for finding in proved] == [("DDP501", [1])]

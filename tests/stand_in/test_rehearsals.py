@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.check_command import check
+
 SCRIPT = """
 import os
 import torch, torch.distributed as dist
@@ -52,23 +49,14 @@ if __name__ == "__main__":
 """
 
 
-def check(directory: Path, extra: str, *options: str) -> tuple[int, dict[str, Any]]:
+def check_with(directory: Path, extra: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON report for the script with one more line."""
     (directory / "train.py").write_text(textwrap.dedent(SCRIPT).replace("EXTRA", extra))
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", *options, "train.py"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return check("train.py", cwd=directory)
 
 
 def test_a_healthy_script_runs_to_its_end_in_silence(tmp_path: Path) -> None:
-    code, report = check(tmp_path, "pass")
+    code, report = check_with(tmp_path, "pass")
     assert (code, report["findings"]) == (0, [])
     rehearsal = report["rehearsal"]
     assert rehearsal["status"] == "completed" and rehearsal["device"] == "stand-in"
@@ -83,14 +71,14 @@ def test_a_healthy_script_runs_to_its_end_in_silence(tmp_path: Path) -> None:
     ],
 )
 def test_what_only_a_gpu_has_is_inconclusive_and_names_the_line(tmp_path: Path, extra: str, said: str) -> None:
-    code, report = check(tmp_path, extra)
+    code, report = check_with(tmp_path, extra)
     line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "EXTRA" in text)
     assert code == 3 and not [finding for finding in report["findings"] if finding["severity"] != "advice"]
     assert f"train.py:{line}" in report["rehearsal"]["reason"] and said in report["rehearsal"]["reason"]
 
 
 def test_a_gpu_that_the_node_lacks_is_the_scripts_own_fault(tmp_path: Path) -> None:
-    code, report = check(tmp_path, "batch = batch.to(f'cuda:{local_rank + 1}')")
+    code, report = check_with(tmp_path, "batch = batch.to(f'cuda:{local_rank + 1}')")
     assert code == 1
     errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert [finding["ranks"] for finding in errors] == [[1]] and "invalid device ordinal" in errors[0]["title"]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,8 +11,8 @@ from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.further import Variant, noted, variants, with_variant
 from ddpdoctor.merge import merge
 from ddpdoctor.runner import CheckResult
+from tests.check_command import check
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import math, os, time
 import torch, torch.distributed as dist
@@ -72,26 +68,17 @@ HOLDS = {
 }
 
 
-def check(directory: Path, parts: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
+def check_with(directory: Path, parts: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON report."""
     text = textwrap.dedent(SCRIPT)
     for name, value in parts.items():
         text = text.replace(name, value)
     (directory / "train.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", *options, "train.py"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return check(*options, "train.py", cwd=directory)
 
 
 def test_a_script_that_holds_passes_the_thorough_rehearsal_in_silence(tmp_path: Path) -> None:
-    code, report = check(tmp_path, HOLDS, "--thorough")
+    code, report = check_with(tmp_path, HOLDS, "--thorough")
     assert (code, [one for one in report["findings"] if one["severity"] != "advice"]) == (0, [])
     notes = " ".join(report["rehearsal"]["notes"])
     assert all(f"rehearsed again {variant}: " in notes for variant in ("as 2x1", "under stress nan"))
@@ -99,7 +86,7 @@ def test_a_script_that_holds_passes_the_thorough_rehearsal_in_silence(tmp_path: 
 
 
 def test_what_breaks_is_a_warning_that_names_the_cause(tmp_path: Path) -> None:
-    code, report = check(tmp_path, BREAKS, "--stress", "all")
+    code, report = check_with(tmp_path, BREAKS, "--stress", "all")
     assert code == 1
     under = {finding["stress"]: finding for finding in report["findings"] if finding["stress"]}
     assert {finding["severity"] for finding in report["findings"]} <= {"warning", "advice"}
