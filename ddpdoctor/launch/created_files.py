@@ -76,6 +76,8 @@ def _is_proved(path: str, created: Created, not_before_ns: int) -> bool:
 def _is_of_kind(mode: int, kind: str) -> bool:
     if kind == "directory":
         return stat.S_ISDIR(mode)
+    if kind == "socket":
+        return stat.S_ISSOCK(mode)
     if kind == "name":
         return stat.S_ISLNK(mode)
     return stat.S_ISREG(mode)

@@ -17,9 +17,10 @@ from typing import NamedTuple
 LOG_NAME = "created-files.log"
 """Name of the log inside the run directory."""
 
-KINDS = ("file", "directory", "name", "foreign")
-"""``file`` and ``directory`` were made by the ranks. ``name`` is a link made by them to content that may not be theirs.
-``foreign`` was there before the rehearsal and was taken away with leave: whatever has that name is never cleaned up."""
+KINDS = ("file", "directory", "socket", "name", "foreign")
+"""``file``, ``directory`` and ``socket`` were made by the ranks. ``name`` is a link made by them to content that may
+not be theirs. ``foreign`` was there before the rehearsal and was taken away with leave: whatever has that name is
+never cleaned up."""
 
 
 class Record(NamedTuple):

@@ -240,6 +240,17 @@ class FileRules:
             self._tell("mkdir", name, False)
         return None
 
+    def socket_bound(self, address: object) -> Refusal | None:
+        """``socket.bind``, which makes a file of a Unix socket; a path that is taken makes it fail by itself.
+
+        Nobody is told: such sockets are made by libraries, as by a loader's worker that hands on tensors, and stay
+        behind when the process is killed.
+        """
+        name = name_path(address)
+        if name is not None and not self._is_exempt(name) and self._is_free(name):
+            self._created.note("socket", name)
+        return None
+
     def database_connected(self, database: object) -> Refusal | None:
         """``sqlite3.connect``, which writes from C; a database that was there may only be opened read-only."""
         location = _database_path(database)

@@ -37,6 +37,7 @@ _RULES = {
     "os.setxattr": ("attributes_changed", (0,)),
     "os.removexattr": ("attributes_changed", (0,)),
     "os.truncate": ("truncated", (0,)),
+    "socket.bind": ("socket_bound", (1,)),
     "sqlite3.connect": ("database_connected", (0,)),
 }
 """Audit event -> method of ``FileRules`` and the positions of the arguments that it takes."""

@@ -32,6 +32,22 @@ def test_what_was_made_is_listed_then_removed_and_renames_are_followed(project: 
     assert project.created() == []
 
 
+def test_sockets_are_the_ranks_own_and_do_not_outlive_those_that_are_killed(project: Any) -> None:
+    outcome = project.rehearse(
+        """
+        import os, socket
+        os.mkdir("pymp")
+        for name in ("pymp/left", "removed", f"\\0{os.getpid()}"):
+            socket.socket(socket.AF_UNIX).bind(name)
+        socket.socket().bind(("127.0.0.1", 0))
+        os.remove("removed")
+        """
+    )
+    assert (outcome.refusals, outcome.exit_code) == ((), 0), outcome.stderr
+    assert project.clean() == ["pymp", "pymp/left"]
+    assert project.tree() == project.before == {}
+
+
 def test_a_directory_with_somebody_elses_file_stays(project: Any) -> None:
     project.rehearse("import os; os.mkdir('out'); open('out/a', 'w')")
     (project.path / "out" / "mine").write_text("x")
