@@ -12,7 +12,7 @@ from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import is_training_state
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, Guard
-from ddpdoctor.source.values import Built, options_of
+from ddpdoctor.source.values import ALL_LANES, Built, options_of
 from ddpdoctor.source.vocabulary import OPTIMIZER
 from ddpdoctor.source.words import mentions_any
 from ddpdoctor.source.wrapped_models import (
@@ -72,20 +72,29 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
     if not is_distributed(projection) or mentions_any(projection.machine.script, _SHARES_STATE):
         return
     seen: set[ast.AST] = set()
-    for event in projection.in_course("call"):
-        if (
-            event.name != "load_state_dict"
-            or event.ranks not in FIRST_RANKS
-            or event.receiver is None
-            or not event.guards
-        ):
+    loads = [event for event in projection.in_course("call") if event.name == "load_state_dict"]
+    for event in loads:
+        guard = _guard(projection, event)
+        if event.ranks not in FIRST_RANKS or event.receiver is None or guard is None or event.node in seen:
             continue
         options = [option for option in options_of(event.receiver) if isinstance(option, Built)]
-        if event.node not in seen and options and all(is_training_state(option) for option in options):
+        elsewhere = any(load.receiver == event.receiver and load.ranks & ~event.ranks for load in loads)
+        if options and all(is_training_state(option) for option in options) and not elsewhere:
             seen.add(event.node)
             name = options[0].name
             what = "optimizer" if name == OPTIMIZER else name.rpartition(".")[2]
-            yield LonelyLoad(event, event.guards[-1], what)
+            yield LonelyLoad(event, guard, what)
+
+
+def _guard(projection: Projection, event: Event) -> Guard | None:
+    """The condition that keeps the other ranks out: around a call, or one under which they left before it."""
+    if event.guards:
+        return event.guards[-1]
+    for left in reversed(projection.exits):
+        passed = left.ordinal < event.ordinal and (not left.scope or left.scope in event.scopes)
+        if passed and left.ranks == ALL_LANES & ~event.ranks:
+            return left.guard
+    return None
 
 
 def _second_backwards(projection: Projection) -> Iterator[UnreducedGradient]:
