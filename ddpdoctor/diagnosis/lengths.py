@@ -44,9 +44,9 @@ class UnevenPass(msgspec.Struct, frozen=True, kw_only=True):
 def uneven_passes(record: RunRecord, *, one_left: bool = False) -> Iterator[UnevenPass]:
     """Yield the first uneven training pass of each loader that feeds a DDP module, outside `join()`.
 
-    Passes that the script left by itself say nothing, and neither does a loader that every rank started anew in the
-    middle of training without harm (a loop over steps, not over the loader); ``one_left`` tells that it did harm, as a
-    rank ran to its end before the others.
+    Passes that the script left by itself, unless by its rank's own length, say nothing, and neither does a loader that
+    every rank started anew in the middle of training without harm (a loop over steps, not over the loader);
+    ``one_left`` tells that it did harm, as a rank ran to its end before the others.
     """
     if not record.wraps:
         return
@@ -84,11 +84,16 @@ def _uneven(entries: tuple[Pass, ...], loader: LoaderOnRanks) -> UnevenPass | No
     if not any(entry.backwards for entry in entries) or any(entry.joined for entry in entries):
         return None
     lengths = [_length(entry) for entry in entries]
-    if None in lengths or len(set(lengths)) == 1 or all(entry.end == "abandoned" for entry in entries):
+    left = all(entry.end in ("abandoned", "counted") for entry in entries)
+    if None in lengths or len(set(lengths)) == 1 or (left and not all(entry.by_length for entry in entries)):
         return None
     known = [length for length in lengths if length is not None]
     shortest, longest = min(known), max(known)
-    ended = any(entry.end == "exhausted" for entry, length in zip(entries, known, strict=True) if length == shortest)
+    ended = any(
+        entry.end == "exhausted" or (entry.by_length and entry.yielded == shortest)
+        for entry, length in zip(entries, known, strict=True)
+        if length == shortest
+    )
     ahead = any(entry.yielded > shortest for entry, length in zip(entries, known, strict=True) if length == longest)
     return UnevenPass(
         ordinal=entries[0].ordinal,

@@ -80,7 +80,7 @@ def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Ba
 def follows_a_cut(record: RunRecord, step: OptimizerStep, last_ns: int) -> bool:
     """Tell whether a pass was cut by the rehearsal after the time given, and before the step."""
     return any(
-        entry.rank == step.rank and entry.end == "cut" and last_ns < entry.ended_ns < step.time_ns
+        entry.rank == step.rank and entry.end in ("cut", "counted") and last_ns < entry.ended_ns < step.time_ns
         for entry in record.passes
     )
 

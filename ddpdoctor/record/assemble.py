@@ -341,6 +341,7 @@ class Assembly:
             ended_ns=event["time_ns"],
             yielded=event["yielded"],
             end=event["end"],
+            by_length=bool(event.get("by_length", False)),
             backwards=event["backwards"],
             index_count=event.get("index_count"),
             index_digest=event.get("index_digest", ""),

@@ -37,7 +37,7 @@ from ddpdoctor.record.waits import Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
-PassEnd = Literal["exhausted", "cut", "abandoned", "open"]
+PassEnd = Literal["exhausted", "cut", "counted", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 StopReason = Literal[
     "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut",
@@ -311,6 +311,10 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """Batches that the pass would have had without the cut; None when not known."""
     yielded: int = 0
     end: PassEnd = "open"
+    """``cut`` and ``counted`` were ended by the rehearsal; the latter's script counts what it draws, and was not
+    prepared for an end."""
+    by_length: bool = False
+    """The script drew as many batches as this rank's own ``len(loader)`` says, to which no other rank agreed."""
     backwards: int = 0
     """Backward calls made while the pass was open."""
     ended_ns: int = 0

@@ -1,7 +1,8 @@
 """Which question a ``len(loader)`` in a script asks: how long training is, or where the loop over this pass ends.
 
 Schedules, intervals and averages are made of the true length and break on another. A loop that ends by the length has
-to be told the one that it will meet. The source of the asking line tells them apart.
+to be told the one that it will meet. The source of the asking line tells them apart; a length is followed through
+names, tensors, what a function returns, and a reduction in which the ranks agree on the shortest.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import ast
 import linecache
 from collections.abc import Iterator
 from types import FrameType
-from typing import NamedTuple, Optional
+from typing import Literal, NamedTuple, Optional
 
 COUNTING_FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers")
 """Their trainers ask for the length in order to know a pass's last batch."""
 _MOST_CALLERS = 4
-_MOST_NAMES = 3
-"""Assignments through which a length is followed."""
+_MOST_NAMES = 4
+"""Assignments and returns through which a length is followed."""
+_PASS_ON = frozenset({"tensor", "as_tensor", "Tensor", "LongTensor", "IntTensor", "FloatTensor", "int", "min"})
+_PASS_ON_THEMSELVES = frozenset({"item", "to", "cuda", "cpu", "int", "long", "clone"})
+_AGREE = frozenset({"all_reduce", "broadcast"})
+
+Purpose = Literal["", "end", "turns"]
+"""What a length is asked for: ``end``, where a loop ends; ``turns``, how often a loop draws by itself, which this rank
+decides alone; empty for anything else."""
 
 
 class Source(NamedTuple):
@@ -26,6 +34,8 @@ class Source(NamedTuple):
     """The parent of every node."""
     counters: frozenset[str]
     """Names and attributes that loops count with."""
+    alone: bool = False
+    """It is the script itself, whose functions no other file calls."""
 
 
 class Lengths:
@@ -33,45 +43,48 @@ class Lengths:
 
     def __init__(self) -> None:
         self._sources: dict[str, Optional[Source]] = {}
-        self._answers: dict[tuple[object, int], bool] = {}
+        self._answers: dict[tuple[object, int], Purpose] = {}
 
-    def seeks_end(self, frame: Optional[FrameType]) -> bool:
-        """Tell whether the code at ``frame``, which asks for a length, looks for the end of a pass by it."""
+    def purpose(self, frame: Optional[FrameType]) -> Purpose:
+        """Tell what the code at ``frame`` asks for a length for."""
         for _ in range(_MOST_CALLERS):
             if frame is None:
-                return False
+                return ""
             if str(frame.f_globals.get("__name__", "")).partition(".")[0] in COUNTING_FRAMEWORKS:
-                return True
+                return "end"
             if frame.f_code.co_name != "__len__":
                 break
             # A wrapper passes on what it was asked itself.
             frame = frame.f_back
         if frame is None:
-            return False
+            return ""
         key = (frame.f_code, frame.f_lasti)
         known = self._answers.get(key)
         if known is None:
             known = self._answers[key] = self._look(frame)
         return known
 
-    def _look(self, frame: FrameType) -> bool:
+    def _look(self, frame: FrameType) -> Purpose:
         name = frame.f_code.co_filename
         if name not in self._sources:
             try:
                 tree = ast.parse("".join(linecache.getlines(name, frame.f_globals)))
-                self._sources[name] = read(tree)
+                self._sources[name] = read(tree, alone=frame.f_globals.get("__name__") in ("__main__", "__mp_main__"))
             except (SyntaxError, ValueError, RecursionError):
                 self._sources[name] = None
         source = self._sources[name]
         if source is None:
-            return False
+            return ""
         line, column = _position(frame)
         calls = [node for node in source.parents if _is_length(node) and _covers(node, line)]
         calls = [call for call in calls if _starts(call) == (line, column)] or calls
-        return bool(calls) and all(ends_a_loop(call, source) for call in calls)
+        purposes = {purpose_of(call, source) for call in calls}
+        if not purposes or "" in purposes:
+            return ""
+        return "turns" if purposes == {"turns"} else "end"
 
 
-def read(tree: ast.AST) -> Source:
+def read(tree: ast.AST, *, alone: bool = False) -> Source:
     """Take down what the judgement needs of a parsed file."""
     parents, counters = {}, set()
     for node in ast.walk(tree):
@@ -79,17 +92,19 @@ def read(tree: ast.AST) -> Source:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.AugAssign)):
             targets = ast.walk(node.target)
             counters |= {getattr(target, "id", getattr(target, "attr", "")) for target in targets}
-    return Source(parents, frozenset(counters - {""}))
+    return Source(parents, frozenset(counters - {""}), alone)
 
 
-def ends_a_loop(node: ast.AST, source: Source) -> bool:
-    """Tell whether an expression, a length, is used to find the end of a loop, and for nothing that it could break."""
-    uses = list(_uses(node, source, _MOST_NAMES))
-    return "end" in uses and "other" not in uses
+def purpose_of(node: ast.AST, source: Source) -> Purpose:
+    """What an expression, a length, is used for; empty where there is a use that a shorter one could break."""
+    uses = set(_uses(node, source, _MOST_NAMES))
+    if "other" in uses or not uses & {"end", "turns"}:
+        return ""
+    return "end" if uses & {"end", "agreed"} else "turns"
 
 
 def _uses(node: ast.AST, source: Source, names_left: int) -> Iterator[str]:
-    """Yield what a length is used for: ``end``, ``harmless`` or ``other``."""
+    """Yield what a length is used for: ``end``, ``turns``, ``agreed``, ``harmless`` or ``other``."""
     parent = source.parents.get(node)
     if isinstance(parent, ast.BinOp):
         yield from _uses_in_arithmetic(node, parent, source, names_left)
@@ -98,6 +113,12 @@ def _uses(node: ast.AST, source: Source, names_left: int) -> Iterator[str]:
         yield "end" if all(_counts(side, source) for side in sides) else "other"
     elif isinstance(parent, ast.Call) and node in parent.args:
         yield _use_in_call(parent, source)
+        if _name(parent) in _PASS_ON:
+            yield from _uses(parent, source, names_left)
+    elif (same := _held_by(node, parent, source)) is not None:
+        yield from _uses(same, source, names_left)
+    elif isinstance(parent, ast.Return) and names_left and source.alone:
+        yield from _uses_of_result(parent, source, names_left - 1)
     elif isinstance(parent, ast.keyword):
         yield "harmless" if parent.arg in ("total", "desc", "length") else "other"
     elif isinstance(parent, ast.FormattedValue):
@@ -107,6 +128,15 @@ def _uses(node: ast.AST, source: Source, names_left: int) -> Iterator[str]:
             yield from _uses_of_name(getattr(target, "id", ""), parent, source, names_left - 1)
     else:
         yield "other"
+
+
+def _held_by(node: ast.AST, parent: Optional[ast.AST], source: Source) -> Optional[ast.AST]:
+    """The expression around a length, or a tensor of it, that is still that length; None when there is none."""
+    if isinstance(parent, ast.List) and _name(source.parents.get(parent)) in _PASS_ON:
+        return source.parents[parent]
+    if isinstance(parent, ast.Attribute) and parent.attr in _PASS_ON_THEMSELVES:
+        return source.parents[parent]
+    return parent if isinstance(parent, ast.Subscript) and node is parent.value else None
 
 
 def _uses_in_arithmetic(node: ast.AST, parent: ast.BinOp, source: Source, names_left: int) -> Iterator[str]:
@@ -119,26 +149,50 @@ def _uses_in_arithmetic(node: ast.AST, parent: ast.BinOp, source: Source, names_
 
 
 def _use_in_call(call: ast.Call, source: Source) -> str:
-    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    name = _name(call)
     if name in ("print", "info", "debug", "format"):
         return "harmless"
+    if name in _PASS_ON:
+        # What it is compared with is the same on every rank, or nobody knows.
+        return "agreed" if name == "min" else "harmless"
+    if name in _AGREE:
+        shortest = any("MIN" in (getattr(part, "id", ""), getattr(part, "attr", "")) for part in ast.walk(call))
+        return "agreed" if shortest or name == "broadcast" else "other"
     if name != "range":
         return "other"
     loop: Optional[ast.AST] = call
     while isinstance(loop, ast.expr):
         loop = source.parents.get(loop)
     # A loop that draws by itself: `for i in range(len(loader)): batch = next(batches)`.
-    draws = isinstance(loop, ast.For) and any(_draws(node) for item in loop.body for node in ast.walk(item))
-    return "end" if draws else "other"
+    inner = [node for item in getattr(loop, "body", ()) for node in ast.walk(item)]
+    if not isinstance(loop, ast.For) or not any(map(_draws, inner)):
+        return "other"
+    return "end" if any(isinstance(node, (ast.Break, ast.Return)) for node in inner) else "turns"
+
+
+def _uses_of_result(statement: ast.Return, source: Source, names_left: int) -> Iterator[str]:
+    """What is made of a length that a function returns, where it is called in this file; ``other`` where it is not."""
+    function = getattr(_scope(statement, source), "name", "")
+    calls = [node for node in source.parents if isinstance(node, ast.Call) and _name(node) == function]
+    for call in calls:
+        yield from _uses(call, source, names_left)
+    if not calls:
+        yield "other"
 
 
 def _uses_of_name(name: str, assignment: ast.AST, source: Source, names_left: int) -> Iterator[str]:
-    scope: ast.AST = assignment
-    while scope in source.parents and not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        scope = source.parents[scope]
-    for node in ast.walk(scope):
+    for node in ast.walk(_scope(assignment, source)):
+        if isinstance(node, ast.AugAssign) and getattr(node.target, "id", "") == name:
+            yield "other"
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
             yield from _uses(node, source, names_left)
+
+
+def _scope(node: ast.AST, source: Source) -> ast.AST:
+    """The function around a statement, or the module."""
+    while node in source.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        node = source.parents[node]
+    return node
 
 
 def _counts(side: ast.AST, source: Source) -> bool:
@@ -151,7 +205,13 @@ def _counts(side: ast.AST, source: Source) -> bool:
 def _draws(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    return "next" in str(getattr(node.func, "id", getattr(node.func, "attr", "")))
+    return "next" in _name(node)
+
+
+def _name(node: Optional[ast.AST]) -> str:
+    """Last name of what is called; empty for anything but a call."""
+    function = getattr(node, "func", None)
+    return str(getattr(function, "id", getattr(function, "attr", "")))
 
 
 def _is_length(node: ast.AST) -> bool:

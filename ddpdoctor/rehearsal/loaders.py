@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from ..probe.journal import Journal
 from ..probe.loader_facts import length_of, loader_facts, sharding_sampler
+from .awaited_ends import awaits_end
 from .division import described
 from .ending import Ending
 from .indices import Indices
@@ -132,9 +133,10 @@ class Loaders:
 
     def _told(self, loader: Any, true: int, asker: Any) -> int:
         """The length that the code at ``asker`` is told."""
-        if not hasattr(loader, "_ddpdoctor_number") or not self._lengths.seeks_end(asker):
+        purpose = self._lengths.purpose(asker) if hasattr(loader, "_ddpdoctor_number") else ""
+        if not purpose:
             return true
-        return self._schedule.length(loader._ddpdoctor_number, true)
+        return self._schedule.length(loader._ddpdoctor_number, true, turns=purpose == "turns")
 
     def begin(self, loader: Any, site: int, frame: FrameType) -> Trail:
         """A pass begins; ``frame`` asked for it."""
@@ -187,26 +189,47 @@ class Loaders:
             and threading.current_thread() is threading.main_thread()
         )
 
-    def was_cut(self, trail: Trail, frame: FrameType) -> None:
-        """End the rehearsal where steps are counted instead of batches: no handler awaits what has no end."""
-        code = frame.f_code
-        bare = code.co_code[frame.f_lasti] != _FOR_ITER and self._journal.user_code.holds(code.co_filename)
-        if bare and trail.main and trail.steps >= STEPS_PER_PASS and self._indices.have_no_end(trail.loader):
+    def is_counted(self, trail: Trail, frame: FrameType) -> bool:
+        """Tell whether code asks for a batch more without being prepared for the end: it counts what it draws."""
+        if trail.is_counted is None:
+            counted = self._journal.guarded(awaits_end, frame, self._journal.user_code.holds) is False
+            trail.is_counted = trail.main and self._is_bare(frame) and counted
+        return trail.is_counted
+
+    def may_go_on(self, trail: Trail) -> bool:
+        """Tell whether a pass whose batches are counted may yield more than others."""
+        return self._schedule.may_go_on(trail)
+
+    def was_cut(self, trail: Trail, frame: FrameType, end: str) -> None:
+        """End the rehearsal where batches or steps are counted: no handler awaits what has no end."""
+        counted = end == "counted" or (trail.main and self._is_bare(frame) and self._indices.have_no_end(trail.loader))
+        if counted and (trail.brief or trail.steps >= STEPS_PER_PASS):
             self._ending.end("steps")
+
+    def _is_bare(self, frame: FrameType) -> bool:
+        """Tell whether the user's code draws by itself, and no ``for`` statement."""
+        code = frame.f_code
+        return code.co_code[frame.f_lasti] != _FOR_ITER and self._journal.user_code.holds(code.co_filename)
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """A pass is over: read its sampler to the end, without its data, and note both."""
         if trail.ended:
             return
         self._schedule.end(trail)
-        self._just_cut = self._just_cut or end == "cut"
+        self._just_cut = self._just_cut or end in ("cut", "counted")
         fields: dict[str, Any] = {}
         if end != "abandoned":
             ordinal = self._ordinals.get(trail.loader, 0)
             whole = self._journal.guarded(self._indices.whole, inner, trail.loader, ordinal, trail.number)
             fields = whole or {}
         self._journal.event(
-            "pass_ended", number=trail.number, yielded=trail.yielded, end=end, backwards=trail.backwards, **fields
+            "pass_ended",
+            number=trail.number,
+            yielded=trail.yielded,
+            end=end,
+            by_length=trail.told.turns and trail.yielded == trail.told.length,
+            backwards=trail.backwards,
+            **fields,
         )
 
     def trained(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .ending import Ending
 
@@ -18,12 +18,22 @@ STEPS_PER_PASS = 2
 """A training pass goes on until so many optimizer steps were made in it …"""
 MOST_BATCHES = 64
 """… or it has yielded this many batches."""
+WHOLE = 4
+"""A pass whose batches the script counts is not cut where it has so many times the batches of a short one."""
 AFTERWARDS_S = 10.0
 """Time for the rest of the script once the training passes were rehearsed."""
 STEPS_WITHOUT_LOADER = 8
 """Optimizer steps since the newest batch after which a training loop draws from no loader, and is ended …"""
 STEPS_ON_ONE_BATCH = 64
 """… and the same while a pass is open, whose batches may serve many steps each."""
+
+
+class Told(NamedTuple):
+    """What the script was told of a pass's length."""
+
+    length: int = 0
+    turns: bool = False
+    """A loop draws so often by itself, without asking the other ranks."""
 
 
 class Place:
@@ -55,8 +65,7 @@ class Trail:
         """Batches that it would yield if it were not cut."""
         self.main = main
         """The main thread draws, so that what training has done by a draw is the same in every run."""
-        self.told = 0
-        """The length that the script was told for it."""
+        self.told = Told()
         self.ordinal = 0
         """n-th pass over its loader, from 0."""
         self.looped = True
@@ -64,6 +73,8 @@ class Trail:
         self.yielded = 0
         self.backwards = 0
         self.steps = 0
+        self.is_counted: Optional[bool] = None
+        """The script counts its batches and is not prepared for an end; None before it is known."""
         self.ended = False
         self.counted = False
 
@@ -81,8 +92,8 @@ class Schedule:
         self._places: dict[object, Place] = {}
         self._place_of: dict[int, Place] = {}
         """Where each loader was drawn from last."""
-        self._told: dict[int, int] = {}
-        """Lengths that were told ahead of the pass."""
+        self._told: dict[int, Told] = {}
+        """What was told ahead of the pass, which is good for later ones until it is asked for again."""
         self._open: dict[int, Trail] = {}
         self._draws = 0
         self._drawn: list[Trail] = []
@@ -105,7 +116,7 @@ class Schedule:
         trail.brief, trail.patient = self._is_brief(place), _is_patient(place, main)
         trail.true = math.inf if true is None else true
         trail.draws_before = self._draws
-        trail.told = self._told.pop(loader, 0)
+        trail.told = self._told.get(loader, Told())
         place.passes += 1
         place.newest = trail
         self._open[trail.number] = trail
@@ -115,6 +126,12 @@ class Schedule:
     def is_over(self, trail: Trail) -> bool:
         """Tell whether a pass has yielded what it may; asked before each batch."""
         return trail.ended or trail.yielded >= self._limit(trail)
+
+    def may_go_on(self, trail: Trail) -> bool:
+        """Tell whether a pass that was rehearsed enough is let go on, as the script counts its batches itself."""
+        if trail.brief:
+            return False
+        return trail.yielded < MOST_BATCHES if trail.steps < STEPS_PER_PASS else trail.true <= WHOLE * self._batches
 
     def drawn(self, trail: Trail) -> None:
         """The pass has yielded a batch."""
@@ -155,14 +172,16 @@ class Schedule:
             self._ending.end("steps")
         self.on_pace(self._left_of(feeding[-1]) if feeding else STEPS_WITHOUT_LOADER - steps)
 
-    def length(self, loader: int, true: int) -> int:
+    def length(self, loader: int, true: int, *, turns: bool = False) -> int:
         """The length to tell a loop that ends by it; the pass will keep to it."""
         trail = next((trail for trail in list(self._open.values()) if trail.loader == loader), None)
         if trail is not None:
-            trail.told = max(trail.told, int(min(true, self._planned(trail.brief, trail.patient))))
-            return trail.told
+            planned = int(min(true, self._planned(trail.brief, trail.patient)))
+            trail.told = Told(max(trail.told.length, planned), turns)
+            return trail.told.length
         place = self._place_of.get(loader, Place())
-        planned = self._told[loader] = int(min(true, self._planned(self._is_brief(place), _is_patient(place, True))))
+        planned = int(min(true, self._planned(self._is_brief(place), _is_patient(place, True))))
+        self._told[loader] = Told(planned, turns)
         return planned
 
     def _planned(self, brief: bool, patient: bool) -> float:
@@ -176,11 +195,11 @@ class Schedule:
         patient = trail.patient
         if trail.main:
             patient = (patient or trail.backwards > 0) and trail.steps < STEPS_PER_PASS
-        return max(self._planned(trail.brief, patient), trail.told)
+        return max(self._planned(trail.brief, patient), trail.told.length)
 
     def _left_of(self, trail: Trail) -> float:
         """How many batches a pass that is trained on will still yield, as far as its steps so far tell."""
-        limit = max(self._planned(trail.brief, False), trail.told)
+        limit = max(self._planned(trail.brief, False), trail.told.length)
         if trail.steps < STEPS_PER_PASS and not trail.brief:
             limit = max(limit, trail.yielded * STEPS_PER_PASS / max(1, trail.steps))
         return max(0.0, min(limit, trail.true) - trail.yielded)

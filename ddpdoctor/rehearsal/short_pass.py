@@ -23,7 +23,13 @@ class Owner(Protocol):
     def drawn(self, trail: Trail) -> None:
         """The pass has yielded a batch."""
 
-    def was_cut(self, trail: Trail, frame: FrameType) -> None:
+    def is_counted(self, trail: Trail, frame: FrameType) -> bool:
+        """Tell whether ``frame``, which asks for one batch more, counts its batches instead of awaiting an end."""
+
+    def may_go_on(self, trail: Trail) -> bool:
+        """Tell whether a pass whose batches are counted may yield more than others."""
+
+    def was_cut(self, trail: Trail, frame: FrameType, end: str) -> None:
         """Leave the user's code where ``frame`` cannot go on without more batches."""
 
     def is_looped(self, frame: FrameType) -> bool:
@@ -50,9 +56,12 @@ class ShortPass:
     def __next__(self) -> Any:
         owner, trail = self._owner, self._trail
         if owner.is_over(trail):
-            owner.finish(trail, self._inner, "cut")
-            owner.was_cut(trail, sys._getframe(1))
-            raise CutShort
+            frame = sys._getframe(1)
+            end = "counted" if owner.is_counted(trail, frame) else "cut"
+            if end == "cut" or not owner.may_go_on(trail):
+                owner.finish(trail, self._inner, end)
+                owner.was_cut(trail, frame, end)
+                raise CutShort
         try:
             batch = next(self._inner)
         except StopIteration:

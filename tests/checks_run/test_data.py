@@ -205,11 +205,19 @@ def test_the_hang_that_uneven_passes_caused_is_part_of_their_finding() -> None:
         ({"true_length": 63, "backwards": 0}, {"true_length": 62, "backwards": 0}),
         ({"true_length": None, "end": "cut"}, {"true_length": 62}),
         ({"true_length": 63, "end": "abandoned"}, {"true_length": 62, "end": "abandoned"}),
+        ({"true_length": 63, "end": "counted"}, {"true_length": 62, "end": "counted"}),
     ],
-    ids=["equal", "join", "evaluation", "unknown", "bounded by steps"],
+    ids=["equal", "join", "evaluation", "unknown", "bounded by steps", "counted"],
 )
 def test_lengths_that_do_no_harm_are_not_reported(fields: tuple[dict[str, Any], ...]) -> None:
     assert lengths(JobBuilder(2), *fields) == []
+
+
+def test_passes_left_at_the_ranks_own_lengths_are_uneven() -> None:
+    left = {"end": "abandoned", "by_length": True}
+    (finding,) = lengths(JobBuilder(2), {"true_length": 63, **left}, {"true_length": 62, **left})
+    assert isinstance(finding, Finding)
+    assert finding.title.endswith("differ in length: rank 1 gets 62 batches, rank 0 gets 63 batches")
 
 
 def test_samples_that_divide_evenly_whatever_the_number_of_ranks_refute_the_suspicion() -> None:

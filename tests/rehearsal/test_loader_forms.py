@@ -153,6 +153,22 @@ FORMS: dict[str, tuple[str, list[list[int]]]] = {
         """,
         [[4], [4]],
     ),
+    "a bare next as often as the shortest rank can": (
+        """
+        def common_length(loader):
+            length = torch.tensor([len(loader)])
+            dist.all_reduce(length, op=dist.ReduceOp.MIN)
+            return int(length.item())
+        loader = DataLoader(data, batch_size=2, sampler=sharded())
+        shortest = common_length(loader)
+        for epoch in range(3):
+            batches = iter(loader)
+            for index in range(shortest):
+                step(*next(batches))
+            note(NAME, index + 1)
+        """,
+        [[4], [4], [4]],
+    ),
     "an exhausted iterator made anew": (
         """
         loader = DataLoader(data, batch_size=2, sampler=sharded())
