@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .journal import Journal
+from .unseen import leave_no_frame
 
 FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
@@ -114,6 +115,10 @@ class Groups:
                     error=f"{type(error).__name__}: {error}"[:2000],
                     mentions_cuda=bool(journal.guarded(self._mentions_cuda)),
                 )
+                leave_no_frame(error)
+                raise
+            except BaseException as error:
+                leave_no_frame(error)
                 raise
             journal.event("wait_ended", number=number)
             if name == "init_process_group":

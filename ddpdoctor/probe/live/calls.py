@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 from ...record import layout
 from ..capabilities import Capabilities
 from ..groups import GroupBook
+from ..unseen import leave_no_frame
 from .observer import Observer
 from .stopwatch import BACKWARD, EPOCH_NS, EXPLICIT, EXPLICIT_BYTES, EXPLICIT_CALLS
 
@@ -105,15 +106,20 @@ class Calls:
 
         @functools.wraps(function)
         def collective(*arguments: Any, **options: Any) -> Any:
-            if calls._inside or observer.thread != get_ident() or is_compiling():
+            if is_compiling():
                 return function(*arguments, **options)
-            noted = calls._begins(kind, has_sequence, payload, arguments, options, sys._getframe(1))
+            watched = not calls._inside and observer.thread == get_ident()
+            noted = watched and calls._begins(kind, has_sequence, payload, arguments, options, sys._getframe(1))
             work = None
             try:
                 work = function(*arguments, **options)
                 return work
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
-                calls._ended(noted, work)
+                if watched:
+                    calls._ended(noted, work)
 
         return collective
 
@@ -122,13 +128,16 @@ class Calls:
 
         @functools.wraps(wait)
         def wait_for_work(work: Any, *arguments: Any, **options: Any) -> Any:
-            if calls._inside or observer.thread != get_ident() or id(work) not in calls._pending:
-                return wait(work, *arguments, **options)
-            noted = calls._wait_begins(work, sys._getframe(1))
+            watched = not calls._inside and observer.thread == get_ident() and id(work) in calls._pending
+            noted = watched and calls._wait_begins(work, sys._getframe(1))
             try:
                 return wait(work, *arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
-                calls._ended(noted, None)
+                if watched:
+                    calls._ended(noted, None)
 
         return wait_for_work
 
@@ -137,14 +146,16 @@ class Calls:
 
         @functools.wraps(synchronise)
         def _sync_buffers(ddp: Any) -> None:
-            if calls._inside or observer.thread != get_ident():
-                synchronise(ddp)
-                return
-            noted = calls._buffers_begin(ddp, sys._getframe(1))
+            watched = not calls._inside and observer.thread == get_ident()
+            noted = watched and calls._buffers_begin(ddp, sys._getframe(1))
             try:
                 synchronise(ddp)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
-                calls._ended(noted, None)
+                if watched:
+                    calls._ended(noted, None)
 
         return _sync_buffers
 

@@ -15,6 +15,7 @@ from ..capabilities import Capabilities
 from ..digests import tensor_digest
 from ..index_lists import base_indices, digest_of, integers
 from ..loader_facts import length_of, loader_facts, sharding_sampler
+from ..unseen import leave_no_frame
 from ..wrap_facts import batch_norms, wrap_facts
 from .drawn_samples import note_samples
 from .observer import Observer
@@ -81,7 +82,11 @@ class Evidence:
 
         @functools.wraps(draw)
         def _next_index(iterator: Any) -> Any:
-            index = draw(iterator)
+            try:
+                index = draw(iterator)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             if evidence._observer.thread >= 0:
                 evidence._journal.guarded(evidence._keep, iterator, index)
             return index
@@ -162,7 +167,11 @@ class Evidence:
 
         @functools.wraps(construct)
         def __init__(made: Any, *arguments: Any, **options: Any) -> None:
-            construct(made, *arguments, **options)
+            try:
+                construct(made, *arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             given = {**dict(zip(names, arguments)), **options}
             evidence._journal.guarded(evidence._note_made, note, made, given, sys._getframe(1))
 

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Optional
 
 from ..capabilities import Capabilities
+from ..unseen import leave_no_frame
 from .evidence import FORWARDS_NOTED, Evidence
 from .observer import Observer, rows_of
 from .optimizer_sizes import OptimizerSizes
@@ -60,29 +61,36 @@ class Training:
 
         @functools.wraps(advance)
         def __next__(iterator: Any) -> Any:
-            if observer.thread != get_ident():
-                return advance(iterator)
-            source = training._fetch_begins(iterator)
+            watched = observer.thread == get_ident()
+            source = training._fetch_begins(iterator) if watched else None
             try:
                 batch = advance(iterator)
             except BaseException as error:
-                training._fetch_failed(iterator, source, isinstance(error, StopIteration))
+                if watched:
+                    training._fetch_failed(iterator, source, isinstance(error, StopIteration))
+                leave_no_frame(error)
                 raise
-            training._fetch_ended(iterator, batch)
+            if watched:
+                training._fetch_ended(iterator, batch)
             return batch
 
         @functools.wraps(iterate)
         def __iter__(loader: Any) -> Any:
-            if observer.thread != get_ident():
-                return iterate(loader)
-            training._pause_begins(DATA_WAIT)
-            observer.journal.guarded(training._evidence.pass_is_asked_for, loader)
+            watched = observer.thread == get_ident()
+            if watched:
+                training._pause_begins(DATA_WAIT)
+                observer.journal.guarded(training._evidence.pass_is_asked_for, loader)
             try:
                 iterator = iterate(loader)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
-                training._pause_ended()
-            training._remember(loader, iterator)
-            observer.journal.guarded(training._evidence.pass_begins, loader, iterator, sys._getframe(1))
+                if watched:
+                    training._pause_ended()
+            if watched:
+                training._remember(loader, iterator)
+                observer.journal.guarded(training._evidence.pass_begins, loader, iterator, sys._getframe(1))
             return iterator
 
         iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
@@ -98,6 +106,9 @@ class Training:
             reducer = training._forward_begins(ddp, sys._getframe(1))
             try:
                 return forward(ddp, *arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
                 training._forward_ended(ddp, reducer)
 
@@ -108,13 +119,17 @@ class Training:
 
         @functools.wraps(backward)
         def backward_timed(*arguments: Any, **options: Any) -> Any:
-            if observer.thread != get_ident() or training._backwards:
-                return backward(*arguments, **options)
-            training._backward_begins()
+            watched = observer.thread == get_ident() and not training._backwards
+            if watched:
+                training._backward_begins()
             try:
                 return backward(*arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
-                training._backward_ended()
+                if watched:
+                    training._backward_ended()
 
         autograd.backward = backward_timed
 
@@ -123,14 +138,18 @@ class Training:
 
         @functools.wraps(save)
         def save_timed(*arguments: Any, **options: Any) -> Any:
-            if observer.thread != get_ident():
-                return save(*arguments, **options)
-            observer.journal.guarded(training._evidence.saves, arguments, options, sys._getframe(1))
-            training._pause_begins(SAVING)
+            watched = observer.thread == get_ident()
+            if watched:
+                observer.journal.guarded(training._evidence.saves, arguments, options, sys._getframe(1))
+                training._pause_begins(SAVING)
             try:
                 return save(*arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
-                training._pause_ended()
+                if watched:
+                    training._pause_ended()
 
         torch.save = save_timed
 
