@@ -112,6 +112,7 @@ class Assembly:
             "pass_begun": self._on_pass_begun,
             "pass_ended": self._on_pass_ended,
             "pass_trained": self._on_pass_trained,
+            "pass_progress": self._on_pass_progress,
             "missing_gradients": self._on_missing,
             "buffers": self._on_buffers,
             "file": self._on_file,
@@ -351,6 +352,13 @@ class Assembly:
     def _on_pass_trained(self, pid: int, event: dict[str, Any]) -> None:
         key = (pid, event["number"])
         self._passes[key] = msgspec.structs.replace(self._passes[key], backwards=event["backwards"])
+
+    def _on_pass_progress(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["number"])
+        if self._passes[key].end == "open":
+            self._passes[key] = msgspec.structs.replace(
+                self._passes[key], yielded=event["yielded"], backwards=event["backwards"]
+            )
 
     def _indices(self, name: str) -> tuple[int, ...]:
         if not name.startswith("indices-") or "/" in name:

@@ -68,6 +68,7 @@ _HARMED_BY = {
     "_note_made": ("wraps", "loaders"),
     "_pass_begins": ("passes",),
     "_end_pass": ("passes",),
+    "note_progress": ("passes",),
     "_note_save": ("files",),
     "looked": ("unused_searches",),
     "pulse": ("call_tracks", "step_tracks"),

@@ -122,7 +122,8 @@ def _seen(finding: Finding, facts: Sequence[Fact], root: str, width: int) -> lis
 def _aside(fact: Fact, finding: Finding, root: str) -> str:
     """Where a fact was seen, unless it says so itself or it is where the finding is; a call chain if it has one."""
     if fact.stack:
-        chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in fact.stack[:STACK_FRAMES]]
+        frames = _telling(fact.stack)[:STACK_FRAMES]
+        chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in frames]
         return f" ({' <- '.join(chain)})"
     if fact.location is None:
         return ""
@@ -155,6 +156,11 @@ def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
     return lines
 
 
+def _telling(stack: Sequence[Frame]) -> list[Frame]:
+    """The frames in the user's code; all of them where none is."""
+    return [frame for frame in stack if in_user_code(frame.file)] or list(stack)
+
+
 def _said(fact: Fact) -> str:
     return one_line(fact.text).removeprefix(f"rank {fact.rank} ")
 
@@ -163,7 +169,7 @@ def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
     fact = alike[0]
     ranks = named_ranks([fact.rank for fact in alike if fact.rank is not None])
     lines = [*paragraph(Text(ranks, "bold"), width, indent=0), *paragraph(Text(_said(fact)), width, indent=0)]
-    frames = [frame for frame in fact.stack if in_user_code(frame.file)] or list(fact.stack)
+    frames = _telling(fact.stack)
     for number, frame in enumerate(frames[:STACK_FRAMES]):
         lines.append(_frame(frame, root, width))
         code = visible(line_of(frame.file, frame.line)).strip()

@@ -189,10 +189,10 @@ def test_wraps_loaders_passes_and_files_are_known(record: RunRecord) -> None:
 
 def test_variables_that_the_script_sets_are_known_with_their_line(record: RunRecord) -> None:
     own = [setting for setting in record.settings if setting.name == "NCCL_P2P_DISABLE"]
-    assert [(setting.rank, setting.value, setting.imported, setting.joined) for setting in own] == [
+    assert {(setting.rank, setting.value, setting.imported, setting.joined) for setting in own} == {
         (0, "1", True, True),
         (1, "1", True, True),
-    ]
+    }
     (line,) = {record.site(setting.site).innermost for setting in own}
     assert line is not None
     assert Path(line.file).read_text().splitlines()[line.line - 1].startswith("os.environ[")

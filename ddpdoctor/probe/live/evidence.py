@@ -65,6 +65,10 @@ class Evidence:
         self._ordinals: dict[int, int] = {}
         self._passes = 0
         self._newest: Optional[Pass] = None
+        self._open: dict[int, Pass] = {}
+        """The newest pass of each loader, until it is over."""
+        self.has_new_loader = False
+        """The newest batch is the first of all of its loader, and no training forward has come since."""
         self._forwards: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._noted_buffers: dict[int, int] = {}
@@ -125,6 +129,8 @@ class Evidence:
         if current is not None:
             if current.drawn is not None and current.ordinal == 0:
                 self._journal.guarded(self._note_samples, current, iterator, batch)
+            if not current.yielded and not current.ordinal:
+                self.has_new_loader = True
             current.yielded += 1
             self._newest = current
 
@@ -132,7 +138,15 @@ class Evidence:
         """A loader has no batch left."""
         current = iterator.__dict__.pop("_ddpdoctor_pass", None)
         if current is not None:
+            self._open.pop(current.loader, None)
             self._journal.guarded(self._end_pass, current, iterator)
+
+    def note_progress(self) -> None:
+        """Tell how far the passes have come that are under way; any thread may ask for it."""
+        for current in list(self._open.values()):
+            self._journal.event(
+                "pass_progress", number=current.number, yielded=current.yielded, backwards=current.backwards
+            )
 
     def backward_ended(self) -> None:
         """A backward was made with the newest batch."""
@@ -140,7 +154,7 @@ class Evidence:
             self._newest.backwards += 1
 
     def forward_begins(self, ddp: Any, frame: FrameType) -> None:
-        """A forward through a DDP module begins; the first few of each are noted."""
+        """A forward through a DDP module begins; the first few of each are noted, and the first of each loader."""
         number = self._wraps.get(ddp)
         if number is None:
             self._journal.guarded(self.note_wrap, ddp, {}, -1, False)
@@ -149,8 +163,11 @@ class Evidence:
             return
         count = self._forwards.get(number, 0)
         self._forwards[number] = count + 1
-        if count < FORWARDS_NOTED:
+        introduces = self.has_new_loader and self._torch.is_grad_enabled()
+        if count < FORWARDS_NOTED or introduces:
             self._journal.guarded(self._note_forward, ddp, number, frame)
+        if introduces:
+            self.has_new_loader = False
         if count < BUFFERS_NOTED:
             self._journal.guarded(self._note_buffers, ddp, number)
 
@@ -203,6 +220,7 @@ class Evidence:
         drawn = (early or array("q")) if keeps else None
         iterator._ddpdoctor_pass = current = Pass(self._passes, number, ordinal, drawn)
         current.batch_size = getattr(loader, "batch_size", None)
+        self._open[number] = current
         sampler = sharding_sampler(loader)
         self._journal.event(
             "pass_begun",

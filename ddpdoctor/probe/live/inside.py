@@ -45,9 +45,9 @@ class Live:
         for name, cost in capabilities.missing.items():
             journal.event("missing_capability", name=name, cost=cost)
         self._groups = GroupBook(journal, torch)
-        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities))
         evidence = Evidence(observer, torch, capabilities)
         evidence.install()
+        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), evidence.note_progress)
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
         Training(observer, torch, capabilities, reductions, evidence).install()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Optional
 
@@ -29,9 +30,11 @@ _REDUCTION = layout.CALL_KINDS.index("reduction")
 class PulseThread:
     """Watches the training thread of its own process, and takes its rows to their files."""
 
-    def __init__(self, observer: Observer, flights: Flights) -> None:
+    def __init__(self, observer: Observer, flights: Flights, note_progress: Callable[[], None]) -> None:
+        """``note_progress`` writes how far the passes over loaders have come."""
         self._observer = observer
         self._flights = flights
+        self._note_progress = note_progress
         self._clock: Optional[int] = None
         self._watched = 0
         self._stack: tuple[int, ...] = ()
@@ -62,7 +65,7 @@ class PulseThread:
         """Write everything: the script is over, or about to end itself."""
         with self._beating:
             self._finished = True
-            self._flights.dump("end")
+            self._dump("end")
             self._beat()
 
     def _run(self) -> None:
@@ -83,7 +86,7 @@ class PulseThread:
         requested = steps_ring.requested()
         if requested != self._answered:
             write_stacks(journal, self._watched)
-            self._flights.dump("asked")
+            self._dump("asked")
             self._answered = requested
         phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.open_call
         now_ns = time.monotonic_ns()
@@ -159,7 +162,12 @@ class PulseThread:
                 return
             self._idle_dump_ns = now_ns
         self._dumped = progress
-        self._flights.dump("idle")
+        self._dump("idle")
+
+    def _dump(self, reason: str) -> None:
+        """Write what tells where this rank is compared with the others."""
+        self._observer.journal.guarded(self._note_progress)
+        self._flights.dump(reason)
 
 
 def _places(frame: Optional[FrameType]) -> tuple[int, ...]:

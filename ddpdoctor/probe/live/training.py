@@ -222,7 +222,7 @@ class Training:
                 if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
                     phase = EVALUATION
                     steps.pause(now_ns)
-            if reducer is None or reducer.forwards <= FORWARDS_NOTED:
+            if reducer is None or reducer.forwards <= FORWARDS_NOTED or self._evidence.has_new_loader:
                 self._evidence.forward_begins(ddp, frame)
             observer.watch.enter(phase, now_ns)
             if reducer is not None and steps.device_times is not None:
