@@ -21,8 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.measured_steps import recent
+from ddpdoctor.diagnosis.measured_steps import WARM_UP_STEPS, recent
 from ddpdoctor.diagnosis.run_verdict import run_verdict
+from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
 from ddpdoctor.diagnosis.summarise import summarise
 from ddpdoctor.diagnosis.summary import RunVerdict
 from ddpdoctor.errors import RecordError
@@ -45,7 +46,8 @@ from ddpdoctor.record.plan import RunPlan, read_plan
 _SECOND_NS = 1_000_000_000
 SHOWN_WINDOW_NS = 30_000_000_000
 SHOWN_STEPS = 120
-"""The figures of a live run are those of its newest steps …"""
+SHOWN_AT_LEAST = FEWEST_STEPS + WARM_UP_STEPS
+"""The figures of a live run are those of its newest steps, of so many even where they take minutes …"""
 SHOWN_ROWS = 10_000
 JUDGED_ROWS = 40_000
 """Steps of all ranks together that are looked at: of hundreds of ranks a few dozen each."""
@@ -179,15 +181,15 @@ class RunSource:
             launched=self._job is not None,
             exit_code=exit_code,
         )
-        look = msgspec.structs.replace(look, verdict=self._verdict(look))
+        look = msgspec.structs.replace(look, verdict=self._verdict(look, whole=whole))
         snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
         if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
             self._recorded_at_ns = now_ns
             self._history.write(snapshot)
         return snapshot
 
-    def _verdict(self, look: Look) -> RunVerdict:
-        """The verdict on what is shown; where nothing was measured, why."""
+    def _verdict(self, look: Look, *, whole: bool) -> RunVerdict:
+        """The verdict on what is shown, or on the whole run; where nothing was measured, why."""
         ended = look.state == "ended"
         holding = [view.finding for view in look.findings if view.until_ns is None]
         code = look.exit_code
@@ -195,7 +197,8 @@ class RunSource:
             code = None
         elif code > _SIGNALS:
             code = _SIGNALS - code
-        verdict = run_verdict(look.summary, holding, stall=look.stall, exit_code=code)
+        pending = None if whole or self._standing.is_settled else self._standing.pending
+        verdict = run_verdict(look.summary, holding, stall=look.stall, exit_code=code, pending=pending)
         why_nothing = self._run.why_nothing(look.record, ended=ended)
         if not why_nothing:
             return verdict
@@ -240,7 +243,8 @@ class RunSource:
         unexplained = stalled and not self._stalled_since_ns
         if unexplained or ((stalled or steps != self._checked_steps) and self._check_pace.is_due(now_ns)):
             with self._check_pace.work(now_ns):
-                self._standing.take(self._checks.findings(record), now_ns, moved=steps != self._checked_steps)
+                found, moved = self._checks.findings(record), steps != self._checked_steps
+                self._standing.take(found, now_ns, moved=moved, judged=summarise(record).steps >= FEWEST_STEPS)
             self._checked_steps = steps
         return self._standing.views()
 
@@ -265,7 +269,7 @@ class RunSource:
 def _shown(record: RunRecord) -> RunRecord:
     """The steps whose figures are shown."""
     affordable = SHOWN_ROWS // (len(record.step_tracks) or 1)
-    return recent(record, SHOWN_WINDOW_NS, min(SHOWN_STEPS, max(affordable, SHOWN_STEPS // 6)))
+    return recent(record, SHOWN_WINDOW_NS, min(SHOWN_STEPS, max(affordable, SHOWN_AT_LEAST)), SHOWN_AT_LEAST)
 
 
 def _judged_ns(step_ns: float, ranks: int) -> int:

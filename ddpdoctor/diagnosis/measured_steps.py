@@ -56,17 +56,19 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.row)
 
 
-def recent(record: RunRecord, last_ns: int, most_steps: int = 0) -> RunRecord:
+def recent(record: RunRecord, last_ns: int, most_steps: int = 0, fewest_steps: int = 0) -> RunRecord:
     """The same record with the steps and explicit collectives of the last ``last_ns`` only.
 
     The time counts back from the newest step of any rank, so that the figures of a job that stands still stay. With
-    ``most_steps`` it is shorter where every rank made more steps than that.
+    ``most_steps`` it is shorter where every rank made more steps than that, with ``fewest_steps`` it is longer where
+    some rank made fewer.
     """
     newest_ns = max((track.ended_at_ns[-1] for track in record.step_tracks if len(track)), default=0)
     since_ns = newest_ns - last_ns
-    if most_steps:
-        firsts = (track.ended_at_ns[max(0, len(track) - most_steps)] for track in record.step_tracks if len(track))
-        since_ns = max(since_ns, min(firsts, default=0))
+    for steps, nearest in ((most_steps, max), (fewest_steps, min)):
+        if steps:
+            firsts = (track.ended_at_ns[max(0, len(track) - steps)] for track in record.step_tracks if len(track))
+            since_ns = nearest(since_ns, min(firsts, default=0))
     return msgspec.structs.replace(
         record,
         step_tracks=tuple(_cut(track, bisect_left(track.ended_at_ns, since_ns)) for track in record.step_tracks),

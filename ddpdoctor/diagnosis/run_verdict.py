@@ -43,12 +43,14 @@ def run_verdict(
     *,
     stall: Standstill | None = None,
     exit_code: int | None = None,
+    pending: Sequence[Finding] | None = None,
 ) -> RunVerdict:
     """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
 
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one with a warning
     about its speed, the one that costs most first. Healthy takes twenty measured steps, the exposed communication among
-    them; anything else is unknown.
+    them; anything else is unknown. So is, unless ``pending`` is None, a run that was not watched for as long as a
+    warning has to hold: ``pending`` are the warnings that hold so far.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:
@@ -69,9 +71,18 @@ def run_verdict(
     slow = [finding for finding in findings if finding.severity is Severity.WARNING and _slows(finding.code)]
     if slow:
         return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding.code, summary)))
-    return _without_finding(
-        summary, [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry.code)]
-    )
+    remarks = [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry.code)]
+    verdict = _without_finding(summary, remarks)
+    return verdict if pending is None or verdict.state != "healthy" else _too_early(verdict, summary, pending)
+
+
+def _too_early(healthy: RunVerdict, summary: RunSummary, pending: Sequence[Finding]) -> RunVerdict:
+    """Call nothing healthy that a warning may be about to be shown of."""
+    slow = [finding for finding in pending if _slows(finding.code)]
+    if not slow:
+        return RunVerdict(state="unknown", text="too early to tell, but nothing slow so far", why=healthy.why)
+    worst = max(slow, key=lambda finding: _lost_share(finding.code, summary))
+    return RunVerdict(state="unknown", text=f"too early to tell, but so far {worst.title}", why=_facts(worst))
 
 
 def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerdict:

@@ -11,11 +11,15 @@ class Pace:
     """When one kind of work is due again: the dearer it was, the later."""
 
     def __init__(self, every_ns: int, at_most_ns: int, share: float) -> None:
-        """``every_ns`` apart, and further while the work takes more than ``share`` of a core; ``at_most_ns`` apart."""
+        """``every_ns`` apart, and further while the work takes more than ``share`` of a core; ``at_most_ns`` apart.
+
+        What the first time costs tells nothing of the next: it pays for what is imported then.
+        """
         self._every_ns = every_ns
         self._at_most_ns = at_most_ns
         self._share = share
         self._due_at_ns = 0
+        self._is_first = True
 
     def is_due(self, now_ns: int) -> bool:
         """Tell whether it is time for the work."""
@@ -28,5 +32,6 @@ class Pace:
         try:
             yield
         finally:
-            cost_ns = time.thread_time_ns() - began_ns
+            cost_ns = 0 if self._is_first else time.thread_time_ns() - began_ns
+            self._is_first = False
             self._due_at_ns = now_ns + min(self._at_most_ns, max(self._every_ns, int(cost_ns / self._share)))

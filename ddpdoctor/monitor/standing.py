@@ -32,12 +32,25 @@ class Standing:
     def __init__(self) -> None:
         self._held: dict[tuple[object, ...], _Standing] = {}
         self._over: list[FindingView] = []
+        self._judged_since_ns: int | None = None
+        self.is_settled = False
+        """Looks have judged the speed for as long as a warning takes to be shown, and the last one found none that is
+        not. Once this is so it stays: a run that was well is well until a warning is shown."""
 
-    def take(self, findings: Iterable[Finding], now_ns: int, *, moved: bool = True) -> None:
+    @property
+    def pending(self) -> tuple[Finding, ...]:
+        """Warnings that the last looks found, but not for long enough yet to be shown; the oldest first."""
+        return tuple(
+            known.finding
+            for known in self._held.values()
+            if not known.shown and known.finding.severity is Severity.WARNING
+        )
+
+    def take(self, findings: Iterable[Finding], now_ns: int, *, moved: bool = True, judged: bool = True) -> None:
         """Take in what the checks found at one look.
 
         Without a step since the last look (``moved`` is False) only errors count: what is slow is told by steps that
-        were made, not by waiting longer for the next.
+        were made, not by waiting longer for the next. ``judged``: enough steps were made to judge their speed.
         """
         found = {_key(finding): finding for finding in findings if moved or finding.severity is Severity.ERROR}
         for key, finding in found.items():
@@ -55,6 +68,10 @@ class Standing:
                 if known.shown:
                     self._over.append(_over(known))
         del self._over[:-MOST_KEPT]
+        if judged and self._judged_since_ns is None:
+            self._judged_since_ns = now_ns
+        held_out = self._judged_since_ns is not None and now_ns - self._judged_since_ns >= APPEARS_AFTER_NS
+        self.is_settled = self.is_settled or (held_out and not self.pending)
 
     def end(self, code: str, moved_at_ns: int) -> None:
         """End the findings of ``code`` that no look has found since ``moved_at_ns``, when a step was made.

@@ -91,3 +91,14 @@ def test_a_job_that_failed_for_an_unknown_reason_is_broken() -> None:
     assert run_verdict(summary(), (), exit_code=3).text == "the job ended with exit code 3"
     assert run_verdict(RunSummary(), (), exit_code=-9).text == "the job was killed by signal 9"
     assert run_verdict(summary(), (), exit_code=0).state == "healthy"
+
+
+def test_a_run_is_not_called_healthy_before_a_warning_would_have_been_shown() -> None:
+    late = finding("DDP403", Severity.WARNING, "rank 1 keeps rank 0 waiting")
+    verdict = run_verdict(summary(), (), pending=(finding("DDP509", Severity.WARNING), late))
+    assert (verdict.state, verdict.code) == ("unknown", "")
+    assert verdict.text == "too early to tell, but so far rank 1 keeps rank 0 waiting"
+    assert verdict.why == ("fact 0", "fact 1", "fact 2")
+    calm = run_verdict(summary(), (), pending=())
+    assert (calm.state, calm.text) == ("unknown", "too early to tell, but nothing slow so far")
+    assert run_verdict(summary(), (late,), pending=(late,)).state == "slow"

@@ -251,3 +251,12 @@ def test_clocks_that_differ_between_machines_make_nobody_late() -> None:
     rank, late = summarise(msgspec.structs.replace(record, step_tracks=tracks, call_tracks=calls)).ranks
     assert [ms(rank.waiting_ns), ms(late.waiting_ns)] == [20.0, 0.0]
     assert (ms(late.late_ns), late.late_phase, ms(rank.phases.exposed_transfer_ns)) == (20.0, "forward", 5.0)
+
+
+def test_of_a_job_with_long_steps_enough_of_the_newest_ones_are_taken_however_long_ago_they_were() -> None:
+    record = MeasuredJob(2).run(60, {"forward": 2_000.0}).record()
+    second_ns = 1_000 * MILLISECOND_NS
+    assert summarise(recent(record, 30 * second_ns)).steps < 20
+    assert summarise(recent(record, 30 * second_ns, 120, 23)).steps >= 20
+    assert summarise(recent(record, 80 * second_ns, 120, 23)).steps >= 40
+    assert summarise(recent(record, 80 * second_ns, 23, 23)).steps <= 23

@@ -90,3 +90,25 @@ def test_a_hang_that_was_got_over_is_over_at_the_end_however_soon_that_came() ->
         ("mismatch", 10 * SECOND_NS, None),
         ("stands", 10 * SECOND_NS, 10 * SECOND_NS),
     ]
+
+
+def test_a_run_is_settled_once_it_was_judged_for_as_long_as_a_warning_takes_and_none_is_on_its_way() -> None:
+    standing = Standing()
+    standing.take([], 0, judged=False)
+    standing.take([], 20 * SECOND_NS)
+    standing.take([_finding(), _finding(code="DDP402", severity=Severity.ADVICE)], 29 * SECOND_NS)
+    assert [finding.severity for finding in standing.pending] == [Severity.WARNING]
+    standing.take([_finding()], 30 * SECOND_NS)
+    assert not standing.is_settled
+    standing.take([], 33 * SECOND_NS)
+    assert standing.is_settled
+    assert standing.pending == ()
+    standing.take([_finding()], 36 * SECOND_NS)
+    assert standing.is_settled, "what was well is well until a warning is shown"
+
+
+def test_what_is_shown_is_not_pending() -> None:
+    standing = Standing()
+    for second in range(11):
+        standing.take([_finding()], second * SECOND_NS)
+    assert (standing.pending, standing.is_settled) == ((), True)
