@@ -9,7 +9,10 @@ import msgspec
 from ddpdoctor.diagnosis.summary import RunSummary
 from ddpdoctor.monitor.snapshot import History
 
-FIRST_SLICE_NS = 2_000_000_000
+FIRST_SLICE_NS = 1_000_000_000
+OVERDUE = 2.0
+"""A step that has lasted so many times as long as the median one is missing; until then the figures are those of the
+last."""
 MOST_SLICES = 240
 """When there are more, two become one, and a slice is twice as long from then on."""
 
@@ -41,22 +44,26 @@ class Series:
         return not self._slices or now_ns - self._slices[-1].at_ns >= self._slice_ns
 
     def add(self, summary: RunSummary, now_ns: int) -> None:
-        """Add the figures of the time since the last slice; nothing was seen when no step is newer than that."""
-        if summary.measured_at_ns is None or summary.measured_at_ns == self._measured_at_ns:
+        """Add the figures of the time since the last slice; nothing was seen when a newer step is overdue."""
+        times, measured_at_ns = summary.step_times, summary.measured_at_ns
+        if measured_at_ns is None or times is None:
             self._slices.append(_Slice(at_ns=now_ns))
+        elif measured_at_ns == self._measured_at_ns:
+            overdue = now_ns - measured_at_ns > max(self._slice_ns, OVERDUE * times.p50_ns)
+            last = _Slice(at_ns=now_ns) if overdue else self._slices[-1]
+            self._slices.append(msgspec.structs.replace(last, at_ns=now_ns))
         else:
-            times = summary.step_times
             self._slices.append(
                 _Slice(
                     at_ns=now_ns,
-                    step_p50_ns=times.p50_ns if times is not None else None,
-                    step_p95_ns=times.p95_ns if times is not None else None,
+                    step_p50_ns=times.p50_ns,
+                    step_p95_ns=times.p95_ns,
                     samples_per_s=summary.samples_per_s,
                     exposed_share=summary.exposed_share,
                     lateness_ns={rank.rank: rank.late_ns for rank in summary.ranks},
                 )
             )
-        self._measured_at_ns = summary.measured_at_ns
+        self._measured_at_ns = measured_at_ns
         if len(self._slices) > MOST_SLICES:
             pairs = zip(self._slices[::2], self._slices[1::2], strict=False)
             self._slices = [_joined(first, second) for first, second in pairs]

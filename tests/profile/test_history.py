@@ -135,9 +135,23 @@ def test_the_series_of_a_long_run_stays_short_and_covers_all_of_it() -> None:
     assert len(series.lateness_ns(1)) == len(shown.slices_at_ns)
 
 
-def test_a_slice_in_which_no_step_ended_shows_nothing() -> None:
+def test_a_slice_shows_nothing_once_a_newer_step_is_overdue_however_long_steps_are() -> None:
+    for step_ms, none_from in ((10.0, 2), (2_000.0, 5)):
+        series = Series()
+        record = MeasuredJob().run(20, {"forward": step_ms}).record()
+        summary = summarise(record)
+        assert summary.measured_at_ns is not None
+        for second in range(8):
+            series.add(summary, summary.measured_at_ns + second * SECOND_NS)
+        known = [value is not None for value in series.history().step_p50_ns]
+        assert known == [second < none_from for second in range(8)]
+        assert len(series.lateness_ns(0)) == 8
+
+
+def test_a_run_is_seen_in_its_first_minute_second_by_second() -> None:
     series = Series()
     summary = summarise(MeasuredJob().run(20, {"forward": 10}).record())
-    series.add(summary, SECOND_NS)
-    series.add(summary, 3 * SECOND_NS)
-    assert [value is None for value in series.history().step_p50_ns] == [False, True]
+    for second in range(60):
+        assert series.is_due(second * SECOND_NS)
+        series.add(summary, second * SECOND_NS)
+    assert len(series.history().slices_at_ns) == 60

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddpdoctor.diagnosis.summary import RunVerdict
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.tui.screens.pages import PAGES, paint_screen
 from ddpdoctor.tui.timeline import Timeline
@@ -192,3 +193,24 @@ def test_a_replay_that_is_moved_back_forgets_what_has_not_happened_yet() -> None
     timeline.step(-1)
     shown = timeline.shown
     assert shown is not None and shown.now_ns == runs.NOW + 3 * runs.S
+
+
+@pytest.mark.parametrize("width", range(80, 140, 7))
+def test_no_word_of_what_is_wrong_and_what_to_do_is_lost_at_any_width(width: int) -> None:
+    title = "rank 0 waits in barrier at hang_first.py:13, which rank 1 has not called; rank 1 waits in all_reduce (DDP "
+    title += "backward) at hang_first.py:14"
+    remedy = "Make every rank call barrier at hang_first.py:13, or none: move it out of the branch that only some take."
+    verdict = RunVerdict(state="broken", text=title, next=remedy, since_ns=runs.NOW - 5 * runs.S, why=("a reason",))
+    shown = " ".join(painted(runs.snapshot(verdict=verdict), "overview", width, 24)).replace("▌", " ")
+    words = " ".join(shown.split())
+    assert "Rank 0 waits in barrier" in words
+    for word in (*title.split()[2:], *remedy.split()):
+        assert word in words
+
+
+def test_nothing_is_called_clean_before_it_was_judged() -> None:
+    early = RunVerdict(state="unknown", text="too early to tell")
+    assert any("nothing found yet" in line for line in painted(runs.snapshot(verdict=early), "overview"))
+    assert not any("nothing found yet" in line for line in painted(runs.snapshot(), "overview"))
+    over = runs.snapshot(verdict=early, state="ended", ended_at_ns=runs.NOW)
+    assert not any("nothing found yet" in line for line in painted(over, "overview"))

@@ -160,6 +160,8 @@ def _findings(view: View, width: int, most: int) -> list[Line]:
     holding = [found for found in view.snapshot.findings if found.until_ns is None]
     remark = "" if not holding else "5 shows what to do"
     head = heading(f"Findings ({len(holding)})" if holding else "Findings", width, view.glyphs, remark)
+    if not holding and view.snapshot.verdict.state == "unknown" and view.snapshot.state != "ended":
+        return [head, line(Cell(f"  {view.glyphs.advice} nothing found yet", "dim"))]
     if not holding:
         return [head, line(Cell(f"  {view.glyphs.good} ", "good"), Cell("nothing found", "dim"))]
     lines = [finding_line(found, view, width) for found in holding[:most]]

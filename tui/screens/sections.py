@@ -19,6 +19,8 @@ SEVERITY_ROLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.A
 VERDICT_ROLES = {"healthy": "good", "slow": "warning", "broken": "bad", "unknown": "advice"}
 VERDICT_WORDS = {"healthy": "HEALTHY", "slow": "SLOW", "broken": "BROKEN", "unknown": "UNKNOWN"}
 STACK_FRAMES = 8
+VERDICT_MOST = 3
+"""Lines of what is wrong, and of what to do: enough for any sentence of a check at 80 columns."""
 
 
 def heading(title: str, width: int, glyphs: Glyphs, right: str = "", right_role: str = "dim") -> Line:
@@ -52,29 +54,29 @@ def as_fresh(lines: Sequence[Line], view: View, at_ns: int | None) -> list[Line]
 
 
 def verdict_lines(view: View, width: int, most: int) -> list[Line]:
-    """What is wrong, for how long, why, and what to do; at most ``most`` lines."""
+    """What is wrong, for how long, why, and what to do; of the reasons no more than fit into ``most`` lines."""
     verdict, snapshot = view.snapshot.verdict, view.snapshot
     role = VERDICT_ROLES[verdict.state]
     word = "STALLED" if snapshot.state == "stalled" else VERDICT_WORDS[verdict.state]
     since = "" if verdict.since_ns is None else f"for {span(snapshot.now_ns - verdict.since_ns)}"
     room = width - 2 - (cell_len(since) + 2 if since else 0)
     text = shown(verdict.text)
-    told = paragraph(text[:1].upper() + text[1:], room, "strong", Cell(f" {word} ", f"badge.{role}"))
-    told = [_spaced(cells, number) for number, cells in enumerate(told)]
+    badge = Cell(f" {word} ", f"badge.{role}")
+    told = [_spaced(cells) for cells in paragraph(text[:1].upper() + text[1:], room - 1, "strong", badge, VERDICT_MOST)]
     if since:
         told[0] = line(*fitted(told[0], room, view.glyphs.dots), Cell(f"  {since}", role))
     steps: list[Line] = []
     if verdict.next:
-        steps = paragraph(verdict.next, width - 3, "strong", Cell("do   ", role), most=3)
+        steps = paragraph(verdict.next, width - 3, "strong", Cell("do   ", role), VERDICT_MOST)
     whys: list[Line] = []
     for number, why in enumerate(verdict.why):
         whys += paragraph(why, width - 3, "", Cell("why  " if number == 0 else "     ", "dim"), most=2)
     room_for_why = max(0, most - len(told) - len(steps))
     edge = Cell(f"{view.glyphs.cursor if not view.glyphs.plain else view.glyphs.bar_between} ", f"edge.{role}")
-    return [line(edge, *cells) for cells in (*told, *whys[:room_for_why], *steps)][:most]
+    return [line(edge, *cells) for cells in (*told, *whys[:room_for_why], *steps)]
 
 
-def _spaced(cells: Line, number: int) -> Line:
+def _spaced(cells: Line) -> Line:
     """One space between the badge and the text."""
     head, *rest = cells
     return (head, Cell(" "), *rest)
