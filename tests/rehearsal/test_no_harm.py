@@ -11,7 +11,6 @@ from ddpdoctor.examine import ExamineRequest, examine
 from .conftest import HEAD
 
 TRAINING = """
-PLANT
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 4))
@@ -30,20 +29,31 @@ print("trained to the end")
 """
 
 FAULTS = {
-    "tap": "from _ddpdoctor.rehearsal import tap; tap.origin_of = None",
-    "wrap": "from _ddpdoctor.probe import wrap_facts; wrap_facts._describe = None",
-    "forward": "from _ddpdoctor.rehearsal import modules; modules.Modules._digest_inputs = None",
-    "gradients": "from _ddpdoctor.rehearsal import modules; modules.Modules._close = None",
-    "pass": "from _ddpdoctor.rehearsal import loaders; loaders.Loaders._length = None",
-    "indices": "from _ddpdoctor.rehearsal import indices; indices.base_indices = None",
+    "tap": ("_ddpdoctor.rehearsal.tap", "origin_of"),
+    "wrap": ("_ddpdoctor.probe.wrap_facts", "_describe"),
+    "forward": ("_ddpdoctor.rehearsal.modules", "Modules._digest_inputs"),
+    "gradients": ("_ddpdoctor.rehearsal.modules", "Modules._close"),
+    "pass": ("_ddpdoctor.rehearsal.loaders", "Loaders._length"),
+    "indices": ("_ddpdoctor.rehearsal.indices", "base_indices"),
 }
+"""Module and name of what raises when it is called."""
+PLANT = """
+import importlib
+*owners, name = "{name}".split(".")
+owner = importlib.import_module("{module}")
+for each in owners:
+    owner = getattr(owner, each)
+assert callable(getattr(owner, name)), "there is nothing of that name any more"
+setattr(owner, name, None)
+"""
 
 
 @pytest.mark.parametrize("part", FAULTS)
 def test_training_goes_on_and_the_verdict_is_inconclusive(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "train.py").write_text(HEAD + TRAINING.replace("PLANT", FAULTS[part]))
+    module, name = FAULTS[part]
+    (tmp_path / "train.py").write_text(HEAD + PLANT.format(module=module, name=name) + TRAINING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     examination = examine(ExamineRequest(target="train.py", time_limit_s=180.0))
