@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+from tests.jobs_of_tests import kill_marked, marked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -26,9 +25,8 @@ ABORTED_AT_EXIT = "terminate called without an active exception"
 def torchrun(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
     yield started
+    kill_marked(tmp_path)
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for stream in (process.stdout, process.stderr):
             if stream is not None:
@@ -42,11 +40,10 @@ def _start(
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(directory)},
+        env={**marked(os.environ, directory), "OMP_NUM_THREADS": "1"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,
     )
     started.append(process)
     return process

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from ddpdoctor.launch.environment import observed
+from tests.jobs_of_tests import kill_marked, marked
 
 HARMS = (
     "nothing",
@@ -46,7 +46,7 @@ def weights(harm: str, directory: Path, *, watched: bool = True) -> list[str]:
     """The digests of the two ranks' weights after the job has met the harm; raises when it did not come to its end."""
     directory.mkdir(parents=True)
     output = directory / "weights"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**marked(os.environ, directory), "OMP_NUM_THREADS": "1"}
     # A path with a space and letters from elsewhere, as home directories have them.
     with _disk(directory / "a rün", full=harm == "full") as run:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(JOB), harm, str(output)]
@@ -54,7 +54,10 @@ def weights(harm: str, directory: Path, *, watched: bool = True) -> list[str]:
             return _weights_without_monitor(command, run, output, environment)
         if watched:
             environment |= observed(run, environment)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S)
+        finally:
+            kill_marked(directory)
         if run.exists():
             run.chmod(0o700)
     found = _found(output)
@@ -70,9 +73,7 @@ def _weights_without_monitor(command: list[str], run: Path, output: Path, enviro
     """Launch the job with ``profile``, kill that in the middle of the training, and see what the job comes to."""
     profile = [sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--run-dir", str(run), "--", *command]
     with open(output.with_name("printed"), "wb") as printed:
-        monitor = subprocess.Popen(
-            profile, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        monitor = subprocess.Popen(profile, env=environment, stdout=printed, stderr=subprocess.STDOUT)
     try:
         _wait_for(output.with_name("weights.reached"))
         monitor.kill()
@@ -82,8 +83,7 @@ def _weights_without_monitor(command: list[str], run: Path, output: Path, enviro
             _wait_for(path)
             _wait_until(functools.partial(_is_written, path), f"{path} stayed empty")
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(monitor.pid, signal.SIGKILL)
+        kill_marked(output.parent)
         monitor.wait()
     return [path.read_text() for path in _found(output)]
 

@@ -11,14 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import psutil
 import pytest
 
-pytest.importorskip("torch")
+from tests.jobs_of_tests import kill_marked, marked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAIN = (sys.executable, "-m", "ddpdoctor")
@@ -31,12 +29,7 @@ Started = list["subprocess.Popen[bytes]"]
 def started(tmp_path: Path) -> Iterator[Started]:
     processes: Started = []
     yield processes
-    state = str(tmp_path / "state")
-    for process in psutil.process_iter():
-        # torchrun gives each rank a session of its own, so that no signal to a group reaches all of them.
-        with suppress(psutil.Error):
-            if process.environ().get("XDG_STATE_HOME") == state:
-                process.kill()
+    kill_marked(tmp_path)
     for popen in processes:
         popen.communicate()
 
@@ -46,10 +39,9 @@ def _start(started: Started, directory: Path, *words: str, **variables: str) -> 
         words,
         cwd=directory,
         env={
-            **os.environ,
+            **marked(os.environ, directory),
             "XDG_STATE_HOME": str(directory / "state"),
             "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(directory),
             **variables,
         },
         stdout=subprocess.PIPE,

@@ -23,6 +23,7 @@ from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
 from ddpdoctor.registry import load, read_catalogue
+from tests.jobs_of_tests import kill_marked, marked
 
 SCRIPT = Path(__file__).with_name("training.py")
 PHASES = ("data_wait", "forward", "backward", "optimizer")
@@ -84,8 +85,11 @@ def chapters_of(directory: Path, steps: int, specs: Sequence[str]) -> list[Chapt
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     command += ["--log-dir", str(directory / "logs"), "--redirects=3"]
     command += [str(SCRIPT), str(output), str(steps), "even", *specs]
-    environment = {**os.environ, **observed(run, os.environ), "OMP_NUM_THREADS": "1"}
-    told = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
+    environment = {**marked(os.environ, directory), **observed(run, os.environ), "OMP_NUM_THREADS": "1"}
+    try:
+        told = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
+    finally:
+        kill_marked(directory)
     if not Path(f"{output}.1").exists():
         logs = "\n".join(log.read_text()[-2_000:] for log in sorted(directory.glob("logs/**/stderr.log")))
         raise RuntimeError(f"the chapters were not trained to their end:\n{told.stderr[-2_000:]}\n{logs}")
