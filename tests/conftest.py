@@ -2,12 +2,31 @@
 
 The suite judges a commit: the same commit must get the same answer, so generated examples are the same in every run.
 New ones are searched for with ``python -m pytest --hypothesis-profile search``.
+
+Jobs that tests start have a temporary directory that goes when the tests are over: launchers and killed ranks leave
+theirs full of logs and sockets.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", max_examples=20_000, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_directory_of_jobs() -> Iterator[None]:
+    # What pytest keeps stays where it is: Python asks the environment for the directory once.
+    tempfile.gettempdir()
+    with (
+        tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as directory,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", directory)
+        yield

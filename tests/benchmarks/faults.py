@@ -36,9 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", default="")
     chosen = parser.parse_args(arguments)
-    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ddpdoctor-faults-")
-    missed = _fault_table(chosen.runs, chosen.only)
-    return int(_healthy_table(chosen.runs, chosen.only) or missed)
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-faults-") as state:
+        os.environ["XDG_STATE_HOME"] = state
+        missed = _fault_table(chosen.runs, chosen.only)
+        return int(_healthy_table(chosen.runs, chosen.only) or missed)
 
 
 def _fault_table(runs: int, only: str) -> bool:
