@@ -76,7 +76,8 @@ def test_a_line_in_the_script_watches_it_with_what_this_torch_offers(tmp_path: P
 
 
 def test_a_torch_without_work_and_compiler_is_said_to_lack_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert Capabilities(torch).missing == {}
     monkeypatch.delattr(torch._C._distributed_c10d, "Work")
     monkeypatch.delattr(torch.compiler, "is_compiling")

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 OLD = pickle.dumps({"epoch": 3})
 
 
@@ -155,7 +153,6 @@ for _ in range(2):
 
 
 def test_safetensors_over_an_old_file_is_stopped(project: Any, stopped: Callable[..., Any]) -> None:
-    pytest.importorskip("safetensors")
     project.old({"model.safetensors": "old"})
     refusal = stopped(
         """
@@ -200,8 +197,6 @@ save_file({"weight": torch.ones(2)}, "model.safetensors")
     ],
 )
 def test_nothing_happens_to_an_old_file(project: Any, stopped: Callable[..., Any], code: str) -> None:
-    if "numpy" in code:
-        pytest.importorskip("numpy")
     (project.path / "empty").mkdir()
     project.old({"train.log": "epoch 3\n", "sub/b.log": "epoch 3\n"})
     assert "which the rehearsal did not make" in stopped(code).sentence

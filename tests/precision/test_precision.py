@@ -26,7 +26,7 @@ from ddpdoctor.source.script import script_at
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    tomllib = pytest.importorskip("tomli")
+    import tomli as tomllib
 
 TARGETS: Mapping[str, Any] = tomllib.loads((Path(__file__).parent / "targets.toml").read_text(encoding="utf-8"))
 PACKAGES: Sequence[Mapping[str, Any]] = TARGETS["package"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from ddpdoctor.checks.gradients import needless_find_unused_parameters
 from ddpdoctor.finding import Finding
@@ -78,11 +77,6 @@ def _findings(directory: Path, script: str) -> dict[str, list[dict[str, Any]]]:
     for finding in json.loads(done.stdout)["findings"]:
         found.setdefault(finding["code"], []).append(finding)
     return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torch() -> None:
-    pytest.importorskip("torch")
 
 
 def test_each_defect_of_a_watched_job_is_found(tmp_path: Path) -> None:

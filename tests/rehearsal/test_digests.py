@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ddpdoctor.probe.digests import tensor_digest  # noqa: E402
+from ddpdoctor.probe.digests import tensor_digest
 
 ELSEWHERE = ctypes.create_string_buffer(16)
 
 
-class Wrapping(torch.Tensor):  # type: ignore[name-defined, misc]
+class Wrapping(torch.Tensor):  # type: ignore[misc]
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)

@@ -6,15 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from ddpdoctor.probe.journal import Journal  # noqa: E402
-from ddpdoctor.rehearsal.modules import Modules  # noqa: E402
-from ddpdoctor.rehearsal.reduction import Reduction  # noqa: E402
+from ddpdoctor.probe.journal import Journal
+from ddpdoctor.rehearsal.modules import Modules
+from ddpdoctor.rehearsal.reduction import Reduction
 
 
 def modules(directory: Path) -> Modules:

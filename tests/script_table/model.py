@@ -19,8 +19,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     entry: str = ""
     """The script in that directory; empty for a single file."""
     arguments: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    """Packages beyond torch that it imports."""
     before: Callable[[Path], object] | None = None
     """Puts the files there that a user would have."""
     advice: tuple[str, ...] = ()

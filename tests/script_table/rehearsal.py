@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import time
 from pathlib import Path
@@ -28,11 +27,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def codes(self) -> dict[str, str]:
         """The worst severity of each code that was found; the report begins with the worst."""
         return {finding["code"]: finding["severity"] for finding in reversed(self.report["findings"])}
-
-
-def missing(script: Script) -> tuple[str, ...]:
-    """The packages that the script needs and that are not installed."""
-    return tuple(name for name in script.needs if importlib.util.find_spec(name) is None)
 
 
 def rehearse(script: Script, project: Path, state: Path, edit: Edit | None = None) -> Outcome:

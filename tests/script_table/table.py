@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.script_table.model import Edit, Script
-from tests.script_table.rehearsal import complaints, missing, rehearse
+from tests.script_table.rehearsal import complaints, rehearse
 
 
 def print_table(rows: Iterable[tuple[Script, Edit | None]], names: Sequence[str]) -> int:
@@ -17,9 +17,6 @@ def print_table(rows: Iterable[tuple[Script, Edit | None]], names: Sequence[str]
     wrong = 0
     for script, edit in chosen:
         name = f"{script.name}: {edit.name}" if edit else script.name
-        if absent := missing(script):
-            print(f"{name:<52}  not installed: {', '.join(absent)}", flush=True)
-            continue
         with tempfile.TemporaryDirectory() as project, tempfile.TemporaryDirectory() as state:
             outcome = rehearse(script, Path(project), Path(state), edit)
         said = complaints(script, outcome, edit)
