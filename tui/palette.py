@@ -65,7 +65,6 @@ _LIGHT = {
 class Palette:
     """Styles by role; a role that ends in ``!`` is under the cursor."""
 
-    tone: Tone
     background: str
     text: str
     styles: Mapping[str, Style]
@@ -85,9 +84,9 @@ class Palette:
 def palette_of(tone: Tone) -> Palette:
     """The palette of a tone."""
     if tone == "none":
-        return Palette("none", "", "", _colourless())
+        return Palette("", "", _colourless())
     hues = _DARK if tone == "dark" else _LIGHT
-    return Palette(tone, hues["background"], hues["text"], _coloured(hues))
+    return Palette(hues["background"], hues["text"], _coloured(hues))
 
 
 def _coloured(hues: Mapping[str, str]) -> dict[str, Style]:

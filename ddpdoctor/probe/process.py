@@ -107,7 +107,6 @@ class ProcessEnd:
                 handled = sys.exc_info()[1]
                 if isinstance(handled, Exception) and code not in (None, 0):
                     self._journal.guarded(self.report, handled)
-                self._journal.event("sys_exit", code=code if isinstance(code, int) else None, site=self._journal.here())
             raise SystemExit(code) if code is not None else SystemExit
 
         def _exit(status: int) -> NoReturn:

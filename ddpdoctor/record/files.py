@@ -35,8 +35,6 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
     found: bool = False
     """There was something under the path."""
-    tolerant: bool = False
-    """The call itself puts up with what another rank did (``exist_ok``, ``missing_ok``, ``ignore_errors``)."""
     through: str = ""
     """The library that fetches or extracts (``zipfile``, ``urllib``, …) and stands between the user and the call;
     ``flock`` of a lock on an open file."""

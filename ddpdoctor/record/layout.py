@@ -168,7 +168,6 @@ NUMBERED_COMMAND_OFFSET = 1024
 """Number of the newest request for stacks and collectives, written by the reader."""
 
 JOB_FILE = "job.json"
-CREATED_FILES_LOG = "created-files.log"
 RUN_VARIABLE = "DDPDOCTOR_RUN"
 """Environment variable that names the run directory; what makes the boot directory wake up."""
 

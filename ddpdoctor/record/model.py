@@ -8,7 +8,7 @@ and referred to by its index.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -489,11 +489,3 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             if step.rank == rank:
                 counts[step.optimizer] = counts.get(step.optimizer, 0) + 1
         return max(counts.values(), default=0)
-
-    def passes_by_place(self) -> Iterator[tuple[int, int, tuple[Pass, ...]]]:
-        """Yield (loader, ordinal, passes): the passes that correspond to each other on the ranks."""
-        places: dict[tuple[int, int], list[Pass]] = {}
-        for entry in self.passes:
-            places.setdefault((entry.loader, entry.ordinal), []).append(entry)
-        for (loader, ordinal), entries in sorted(places.items()):
-            yield loader, ordinal, tuple(sorted(entries, key=lambda entry: entry.rank))

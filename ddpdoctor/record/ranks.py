@@ -21,7 +21,6 @@ class ProcessEntry:
         self.exceptions: list[dict[str, Any]] = []
         self.exit: dict[str, Any] | None = None
         self.os_exit: dict[str, Any] | None = None
-        self.sys_exit: dict[str, Any] | None = None
         self.ended_ns = 0
         """When the rehearsal ended it; 0 when it did not."""
         self.gone_ns = 0
@@ -59,8 +58,6 @@ class RankBook:
             entry.exit = event
         elif kind == "os_exit":
             entry.os_exit = event
-        elif kind == "sys_exit":
-            entry.sys_exit = event
         elif kind == "ended":
             entry.ended_ns = entry.ended_ns or int(event["time_ns"])
 

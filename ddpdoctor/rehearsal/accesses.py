@@ -30,7 +30,6 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _ITS_CALLERS = frozenset({"<frozen os>", os.__file__, pathlib.__file__, shutil.__file__, genericpath.__file__})
 _FETCHERS = ("zipfile", "tarfile", "urllib", "requests", "httpx", "gdown", "huggingface_hub", "wget", "fsspec")
 _FETCHING_FILES = (os.path.join("torch", "hub.py"), os.path.join("torchvision", "datasets", "utils.py"))
-_TOLERANT = ("exist_ok", "missing_ok", "ignore_errors")
 _DEPTH = 40
 _CHECKS = ("exists", "isfile", "isdir", "lexists")
 _PATH_CHECKS = ("exists", "is_file", "is_dir")
@@ -141,32 +140,20 @@ class Accesses:
         if site < 0 or times > NOTED_ALIKE:
             return
         self._total += 1
-        tolerant, library = _manner(sys._getframe(1), path)
-        journal.event(
-            "access", action=action, path=path, site=site, found=found, tolerant=tolerant, through=through or library
-        )
+        through = through or _fetcher(sys._getframe(1))
+        journal.event("access", action=action, path=path, site=site, found=found, through=through)
 
 
-def _manner(frame: Optional[FrameType], path: str) -> tuple[bool, str]:
-    """Whether the calls of the standard library put up with another rank, and which library fetches or extracts."""
-    tolerant, through, depth = False, "", 0
-    while frame is not None and depth < _DEPTH:
-        name = frame.f_code.co_filename
-        if name in _ITS_CALLERS:
-            own = frame.f_locals
-            tolerant = tolerant or any(own.get(option) is True for option in _TOLERANT)
-            # makedirs makes the directories above and puts up with whoever makes them at the same time.
-            tolerant = tolerant or (frame.f_code.co_name == "makedirs" and _is_above(path, own.get("name")))
+def _fetcher(frame: Optional[FrameType]) -> str:
+    """The library that fetches or extracts and stands between the user and the call; empty where there is none."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if not through and (package in _FETCHERS or name.endswith(_FETCHING_FILES)):
-            through = package
-        frame, depth = frame.f_back, depth + 1
-    return tolerant, through
-
-
-def _is_above(path: str, name: object) -> bool:
-    target = target_path(name)
-    return target is not None and target != path and target.startswith(path + os.sep)
+        if package in _FETCHERS or frame.f_code.co_filename.endswith(_FETCHING_FILES):
+            return package
+        frame = frame.f_back
+    return ""
 
 
 def _beyond_the_library(frame: Optional[FrameType]) -> Optional[FrameType]:

@@ -11,9 +11,8 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.module import Module, dotted
 from ddpdoctor.source.nodes import descend
-from ddpdoctor.source.vocabulary import DDP, GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
+from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
-_DISTRIBUTED = ("torch.distributed", DDP, "torch.utils.data.DistributedSampler", "accelerate.Accelerator")
 _MOVES_TO_CUDA = frozenset({"torch.cuda.set_device", "torch.cuda.device"})
 
 
@@ -46,19 +45,6 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     for module, call in launches:
         if not (both and _conditional(module, call)):
             return _fact(module, call)
-    return None
-
-
-def distributed_use(modules: Sequence[Module]) -> SourceFact | None:
-    """The first mention of process groups, DDP or Accelerate: an import, or the full name of something used."""
-    for module in modules:
-        for entry in module.imports:
-            full = f"{entry.module}.{entry.name}" if entry.name else entry.module
-            if full.startswith(_DISTRIBUTED) or "DistributedDataParallel" in full or entry.module == "accelerate":
-                return SourceFact(Location(file=str(module.path), line=entry.line), full)
-        for node in module.index.of(ast.Attribute):
-            if module.resolve(node).startswith(_DISTRIBUTED):
-                return _fact(module, node)
     return None
 
 

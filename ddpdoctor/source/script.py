@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.source.facts import SourceFact, cuda_demand, distributed_use, rank_launch
+from ddpdoctor.source.facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.project import Finder, Surroundings, find_main
@@ -76,11 +76,6 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
     def spawns_ranks(self) -> SourceFact | None:
         """Where the script starts its own ranks; None when a launcher has to."""
         return rank_launch(self.modules)
-
-    @cached_property
-    def uses_distributed(self) -> SourceFact | None:
-        """Where the script first mentions process groups or DDP; None when it never does."""
-        return distributed_use(self.modules)
 
     @cached_property
     def asks_cuda(self) -> SourceFact | None:

@@ -141,8 +141,8 @@ def test_a_directory_that_both_ranks_make_is_an_error_where_one_dies_of_it() -> 
 def test_a_rank_that_deletes_what_another_has_just_made_is_a_warning() -> None:
     paths = Paths()
     for rank in (0, 1):
-        paths.come(rank, "remove", 14, "/job/out", found=bool(rank), tolerant=True)
-        paths.come(rank, "make", 15, "/job/out", tolerant=True)
+        paths.come(rank, "remove", 14, "/job/out", found=bool(rank))
+        paths.come(rank, "make", 15, "/job/out")
     finding = paths.finding()
     assert (finding.code, lines(finding)) == ("DDP608", [15, 14])
     paths = Paths()

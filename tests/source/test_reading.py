@@ -151,16 +151,13 @@ def test_who_starts_the_ranks(tmp_path: Path, text: str, spawns: bool) -> None:
     assert (read_script(path).spawns_ranks is not None) is spawns
 
 
-def test_use_of_ranks_and_of_cuda(tmp_path: Path) -> None:
+def test_use_of_cuda(tmp_path: Path) -> None:
     script = read_script(written(tmp_path, "x = 1\nmodel.cuda()\n"))
-    assert script.uses_distributed is not None
-    assert script.uses_distributed.location.line == 5
     assert script.asks_cuda is not None
     assert (script.asks_cuda.location.line, script.asks_cuda.text) == (11, "model.cuda()")
     plain = read_script(
         written(tmp_path, "if torch.cuda.is_available():\n    model.cuda()\n", "b.py", "import torch\n")
     )
-    assert plain.uses_distributed is None
     assert plain.asks_cuda is None
     assert read_script(written(tmp_path, "dist.init_process_group('nccl')\n", "c.py")).asks_cuda is not None
 
