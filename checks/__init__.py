@@ -110,7 +110,6 @@ BUILT_IN: Mapping[str, str] = {
 
 AFTER_LAUNCH: frozenset[str] = frozenset(
     {
-        "DDP212",
         "DDP308",
         "DDP310",
         "DDP401",
@@ -120,7 +119,6 @@ AFTER_LAUNCH: frozenset[str] = frozenset(
         "DDP408",
         "DDP409",
         "DDP410",
-        "DDP508",
         "DDP703",
         "DDP704",
         "DDP705",

@@ -89,6 +89,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     state: OutcomeState
     reason: str = ""
     """Why it was not evaluated or where the bound was hit; empty otherwise."""
+    unstated: bool = False
+    """It was not evaluated because nobody has said what it needs to know of the job."""
 
 
 class BoundHit(Exception):
@@ -102,4 +104,12 @@ class TooLittleEvidence(Exception):
     """Raised by a check of a run in which too little happened to judge it; it is then not evaluated.
 
     The argument is a clause that says how much was seen and how much it takes.
+    """
+
+
+class NotStated(Exception):
+    """Raised by a check of a run that needs to know of the job what no run of it here tells and nobody has said.
+
+    It is then not evaluated, and the examination is complete all the same: what it asks for was never given. The
+    argument is a clause that says what is not known and how to say it.
     """

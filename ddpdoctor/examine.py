@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from ddpdoctor.source.script import Script
 
 OnProgress = Callable[[Progress], None]
+_OF_GPUS = ("cuda", "accelerat", "lightning", "transformers")
+"""What a script speaks of that trains on GPUs wherever there are some."""
 
 
 class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,7 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     hint: bool = False
     """Note which findings of the source there is a patch for."""
     settings: Settings = NO_SETTINGS
-    """Of the project: ``find_settings`` reads them. Only ``select``, ``ignore`` and ``per-file-ignores`` are used."""
+    """Of the project, as ``find_settings`` reads them; ``fail-on``, ``exclude``, ``entry-points`` do not count here."""
 
 
 def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
@@ -247,6 +249,8 @@ def _rehearsed(
         python=request.python,
         device=request.device,
         asks_cuda=script.asks_cuda is not None,
+        may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
+        machine=request.settings.job,
         allow_writes=request.allow_writes,
         keep=request.keep,
     )
@@ -256,7 +260,8 @@ def _rehearsed(
         raise
     except DdpDoctorError as error:
         return None, could_not_rehearse(error)
-    return record, judge(record, str(root))
+    job = msgspec.structs.replace(record.job, thresholds=request.settings.thresholds)
+    return msgspec.structs.replace(record, job=job), judge(record, str(root))
 
 
 def _cut_short(request: ExamineRequest, rehearsal: RehearsalSection) -> str:
@@ -266,7 +271,7 @@ def _cut_short(request: ExamineRequest, rehearsal: RehearsalSection) -> str:
 
 
 def _incomplete(result: CheckResult, *, static: bool) -> bool:
-    return result.crashed or result.bound_hit or (bool(result.gap) and not static)
+    return result.crashed or result.bound_hit or (bool(result.gap) and not result.unstated and not static)
 
 
 def _verdict(findings: Sequence[Finding], fail_on: Severity, complete: bool) -> tuple[Verdict, ExitCode]:

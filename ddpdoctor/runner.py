@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from ddpdoctor.check import BoundHit, LoadedCheck, Outcome, OutcomeState, TooLittleEvidence
+from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.registry import CatalogueEntry, load
 from ddpdoctor.source.gaps import deep_recursion, take_gap
@@ -37,6 +37,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The gap is a bound of the analysis."""
     crashed: bool = False
     """The gap is a defect of the check."""
+    unstated: bool = False
+    """The gap is what nobody has said of the job; without it nothing that was asked for is missing."""
     source_severity: Severity | None = None
     """How bad the check calls what it sees in the source, unless it says otherwise; None where only that was asked."""
     nodes_wanted: int = 0
@@ -85,7 +87,8 @@ def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
         state = OutcomeState.NOT_EVALUATED
     else:
         state = OutcomeState.PASSED
-    return Outcome(code=result.code, name=result.name, state=state, reason="" if stands else gap)
+    unstated = state is OutcomeState.NOT_EVALUATED and result.unstated
+    return Outcome(code=result.code, name=result.name, state=state, reason="" if stands else gap, unstated=unstated)
 
 
 def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
@@ -138,6 +141,7 @@ def _look_at_run(
         gap=result.gap or heard.gap or missing,
         bound_hit=result.bound_hit or heard.bound_hit,
         crashed=result.crashed or heard.crashed,
+        unstated=heard.unstated and not result.gap and not missing,
         nodes_wanted=check.check.nodes if _nodes(record) < check.check.nodes else 0,
     )
 
@@ -153,6 +157,7 @@ class _Said(msgspec.Struct, frozen=True):
     gap: str = ""
     bound_hit: bool = False
     crashed: bool = False
+    unstated: bool = False
 
 
 _NOTHING = _Said(())
@@ -169,6 +174,8 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
         return _Said(tuple(yielded), gap=str(bound), bound_hit=True)
     except TooLittleEvidence as gap:
         return _Said(tuple(yielded), gap=str(gap))
+    except NotStated as gap:
+        return _Said(tuple(yielded), gap=str(gap), unstated=True)
     except RecursionError:
         return _Said(tuple(yielded), gap="the script holds code that is nested too deeply", bound_hit=True)
     except Exception as error:

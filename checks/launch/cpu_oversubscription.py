@@ -2,7 +2,11 @@
 
 What it finds
     In a live run: ranks whose main thread could have run, and found no free core, for a fifth of the time or more,
-    while the busy threads of the ranks and their loaders' workers were more than one and a half per core.
+    while the busy threads of the ranks and their loaders' workers were more than one and a half per core. In a
+    rehearsal: ranks of a node whose threads and workers will be more than two per core. How many ranks there are, the
+    launch command says or the settings (`ranks-per-node` in [tool.ddpdoctor.job]); the cores, the settings (`cores`),
+    or this machine where it has the job's GPUs. torchrun lets torch compute on one thread a rank, unless
+    OMP_NUM_THREADS says otherwise; ranks that a script starts itself take one for each core.
 
 Why it is bad
     A rank that waits for a core launches its kernels late and answers its peers late, and all ranks wait for the one
@@ -16,7 +20,8 @@ Remedy
     GPU, or fewer ranks on a machine without one.
 
 When it is wrong
-    Where the wait falls into a part of the job whose speed does not matter.
+    Where the wait falls into a part of the job whose speed does not matter, and where the workers of a rehearsal's
+    loader would mostly wait, for a disk or the network.
 
 References
     https://docs.kernel.org/scheduler/sched-stats.html
@@ -37,13 +42,17 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP508",
     name="cpu-oversubscription",
-    severity={"run": Severity.ADVICE},
-    needs=frozenset({"host_uses"}),
+    severity=dict.fromkeys(("rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"loaders", "passes", "cpu_threads", "settings"}),
+    needs_live=frozenset({"host_uses"}),
 )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the ranks that wait for cores."""
+    """Report the ranks that wait for cores, or are going to."""
+    if record.job.kind == "rehearsal":
+        yield from _in_rehearsal(record)
+        return
     from ddpdoctor.diagnosis.host_pressure import core_pressure
     from ddpdoctor.diagnosis.wording import rank_list, verb
 
@@ -58,5 +67,31 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         ranks=pressure.ranks,
         evidence=(
             Fact(text=f"the job keeps {pressure.busy_threads} threads busy on {pressure.cores} cores", basis="run"),
+        ),
+    )
+
+
+def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
+    from ddpdoctor.diagnosis.node_threads import crowded_node
+    from ddpdoctor.diagnosis.wording import count, site_location
+
+    node = crowded_node(record)
+    if node is None:
+        return
+    least = "at least " if node.by_default else ""
+    workers = f" and {count(node.workers, 'worker')} of the training loader" if node.workers else ""
+    location = site_location(record.site(node.site))
+    yield CHECK.finding(
+        "rehearsal",
+        f"a node with {count(node.ranks, 'rank')} runs {least}{node.total:,} threads on {count(node.cores, 'core')}",
+        remedy=f"Use fewer workers or threads per rank: there are {node.cores / node.ranks:.3g} cores for each.",
+        locations=() if location is None else (location,),
+        evidence=(
+            Fact(
+                text=f"each rank has {least}{count(node.threads, 'thread')} on which torch computes{workers}",
+                basis="rehearsal",
+                numbers={"threads": node.threads, "workers": node.workers, "ranks": node.ranks, "cores": node.cores},
+                location=location,
+            ),
         ),
     )

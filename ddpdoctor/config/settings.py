@@ -15,13 +15,18 @@
     [tool.ddpdoctor.thresholds]                      # of checks of live runs, by their names
     straggler = 0.10
 
+    [tool.ddpdoctor.job]                             # the machines of the job, where it is not rehearsed on them
+    device-memory-gib = 80                           # of one GPU
+    cores = 64                                       # of one node
+    ranks-per-node = 8
+
 Paths are patterns as in ``.gitignore``, relative to the directory of the file. What the command line says wins.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ import msgspec
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.finding import Severity
 from ddpdoctor.patterns import Pattern, matches_below, parse_patterns
+from ddpdoctor.record.machine import JobMachine
 
 OWN_FILE = "ddpdoctor.toml"
 SHARED_FILE = "pyproject.toml"
@@ -51,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     entry_points: tuple[Pattern, ...] = ()
     thresholds: Mapping[str, float] = {}
     """In the place of the checks' own, as ``ddpdoctor.diagnosis.thresholds`` lists them."""
+    job: JobMachine = JobMachine()
+    """What the project says of the machines of its job."""
 
     def relative(self, path: Path) -> str | None:
         """The path as patterns see it; None when it lies outside of the project."""
@@ -124,16 +132,16 @@ def _table(file: Path, raw: bytes) -> Mapping[str, Any] | None:
 def _settings(file: Path, table: Mapping[str, Any]) -> Settings:
     for key in table:
         if key not in _READERS:
-            raise ConfigurationError(f"{file}: there is no setting called {key!r}", _meant(key))
+            raise ConfigurationError(f"{file}: there is no setting called {key!r}", _meant(key, _READERS))
     values = {key.replace("-", "_"): _READERS[key](file, key, value) for key, value in table.items()}
     return Settings(file=str(file), directory=file.parent, **values)
 
 
-def _meant(key: str) -> str:
+def _meant(key: str, names: Collection[str]) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(key.lower().replace("_", "-"), _READERS, n=1)
-    known = f"The settings are {', '.join(sorted(_READERS))}."
+    close = get_close_matches(key.lower().replace("_", "-"), names, n=1)
+    known = f"The settings are {', '.join(sorted(names))}."
     return f"Did you mean {close[0]}? {known}" if close else known
 
 
@@ -175,6 +183,27 @@ def _thresholds(file: Path, key: str, value: Any) -> Mapping[str, float]:
     return {name: float(number) for name, number in value.items()}
 
 
+def _machine(file: Path, key: str, value: Any) -> JobMachine:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file}: {key} has to be a table", "As in `device-memory-gib = 80` below its head.")
+    for name, number in value.items():
+        if name not in _OF_A_NODE:
+            raise ConfigurationError(f"{file}: {key}: there is no setting called {name!r}", _meant(name, _OF_A_NODE))
+        kind, what = _OF_A_NODE[name]
+        if isinstance(number, bool) or not isinstance(number, kind) or not 0 < number < float("inf"):
+            raise ConfigurationError(f"{file}: {key}: {name} has to be {what}, not {number!r}")
+    return JobMachine(
+        device_memory_bytes=int(value.get("device-memory-gib", 0) * 2**30),
+        cores=value.get("cores", 0),
+        ranks_per_node=value.get("ranks-per-node", 0),
+    )
+
+
+_OF_A_NODE: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
+    "device-memory-gib": ((int, float), "a number of GiB above 0"),
+    "cores": (int, "a whole number above 0"),
+    "ranks-per-node": (int, "a whole number above 0"),
+}
 _READERS: Mapping[str, Any] = {
     "select": _strings,
     "ignore": _strings,
@@ -183,4 +212,5 @@ _READERS: Mapping[str, Any] = {
     "exclude": _patterns,
     "entry-points": _patterns,
     "thresholds": _thresholds,
+    "job": _machine,
 }

@@ -55,6 +55,7 @@ class AcceleratedLaunch(msgspec.Struct, frozen=True, kw_only=True):
     parsed: Parsed
     ranks: int | None
     """Of the whole job; None when there are as many as devices."""
+    nodes: int
     environment: Mapping[str, str]
     """What its processes read of it."""
 
@@ -82,6 +83,9 @@ def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> Ac
     ranks = parsed.count("--num-processes", NAME)
     if ranks is None and configuration.get("num_processes", "").isdigit():
         ranks = int(configuration["num_processes"]) or None
+    nodes = parsed.count("--num-machines", NAME)
+    if nodes is None and configuration.get("num_machines", "").isdigit():
+        nodes = int(configuration["num_machines"]) or None
     precision = parsed.options.get("--mixed-precision", configuration.get("mixed_precision", "no")).lower()
     set_here = {"ACCELERATE_MIXED_PRECISION": precision}
     if "--cpu" in parsed.options or configuration.get("use_cpu", "").lower() == "true":
@@ -91,7 +95,7 @@ def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> Ac
     gpus = parsed.options.get("--gpu-ids", configuration.get("gpu_ids", "all"))
     if gpus not in ("all", "null", ""):
         set_here["CUDA_VISIBLE_DEVICES"] = gpus
-    return AcceleratedLaunch(parsed=parsed, ranks=ranks, environment=set_here)
+    return AcceleratedLaunch(parsed=parsed, ranks=ranks, nodes=nodes or 1, environment=set_here)
 
 
 def _configuration_file(parsed: Parsed, environment: Mapping[str, str]) -> Path | None:

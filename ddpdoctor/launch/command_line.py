@@ -14,7 +14,7 @@ from ddpdoctor.launch.accelerate_launch import parse_accelerate
 from ddpdoctor.launch.options import Parsed
 from ddpdoctor.launch.programs import is_python_script, named_by_path, program_of, python_of
 from ddpdoctor.launch.request import Launch, LaunchLine, Starter
-from ddpdoctor.launch.torch_launchers import LAUNCH, TORCHRUN, parse_torch_launcher, ranks_of_job
+from ddpdoctor.launch.torch_launchers import LAUNCH, TORCHRUN, most_nodes, parse_torch_launcher, ranks_of_job
 from ddpdoctor.launch.wrappers import refuse, without_wrappers
 
 _PYTHON = re.compile(r"python(w|\d+(\.\d+)?)?$")
@@ -108,7 +108,8 @@ def _launched(starter: Starter, head: str, rest: Sequence[str], environment: Map
     parsed = parse_torch_launcher(rest, syntax, environment)
     if starter == "torch.distributed.launch" and "--use-env" in parsed.options:
         starter = "torchrun"
-    return _of_launcher(starter, head, parsed, ranks_of_job(parsed, syntax.name), environment)
+    ranks, nodes = ranks_of_job(parsed, syntax.name), most_nodes(parsed, syntax.name)
+    return _of_launcher(starter, head, parsed, ranks, nodes, environment)
 
 
 def _accelerate(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
@@ -116,18 +117,19 @@ def _accelerate(head: str, rest: Sequence[str], environment: Mapping[str, str]) 
         written = shlex.join([head, *rest[:1]])
         raise UsageError(f"{written} starts no job", "`accelerate launch ... train.py` does.")
     accelerated = parse_accelerate(rest[1:], environment)
-    line = _of_launcher("accelerate", head, accelerated.parsed, accelerated.ranks, environment)
+    line = _of_launcher("accelerate", head, accelerated.parsed, accelerated.ranks, accelerated.nodes, environment)
     launch = msgspec.structs.replace(line.launch, environment=accelerated.environment)
     return msgspec.structs.replace(line, launch=launch)
 
 
 def _of_launcher(
-    starter: Starter, head: str, parsed: Parsed, ranks: int | None, environment: Mapping[str, str]
+    starter: Starter, head: str, parsed: Parsed, ranks: int | None, nodes: int, environment: Mapping[str, str]
 ) -> LaunchLine:
     launch = Launch(
         starter=starter,
         module="--module" in parsed.options,
         ranks=ranks,
+        nodes=nodes,
         program=python_of(head, environment),
         must_use_program=named_by_path(head),
     )

@@ -13,6 +13,7 @@ from ddpdoctor.record import layout
 LOOPBACK = "127.0.0.1"
 BOOT_DIRECTORY = Path(__file__).resolve().parent.parent / "probe" / "boot"
 
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 _LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -60,9 +61,15 @@ def rehearsal_environment(
     result |= observed(run_directory, result)
     # The user's tree must look the same afterwards, byte code included.
     result["PYTHONDONTWRITEBYTECODE"] = "1"
-    result.setdefault("OMP_NUM_THREADS", "1")
+    result.setdefault(THREADS_VARIABLE, "1")
     # MLflow has no switch; what it writes goes with the run directory.
     return result | _TRACKERS_OFF | {"MLFLOW_TRACKING_URI": (run_directory / "mlruns").as_uri()}
+
+
+def chooses_threads(environment: Mapping[str, str], launch: Launch) -> bool:
+    """Whether the user or the launch command says on how many threads a rank computes."""
+    given = {name for name in environment if name not in launch.without} | launch.environment.keys()
+    return THREADS_VARIABLE in given
 
 
 def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:

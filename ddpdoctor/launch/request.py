@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.launch.devices import Device
+from ddpdoctor.record.machine import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]
 Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate"]
@@ -23,6 +24,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The target is a module, as in ``python -m package.train``."""
     ranks: int | None = None
     """Ranks of the whole job; None when nothing says how many."""
+    nodes: int = 1
+    """Nodes that they are spread over."""
     program: str = ""
     """Python of the environment that the command belongs to; empty when it names none."""
     must_use_program: bool = False
@@ -83,6 +86,10 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks run on; ``auto`` is decided by ``launch.devices``."""
     asks_cuda: bool = False
     """The script demands CUDA or NCCL whatever the machine has."""
+    may_use_gpus: bool = False
+    """The script speaks of CUDA, or of a framework that trains on GPUs where there are some."""
+    machine: JobMachine = JobMachine()
+    """What the project says of the machines of its job."""
     stress: Stress = ""
     """A cause to inject on one rank."""
     allow_writes: bool = False

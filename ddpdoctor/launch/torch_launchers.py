@@ -41,11 +41,12 @@ def ranks_of_job(parsed: Parsed, name: str) -> int | None:
     if per_node in AS_MANY_AS_DEVICES:
         return None
     count = parsed.count("--nproc-per-node", name) or 1
-    return count * _most_nodes(parsed.options.get("--nnodes", "1"), name)
+    return count * most_nodes(parsed, name)
 
 
-def _most_nodes(text: str, name: str) -> int:
+def most_nodes(parsed: Parsed, name: str) -> int:
     """The upper end of ``--nnodes``, which is a number or a range."""
+    text = parsed.options.get("--nnodes", "1")
     numbers = text.split(":")
     if len(numbers) > 2 or not all(number.isdigit() and int(number) for number in numbers):
         raise UsageError(f"{name}: --nnodes {text} is neither a number of nodes nor a range such as 1:4")

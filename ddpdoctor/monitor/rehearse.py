@@ -15,12 +15,14 @@ from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.launch.created_files import remove_created
 from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
+    chooses_threads,
     network_interfaces,
     recorded_environment,
     rehearsal_command,
     rehearsal_environment,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
+from ddpdoctor.launch.job_machine import job_machine
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, started
@@ -100,6 +102,7 @@ class _Rehearsal:
             tool_version=__version__,
             layout=str(Layout(request.nodes, request.nproc // request.nodes)),
             ranks_of_job=request.launch.ranks or 0,
+            machine=job_machine(request, device),
             device=device,
             stress=request.stress,
             interfaces=network_interfaces(),
@@ -143,6 +146,7 @@ class _Rehearsal:
             "ranks_per_node": self._request.nproc // self._request.nodes,
             "gpus_per_node": self._request.nproc // self._request.nodes,
             "slurm": self._request.slurm,
+            "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
             "allow_writes": self._request.allow_writes,
             "keep": self._request.keep,

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from .callers import calling_frame
 from .journal import Journal
 
-NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"})
+NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS"})
 PREFIXES = ("TORCH_", "NCCL_", "GLOO_", "CUDA_")
 NOTED = 100
 _MARK_OF_LAUNCHER = "TORCHELASTIC_RUN_ID"

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access
 from ddpdoctor.record.measured import BucketLayout, OptimizerSize
-from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
+from ddpdoctor.record.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.training import UnusedSearch
 
 SiteOf = Callable[[int, object], int]
@@ -31,6 +31,7 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("checkpoint_loaded", "checkpoint_loads", CheckpointLoad),
     ("state_names", "state_names", StateNames),
     ("forked_use", "forked_uses", ForkedUse),
+    ("cpu_threads", "cpu_threads", CpuThreads),
     ("optimizer_size", "optimizer_sizes", OptimizerSize),
     ("bucket_layout", "bucket_layouts", BucketLayout),
     ("unused_search", "unused_searches", UnusedSearch),

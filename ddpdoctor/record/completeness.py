@@ -47,6 +47,8 @@ _HARMED_BY = {
     "remove": ("settings",),
     "note_others": ("settings",),
     "_note_forked_use": ("forked_uses",),
+    "stepped": ("optimizer_sizes",),
+    "note_threads": ("cpu_threads",),
     "_opened": ("accesses",),
     "_note_check": ("accesses",),
     "_locked": ("accesses",),
@@ -100,7 +102,6 @@ _ONLY_LIVE = (
     "call_tracks",
     "gpus",
     "host_uses",
-    "optimizer_sizes",
     "bucket_layouts",
     "unused_searches",
 )

@@ -203,13 +203,21 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory on the GPU of what one optimizer of a rank steers, after its first few steps."""
+    """Memory of what one optimizer of a rank steers, after its first few steps.
+
+    On the GPU alone, but in a rehearsal on the CPU, where that stands for one. What an optimizer inside of it steers
+    counts there.
+    """
 
     rank: int
     type: str = ""
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     state_bytes: int = 0
+    shares_state: bool = False
+    """The ranks divide the state among them (ZeRO): the optimizer inside of it holds this rank's share."""
+    device_memory_bytes: int = 0
+    """All the memory of the GPU that it trains on; 0 without one."""
 
 
 class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,9 +17,10 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.lines import LinesExecuted
+from ddpdoctor.record.machine import JobMachine
 from ddpdoctor.record.measured import BucketLayout, CallTrack, Gpu, HostUse, OptimizerSize, Pulse, StepTrack
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
-from ddpdoctor.record.setup import ForkedUse, Holding, Part, RandomState, Seeding, Setting
+from ddpdoctor.record.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
 from ddpdoctor.record.training import (
     Backward,
@@ -72,6 +73,7 @@ STREAMS = (
     "holdings",
     "settings",
     "forked_uses",
+    "cpu_threads",
     "reduced_losses",
     "outsider_calls",
     "accesses",
@@ -129,6 +131,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """``NODESxRANKS``."""
     ranks_of_job: int = 0
     """How many ranks the job has when it is not rehearsed; 0 when nothing says."""
+    machine: JobMachine = JobMachine()
+    """A node of the job when it is not rehearsed."""
     device: str = ""
     """``cpu``, ``cuda`` or ``stand-in``."""
     backend: str = ""
@@ -437,6 +441,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     holdings: tuple[Holding, ...] = ()
     settings: tuple[Setting, ...] = ()
     forked_uses: tuple[ForkedUse, ...] = ()
+    cpu_threads: tuple[CpuThreads, ...] = ()
     reduced_losses: tuple[ReducedLoss, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
     accesses: tuple[Access, ...] = ()

@@ -92,3 +92,12 @@ class ForkedUse(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     kind: str
     site: int = -1
+
+
+class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
+    """The threads on which torch computes in a rank, at its first optimizer step."""
+
+    rank: int
+    threads: int
+    chosen: bool = False
+    """The script or the command asked for so many; otherwise the rehearsal did."""

@@ -9,6 +9,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..probe.journal import Journal
+from ..probe.optimizer_sizes import OptimizerSizes
+from .cpu_threads import CpuThreads
 from .ending import Ending
 from .loaders import Loaders
 from .modules import Modules
@@ -45,6 +47,8 @@ class Steps:
         self._torch = torch
         self._replicas = Replicas(journal, modules)
         self._state = TrainingState(journal, torch, self._replicas)
+        self._sizes = OptimizerSizes(journal, torch, 1, any_device=journal.plan.get("device") != "cuda")
+        self._threads = CpuThreads(journal, torch)
         self._reduced = reduced
         self._optimizers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._made = 0
@@ -57,6 +61,7 @@ class Steps:
         """Patch backward and register torch's own optimizer hooks."""
         self._watch_backward(self._torch.autograd)
         self._state.install()
+        self._threads.install()
         # The package hides its module of the same name.
         optimizer = sys.modules["torch.optim.optimizer"]
         optimizer.register_optimizer_step_pre_hook(self._before_step)
@@ -134,6 +139,7 @@ class Steps:
             if not self._ordinals:
                 self._journal.guarded(self._state.note_first_step)
                 self._journal.guarded(note_written_averages, self._journal)
+                self._journal.guarded(self._threads.note_threads)
             self._journal.guarded(self._replicas.before_step, optimizer, number, ordinal)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
@@ -158,6 +164,7 @@ class Steps:
         )
         if self._journal.is_rank:
             self._replicas.after_step(optimizer, number, ordinal)
+            self._journal.guarded(self._sizes.stepped, optimizer)
 
     def _place(self, optimizer: Any) -> tuple[int, int]:
         """Number of an optimizer, and how many steps it has made."""

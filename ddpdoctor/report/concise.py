@@ -35,7 +35,7 @@ def why_incomplete(examination: Examination) -> str:
         return f"the rehearsal {'was stopped' if rehearsal.status == 'stopped' else 'failed'}{reason}"
     if examination.source.status == "failed":
         return "; ".join(examination.source.notes)
-    gap = next((outcome for outcome in examination.outcomes if outcome.reason), None)
+    gap = next((outcome for outcome in examination.outcomes if outcome.reason and not outcome.unstated), None)
     return f"{gap.name} was not evaluated: {gap.reason}" if gap else "not everything could be examined"
 
 

@@ -129,7 +129,9 @@ def _summary(examination: Examination, width: int) -> list[Text]:
     outcomes = examination.outcomes
     passed = sum(outcome.state is OutcomeState.PASSED for outcome in outcomes)
     blind = sum(outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT) for outcome in outcomes)
-    checks = f"{_count(passed, 'check')} passed" + (f", {blind} not evaluated" if blind else "")
+    unstated = sum(outcome.unstated for outcome in outcomes)
+    blind_to = " for want of settings in [tool.ddpdoctor.job]" if unstated == blind else ""
+    checks = f"{_count(passed, 'check')} passed" + (f", {blind} not evaluated{blind_to}" if blind else "")
     if not passed and blind:
         checks = f"{_count(blind, 'check')} not evaluated"
     if examination.refuted:

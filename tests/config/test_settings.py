@@ -8,6 +8,7 @@ from ddpdoctor.cli.main import main
 from ddpdoctor.config.settings import NO_SETTINGS, find_settings
 from ddpdoctor.errors import ConfigurationError, ExitCode
 from ddpdoctor.finding import Severity
+from ddpdoctor.record.machine import JobMachine
 
 Output = pytest.CaptureFixture[str]
 
@@ -32,6 +33,11 @@ entry-points = ["train*.py"]
 
 [tool.ddpdoctor.thresholds]
 straggler = 0.2
+
+[tool.ddpdoctor.job]
+device-memory-gib = 79.5
+cores = 64
+ranks-per-node = 8
 """
 
 
@@ -44,6 +50,7 @@ def test_the_nearest_file_counts(tmp_path: Path) -> None:
     assert (settings.file, settings.directory) == (str(tmp_path / "pyproject.toml"), tmp_path)
     assert (settings.select, settings.ignore, settings.fail_on) == (("DDP1", "DDP3"), ("DDP101",), Severity.ERROR)
     assert settings.thresholds == {"straggler": 0.2}
+    assert settings.job == JobMachine(device_memory_bytes=159 << 29, cores=64, ranks_per_node=8)
     assert settings.excludes(tmp_path / "third_party" / "x.py")
     assert settings.ignored_in(tmp_path / "tests" / "x.py") == ("DDP301",)
     assert settings.ignored_in(tmp_path / "x.py") == settings.ignored_in(Path("/elsewhere/tests/x.py")) == ()
@@ -71,6 +78,13 @@ def test_no_file_is_no_settings(tmp_path: Path) -> None:
         ("thresholds = {stragler = 0.1}", "there is no threshold called 'stragler'", "straggler"),
         ("thresholds = {straggler = 10}", "straggler has to be a number from 0 to 1, not 10", ""),
         ("thresholds = {straggler = true}", "straggler has to be a number", ""),
+        ("job = 80", "job has to be a table", "As in"),
+        ("job = {core = 8}", "job: there is no setting called 'core'", "Did you mean cores?"),
+        ("job = {cores = 8.5}", "job: cores has to be a whole number above 0, not 8.5", ""),
+        ("job = {ranks-per-node = 0}", "ranks-per-node has to be a whole number above 0, not 0", ""),
+        ("job = {device-memory-gib = '80'}", "device-memory-gib has to be a number of GiB above 0, not '80'", ""),
+        ("job = {device-memory-gib = inf}", "device-memory-gib has to be a number of GiB above 0, not inf", ""),
+        ("job = {cores = true}", "cores has to be a whole number", ""),
         ("select = [", "is not valid TOML", ""),
     ],
 )

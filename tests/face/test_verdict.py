@@ -6,6 +6,7 @@ from ddpdoctor.check import OutcomeState
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Refuted, Severity
+from ddpdoctor.report import concise, full
 from ddpdoctor.runner import CheckResult
 from tests.face.examples import at, dataparallel, examination, finding, hang, result, unsharded
 
@@ -82,6 +83,20 @@ def test_static_asks_for_the_source_only_so_that_checks_of_runs_are_not_missed()
     report = examination(CheckResult(code="DDP305", name="hang", gap="needs a rehearsal"), PASSED, static=True)
     assert (report.verdict, report.exit_code, report.complete) == ("clean", ExitCode.CLEAN, True)
     assert [outcome.state for outcome in report.outcomes] == [OutcomeState.NOT_EVALUATED, OutcomeState.PASSED]
+
+
+def test_what_nobody_has_said_of_the_job_leaves_a_check_out_and_the_examination_complete() -> None:
+    why = "the nodes of the job are not known: state `cores` in [tool.ddpdoctor.job]"
+    unstated = CheckResult(code="DDP508", name="cpu-oversubscription", gap=why, looked_at_run=True, unstated=True)
+    report = examination(unstated, PASSED)
+    assert (report.verdict, report.exit_code, report.complete) == ("clean", ExitCode.CLEAN, True)
+    assert [(outcome.state, outcome.reason) for outcome in report.outcomes] == [
+        (OutcomeState.NOT_EVALUATED, why),
+        (OutcomeState.PASSED, ""),
+    ]
+    text = full.render(report, 120, colour=False)
+    assert "1 check passed, 1 not evaluated for want of settings in [tool.ddpdoctor.job]." in text
+    assert "oversubscription" not in concise.render(examination(unstated, PASSED, rehearsal=FAILED))
 
 
 def test_a_refuted_suspicion_has_passed() -> None:

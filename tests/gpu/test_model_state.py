@@ -8,7 +8,7 @@ import torch
 
 from ddpdoctor.checks.gradients import model_state_too_large
 from ddpdoctor.finding import Finding
-from ddpdoctor.probe.live.optimizer_sizes import MEASURED_AT_STEP, OptimizerSizes
+from ddpdoctor.probe.optimizer_sizes import MEASURED_AT_STEP, OptimizerSizes
 from ddpdoctor.record.measured import OptimizerSize
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 from tests.gpu.jobs import gpu, looks, record
@@ -38,6 +38,7 @@ def test_a_state_that_takes_most_of_the_memory_is_reported() -> None:
         "gradients: 12.0 GiB of 80 GiB",
         "DDP's buckets: 12.0 GiB of 80 GiB",
         "the state of AdamW: 24.0 GiB of 80 GiB",
+        "the activations of a batch come on top: 20.0 GiB are left for them",
     ]
 
 
@@ -69,6 +70,17 @@ def test_an_optimizer_is_measured_once() -> None:
         for state in optimizer.state.values():
             state["exp_avg"] = state["exp_avg"].as_subclass(OnGpu)
         sizes.stepped(optimizer)
-    assert told == [
-        {"event": "optimizer_size", "type": "Adam", "parameter_bytes": 0, "gradient_bytes": 0, "state_bytes": 40}
-    ]
+    nothing = {"parameter_bytes": 0, "gradient_bytes": 0, "shares_state": False, "device_memory_bytes": 0}
+    assert told == [{"event": "optimizer_size", "type": "Adam", "state_bytes": 40, **nothing}]
+
+
+def test_parameters_of_an_optimizer_inside_another_one_are_counted_once() -> None:
+    told: list[dict[str, Any]] = []
+    journal = SimpleNamespace(event=lambda name, **fields: told.append(fields))
+    sizes = OptimizerSizes(journal, torch, 1, any_device=True)  # type: ignore[arg-type]
+    weights = [torch.nn.Parameter(torch.ones(10)) for _ in range(2)]
+    inner, outer = torch.optim.SGD(weights[:1]), torch.optim.SGD(weights)
+    sum(weight.sum() for weight in weights).backward()
+    for optimizer in (inner, outer):
+        sizes.stepped(optimizer)
+    assert [(size["parameter_bytes"], size["gradient_bytes"]) for size in told] == [(40, 40), (40, 40)]

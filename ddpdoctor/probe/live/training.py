@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any, Optional
 
 from ..capabilities import Capabilities
+from ..optimizer_sizes import OptimizerSizes
 from ..unseen import leave_no_frame
 from .evidence import FORWARDS_NOTED, Evidence
 from .observer import Observer, rows_of
-from .optimizer_sizes import OptimizerSizes
 from .reductions import Reducer, Reductions
 from .steps import ACTIVE, CANDIDATE, Source
 from .stopwatch import BACKWARD, DATA_WAIT, EVALUATION, FORWARD, OPTIMIZER, SAVING
