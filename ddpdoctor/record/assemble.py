@@ -20,7 +20,6 @@ from ddpdoctor.record.endings import ending_of
 from ddpdoctor.record.files import FileEvent
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import (
-    STREAMS,
     CollectiveTrack,
     Forward,
     Group,
@@ -38,6 +37,7 @@ from ddpdoctor.record.model import (
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.stacks import StackDump
+from ddpdoctor.record.streams import STREAMS
 from ddpdoctor.record.training import (
     Backward,
     BufferState,

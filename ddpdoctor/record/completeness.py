@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ddpdoctor.record.assemble_live import LiveRings
-from ddpdoctor.record.model import STREAMS, RunKind, StreamState
+from ddpdoctor.record.model import RunKind, StreamState
 from ddpdoctor.record.ranks import RankBook
 from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.streams import STREAMS
 
 _HARMED_BY = {
     "tap": ("collectives",),

@@ -45,52 +45,6 @@ StopReason = Literal[
     "slow", "memory", "stand-in",
 ]
 
-STREAMS = (
-    "ranks",
-    "groups",
-    "waits",
-    "wraps",
-    "wrap_changes",
-    "loaders",
-    "passes",
-    "collectives",
-    "forwards",
-    "backwards",
-    "optimizer_steps",
-    "missing_gradients",
-    "buffers",
-    "gradient_digests",
-    "parameter_digests",
-    "gradients_taken",
-    "training_states",
-    "written_averages",
-    "files",
-    "stacks",
-    "lines",
-    "seedings",
-    "random_states",
-    "parts",
-    "holdings",
-    "settings",
-    "forked_uses",
-    "cpu_threads",
-    "reduced_losses",
-    "outsider_calls",
-    "accesses",
-    "device_uses",
-    "device_choices",
-    "checkpoint_loads",
-    "state_names",
-    "step_tracks",
-    "call_tracks",
-    "gpus",
-    "host_uses",
-    "optimizer_sizes",
-    "bucket_layouts",
-    "unused_searches",
-)
-"""The names of the streams of a record, which are what a check's ``needs`` is compared with."""
-
 
 class StreamState(msgspec.Struct, frozen=True):
     """Whether a stream can be trusted to hold everything that happened."""
@@ -412,7 +366,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     sites: tuple[Site, ...] = ()
     signatures: tuple[Signature, ...] = ()
     streams: Mapping[str, StreamState] = {}
-    """State of each name in ``STREAMS``; a name that is missing counts as absent."""
+    """State of each name in ``record.streams``; a name that is missing counts as absent."""
     ranks: tuple[Rank, ...] = ()
     groups: tuple[Group, ...] = ()
     waits: tuple[Wait, ...] = ()

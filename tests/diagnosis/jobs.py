@@ -8,7 +8,6 @@ from typing import Any
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import (
-    STREAMS,
     CollectiveTrack,
     Group,
     Job,
@@ -20,6 +19,7 @@ from ddpdoctor.record.model import (
     Site,
     StreamState,
 )
+from ddpdoctor.record.streams import STREAMS
 from ddpdoctor.record.waits import Wait
 
 SCRIPT = "/job/train.py"

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.record.measured import CallTrack, StepTrack
-from ddpdoctor.record.model import STREAMS, Group, Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.model import Group, Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.streams import STREAMS
 
 MILLISECOND_NS = 1_000_000
 GRADIENT_BYTES = 40_000_000

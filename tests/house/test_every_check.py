@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.checks import AFTER_LAUNCH, BUILT_IN, READ_IN_SOURCE
 from ddpdoctor.finding import Severity
-from ddpdoctor.record.model import STREAMS
+from ddpdoctor.record.streams import STREAMS
 from ddpdoctor.registry import CatalogueEntry, load, read_catalogue
 from ddpdoctor.report.explanation import SECTIONS, sections, summary
 
