@@ -22,7 +22,7 @@ from ddpdoctor.diagnosis.wording import (
     rank_list,
     verb,
 )
-from ddpdoctor.finding import Basis, Fact, Location
+from ddpdoctor.finding import Basis, Fact, Frame, Location
 from ddpdoctor.record.headline import headline
 from ddpdoctor.record.model import RunRecord
 
@@ -149,8 +149,15 @@ def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
         numbers=numbers if turn.row is not None else {},
         rank=turn.rank,
         location=location_of(turn.line),
-        stack=turn.stack or turn.frames,
+        stack=_chain(turn),
     )
+
+
+def _chain(turn: Turn) -> tuple[Frame, ...]:
+    """The stack, torch's frames included, if it was taken where the rank did this, and else the user's call chain."""
+    line = turn.line
+    is_there = line is None or any((frame.file, frame.line) == (line.file, line.line) for frame in turn.stack)
+    return turn.stack if turn.stack and is_there else turn.frames
 
 
 def _shown(turns: tuple[Turn, ...]) -> list[Turn]:

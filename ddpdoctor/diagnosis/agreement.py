@@ -21,7 +21,7 @@ _LEGALLY_UNEQUAL = frozenset({"gather", "scatter", "all_to_all"})
 """Families whose ranks hand in tensors of different number and size."""
 
 _LISTS = frozenset({"all_gather", "reduce_scatter"})
-"""Families that NCCL also serves with tensors of unequal sizes."""
+"""Kinds that NCCL also serves with tensors of unequal sizes, where the list on each rank has these sizes."""
 
 
 def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
@@ -34,7 +34,7 @@ def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
         return "kind of collective"
     if one.kind != other.kind:
         return ""
-    if family not in _LEGALLY_UNEQUAL and one.numels != other.numels and not _uneven_list(one, other, family, backend):
+    if family not in _LEGALLY_UNEQUAL and one.numels != other.numels and not _uneven_list(one, other, backend):
         return "number of elements"
     if one.dtype and other.dtype and one.dtype != other.dtype:
         return "dtype"
@@ -45,10 +45,12 @@ def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
     return ""
 
 
-def _uneven_list(one: Signature, other: Signature, family: str, backend: str) -> bool:
+def _uneven_list(one: Signature, other: Signature, backend: str) -> bool:
+    """Whether the number of elements may differ: each rank knows the others' sizes, or whether it does was not seen."""
     if not one.numels or not other.numels:
         return True
-    if family not in _LISTS:
+    if one.kind not in _LISTS:
         return False
-    uneven = len(set(one.numels)) > 1 or len(set(other.numels)) > 1
-    return uneven or "nccl" in backend
+    if one.uneven or other.uneven or len(set(one.numels)) > 1 or len(set(other.numels)) > 1:
+        return True
+    return "nccl" in backend and None in (one.uneven, other.uneven)

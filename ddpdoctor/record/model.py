@@ -302,6 +302,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     origin: Literal["user", "ddp-construct", "ddp-forward", "ddp-backward", "join"] = "user"
     """Who issued it."""
+    uneven: bool | None = None
+    """The tensors of its list, one for each rank, differ in size; None where it has no list or that was not seen."""
 
 
 class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):

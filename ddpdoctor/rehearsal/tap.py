@@ -43,6 +43,9 @@ OPERATORS: dict[str, Arguments] = {
     "recv_any_source_": ("recv", 0, None, None),
 }
 
+_LISTS = {"allgather_": 0, "reduce_scatter_": 1}
+"""Where an operator has a list with one tensor for each rank."""
+
 _DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
 _JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
 _AUTOGRAD = os.path.join("torch", "autograd", "")
@@ -118,8 +121,10 @@ class Tap:
                 root = ranks[int(arguments[root_at])]
             origin = origin_of(frame)
             dtype = tensors[0].dtype if tensors else None
-            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin)
-            signature = journal.signature(key, lambda: _described(tensors, kind, reduce_op, root, origin))
+            list_at = _LISTS.get(operator)
+            uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
+            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, uneven)
+            signature = journal.signature(key, lambda: _described(tensors, kind, reduce_op, root, origin, uneven))
             sequence = self._sequences.get(group, 0)
             self._sequences[group] = sequence + 1
             site = journal.site(frame)
@@ -190,7 +195,12 @@ def _is_process_group(argument: Any) -> bool:
 
 
 def _described(
-    tensors: tuple[Any, ...], kind: str, reduce_op: Optional[int], root: Optional[int], origin: str
+    tensors: tuple[Any, ...],
+    kind: str,
+    reduce_op: Optional[int],
+    root: Optional[int],
+    origin: str,
+    uneven: Optional[bool],
 ) -> dict[str, Any]:
     """A signature as it is written."""
     return {
@@ -202,6 +212,7 @@ def _described(
         "root": root,
         "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "origin": origin,
+        **({} if uneven is None else {"uneven": uneven}),
     }
 
 

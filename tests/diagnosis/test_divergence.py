@@ -418,6 +418,21 @@ def test_facts_tell_each_rank_with_its_line_and_stack() -> None:
     assert facts[1].text == "rank 0 calls all_reduce at train.py:57 (1 element, float32, sum) in step 3"
 
 
+def test_a_stack_that_was_taken_elsewhere_is_not_shown_as_that_of_the_call() -> None:
+    job = JobBuilder(2)
+    job.call(0, "all_gather", 57, 3)
+    job.call(1, "all_gather", 57, 2)
+    teardown = (Frame("<frozen posixpath>", 451, "_joinrealpath"), Frame("/lib/weakref.py", 666, "_exitfunc"))
+    inside = (Frame("/torch/distributed.py", 7, "all_gather"), Frame(SCRIPT, 57, "train"), Frame(SCRIPT, 99, "main"))
+    stacks = (
+        StackDump(rank=0, thread="Main", main=True, frames=teardown),
+        StackDump(rank=1, thread="Main", main=True, frames=inside),
+    )
+    facts = account.facts(diagnose(job.record(stacks=stacks))[0], "rehearsal")
+    chains = {fact.rank: fact.stack for fact in facts if fact.stack}
+    assert chains == {0: (Frame(SCRIPT, 57, "train"),), 1: inside}
+
+
 def test_a_thousand_ranks_share_their_facts() -> None:
     job = JobBuilder(1_000)
     job.call(job.ranks, "barrier", 10)

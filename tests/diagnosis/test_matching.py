@@ -55,6 +55,18 @@ def test_uneven_lists_are_legal_with_nccl_only() -> None:
     assert disagreement(signature("all_gather", 8), signature("all_gather", 9), "nccl") == ""
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_a_list_whose_tensors_have_one_size_serves_no_other_size_with_nccl_either(kind: str) -> None:
+    one, other = signature(kind, 8, uneven=False), signature(kind, 9, uneven=False)
+    assert disagreement(one, other, "nccl") == "number of elements"
+    assert disagreement(signature(kind, 8, uneven=True), signature(kind, 9, uneven=True), "nccl") == ""
+
+
+def test_a_gather_into_one_tensor_has_one_size_with_nccl_too() -> None:
+    one, other = signature("all_gather_into_tensor", 8), signature("all_gather_into_tensor", 9)
+    assert disagreement(one, other, "nccl") == "number of elements"
+
+
 def test_point_to_point_takes_no_part_in_the_sequence() -> None:
     job = JobBuilder(3)
     job.call(job.ranks, "all_reduce", 10)

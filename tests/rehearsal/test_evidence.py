@@ -92,6 +92,10 @@ def test_the_tap_changes_neither_results_nor_the_group(rehearse_script: Rehearse
     assert [(group.ranks, group.ordinal) for group in record.groups] == [((0, 1), 0), ((0, 1), 1)]
     kinds = [record.signatures[number].kind for number in record.collectives[0].signature]
     assert kinds[-1] == "send" and "barrier" in kinds and "scatter" in kinds
+    assert {(signature.kind == "all_gather", signature.uneven) for signature in record.signatures} == {
+        (True, False),
+        (False, None),
+    }
 
 
 def test_an_exception_names_its_line_and_is_told_from_its_echo(rehearse_script: Rehearse) -> None:
