@@ -166,7 +166,7 @@ class RunSource:
         exit_code = self._job.exit_code() if self._job is not None else None
         state = self._state(record, exit_code)
         views = self._findings(record, now_ns, whole=whole)
-        stall = self._stall(views, now_ns)
+        stall = self._stall(record, views, now_ns)
         look = Look(
             now_ns=now_ns,
             record=record,
@@ -248,7 +248,7 @@ class RunSource:
             self._checked_steps = steps
         return self._standing.views()
 
-    def _stall(self, views: Sequence[FindingView], now_ns: int) -> StallView | None:
+    def _stall(self, record: RunRecord, views: Sequence[FindingView], now_ns: int) -> StallView | None:
         divergence = self._run.divergence
         if divergence is None:
             self._stalled_since_ns = 0
@@ -256,7 +256,7 @@ class RunSource:
         self._stalled_since_ns = self._stalled_since_ns or now_ns
         holding = [view.finding for view in views if view.until_ns is None]
         finding = next((one for one in holding if one.severity is Severity.ERROR), None)
-        return stall_view(divergence, finding, self._stalled_since_ns)
+        return stall_view(divergence, finding, record, self._stalled_since_ns)
 
     def _state(self, record: RunRecord, exit_code: int | None) -> RunState:
         if exit_code is not None or (self._job is None and record.ranks and not self._run.living()):

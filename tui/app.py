@@ -305,6 +305,10 @@ class DoctorApp(App[ScreenEnd]):
         """End the job, after a question, if it was launched here."""
         if self.where.page != "stall":
             return
+        snapshot = self._timeline.newest
+        if snapshot is not None and snapshot.state == "ended":
+            self.say("the job has ended")
+            return
         if not self._owns_job():
             self.say("the job was not started here: end it where it was started")
             return

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.finding import Fact, Finding, Frame
 from ddpdoctor.monitor.snapshot import StallSide, StallView
 from ddpdoctor.monitor.stacks import without_ours
+from ddpdoctor.record.model import RunRecord
 
 
-def stall_view(divergence: Divergence, finding: Finding | None, since_ns: int) -> StallView:
-    """Describe a proof that the job will not go on; ``finding`` is what the check says that speaks for it."""
+def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecord, seen_ns: int) -> StallView:
+    """Describe a proof that the job will not go on; ``finding`` is what the check says that speaks for it.
+
+    ``seen_ns`` is when it was proved, which for who attaches later says nothing of how long the job has stood.
+    """
     facts = finding.evidence if finding is not None else account.facts(divergence, "run")
-    starts = [turn.wait.started_ns for turn in divergence.turns if turn.wait is not None]
     timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
+    since_ns = _since_ns(divergence, record, seen_ns)
     return StallView(
         title=finding.title if finding is not None else account.title(divergence),
-        since_ns=min(starts, default=since_ns),
+        since_ns=since_ns,
         sides=_sides(facts, divergence.culprit),
         remedy=finding.remedy if finding is not None else "",
-        timeout_at_ns=since_ns + timeout_ns if timeout_ns else None,
+        timeout_at_ns=min(_waits_ns(divergence, record), default=since_ns) + timeout_ns if timeout_ns else None,
     )
+
+
+def _since_ns(divergence: Divergence, record: RunRecord, seen_ns: int) -> int:
+    """When the first rank began to wait in the store, or else when a rank last came to something new."""
+    stores = [turn.wait.started_ns for turn in divergence.turns if turn.wait is not None]
+    changes = [pulse.phase_since_ns for pulse in record.pulses if pulse.phase_since_ns]
+    return min(stores) if stores else min(seen_ns, max(changes, default=seen_ns))
+
+
+def _waits_ns(divergence: Divergence, record: RunRecord) -> Iterator[int]:
+    """When each waiting rank entered its collective: its timeout counts from there."""
+    for turn in divergence.turns:
+        track = record.track(turn.rank)
+        if turn.waiting and turn.row is not None and track is not None and turn.row < len(track):
+            yield track.started_ns[turn.row]
 
 
 def _sides(facts: Sequence[Fact], culprit: int | None) -> tuple[StallSide, ...]:

@@ -281,6 +281,14 @@ def test_an_attached_job_is_never_killed() -> None:
     assert source.asked == []
 
 
+def test_a_job_that_has_ended_is_not_to_be_killed_anywhere() -> None:
+    async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
+        await pilot.press("6", "k")
+        assert "the job has ended" in app._note
+
+    with_app(deed, runs.Still(_launched("ended")))
+
+
 @pytest.mark.parametrize(
     ("keys", "end"), [("q y", "end_job"), ("q l", "leave"), ("q n", None), ("ctrl+q y", "end_job")]
 )

@@ -36,7 +36,8 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
     digits = max(len(str(rank.rank)) for rank in ranks)
     lines = [heading("The ranks now", width, view.glyphs)]
     for rank in ranks[: room - 1]:
-        since = "" if rank.state_since_ns is None else f" for {span(view.snapshot.now_ns - rank.state_since_ns)}"
+        known = rank.alive and rank.state_since_ns is not None
+        since = f" for {span(view.snapshot.now_ns - (rank.state_since_ns or 0))}" if known else ""
         place = "" if rank.where is None else f"  {view.place(rank.where.file, rank.where.line)}"
         sign = view.glyphs.culprit if rank.culprit else " "
         role = "bad" if rank.culprit else ""
