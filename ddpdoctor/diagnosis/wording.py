@@ -110,12 +110,13 @@ def elements(signature: Signature) -> str:
 
 
 def bytes_text(size_bytes: int) -> str:
-    """Write a size with the unit that gives few digits: ``4.2 MB`` (powers of ten)."""
+    """Write a size with the unit that gives few digits: ``4.2 MB``, ``390 MB`` (powers of ten)."""
     if size_bytes < 1_000:
         return f"{size_bytes} bytes"
     for unit, factor in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
         if size_bytes < factor * 999.5 or unit == "GB":
-            return f"{size_bytes / factor:.1f} {unit}"
+            value = size_bytes / factor
+            return f"{value:,.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
     raise AssertionError("unreachable")
 
 

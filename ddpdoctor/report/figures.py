@@ -33,7 +33,8 @@ def size(size_bytes: float | None) -> str:
         return UNKNOWN
     for unit, factor in (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)):
         if size_bytes < 999.5 * factor or unit == "TB":
-            return f"{size_bytes / factor:.0f} {unit}" if unit == "B" else f"{size_bytes / factor:.1f} {unit}"
+            value = size_bytes / factor
+            return f"{value:,.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
     raise AssertionError("unreachable")
 
 

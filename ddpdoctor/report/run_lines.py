@@ -74,6 +74,8 @@ class RunLines:
 def progress(snapshot: Snapshot) -> str:
     """One line: where the job is, how fast, and what its steps are spent on."""
     parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
+    if snapshot.stall is not None:
+        return ", ".join([*parts, f"stands for {seconds(snapshot.now_ns - snapshot.stall.since_ns)}", *_doing(snapshot)])
     stale_ns = snapshot.now_ns - snapshot.measured_at_ns if snapshot.measured_at_ns is not None else 0
     if stale_ns > STALE_AFTER_NS:
         return ", ".join([*parts, f"no step for {seconds(stale_ns)}", *_doing(snapshot)])
@@ -89,8 +91,11 @@ def progress(snapshot: Snapshot) -> str:
         exposed = added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
         parts.append(f"data wait {percent(share_of(phases.data_wait_ns, phases.step_ns))}")
         parts.append(f"exposed {percent(share_of(exposed, phases.step_ns))}")
-    late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase and snapshot.stall is None]
-    parts += [f"rank {rank.rank} late by {milliseconds(rank.late_ns)} ms ({rank.late_phase})" for rank in late]
+        if phases.exposed_waiting_ns is not None:
+            parts[-1] += f" ({percent(share_of(phases.exposed_waiting_ns, phases.step_ns))} waiting for ranks)"
+    late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase]
+    for rank in late:
+        parts.append(f"rank {rank.rank} late by {milliseconds(rank.late_ns)} ms ({rank.late_phase.replace('_', ' ')})")
     return ", ".join(parts)
 
 

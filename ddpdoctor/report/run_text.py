@@ -39,7 +39,7 @@ def render(snapshot: Snapshot, root: str, width: int, *, colour: bool) -> str:
         _verdict(snapshot, width),
         paragraph(Text(what_was_seen(snapshot)), width, indent=0),
         _standing(snapshot, root),
-        _table(snapshot.ranks, width),
+        _table(snapshot, width),
         [line for traffic in snapshot.traffic for line in paragraph(Text(_traffic(traffic)), width, indent=0)],
         _gpus(snapshot, width),
         *(finding_lines(view.finding, root, width) for view in snapshot.findings if view.until_ns is None),
@@ -116,8 +116,8 @@ def _standing(snapshot: Snapshot, root: str) -> list[Text]:
     return [Text(line) for line in stall_lines(snapshot.stall, root)]
 
 
-def _table(ranks: Sequence[RankView], width: int) -> list[Text]:
-    measured = [rank for rank in ranks if rank.phases is not None]
+def _table(snapshot: Snapshot, width: int) -> list[Text]:
+    measured = [rank for rank in snapshot.ranks if rank.phases is not None]
     if not measured:
         return []
     shown = measured
@@ -125,13 +125,15 @@ def _table(ranks: Sequence[RankView], width: int) -> list[Text]:
         worst = sorted(measured, key=lambda rank: -(rank.late_ns or 0.0))[:RANKS_SHOWN]
         shown = sorted(worst, key=lambda rank: rank.rank)
     lines = [Text(_cells(_HEADINGS), "bold")]
-    lines += [Text(_row(rank), "bold" if rank.culprit else "") for rank in shown]
+    # Of a rank that broke the job it is no matter that its optimizer was a little slow.
+    is_slow = snapshot.verdict.state != "broken"
+    lines += [Text(_row(rank, is_slow=is_slow), "bold" if rank.culprit else "") for rank in shown]
     if len(shown) < len(measured):
         lines.append(Text(f"... the latest {len(shown)} of {len(measured)} ranks; the JSON has them all"))
     return lines + paragraph(Text(_LEGEND, "dim"), width, indent=0)
 
 
-def _row(rank: RankView) -> str:
+def _row(rank: RankView, *, is_slow: bool) -> str:
     phases, times = rank.phases, rank.step_times
     if phases is None:
         return ""
@@ -149,7 +151,7 @@ def _row(rank: RankView) -> str:
         rank.late_ns,
     )
     cells = _cells((str(rank.rank), *map(milliseconds, figures)))
-    return f"{cells} {rank.late_phase}" if rank.late_phase and rank.culprit else cells
+    return f"{cells} {rank.late_phase.replace('_', ' ')}" if is_slow and rank.late_phase and rank.culprit else cells
 
 
 def _cells(words: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallVi
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.report import run_json, run_text
 from ddpdoctor.report.chrome_trace import encode
-from ddpdoctor.report.run_lines import RunLines
+from ddpdoctor.report.run_lines import RunLines, progress
 from tests.diagnosis.measured_job import MeasuredJob
 
 SECOND_NS = 1_000_000_000
@@ -110,7 +110,32 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
         "ddpdoctor:   do: Wake it.",
     ]
     assert lines.news(_snapshot(record, stall=stall, state="stalled")) == []
+    (later,) = lines.news(_snapshot(record, 50 * SECOND_NS, stall=stall, state="stalled"))
+    assert later.startswith("ddpdoctor: step 40, stands for 50 s, ranks 0 and 1 ")
     assert lines.news(_snapshot(record))[0] == "ddpdoctor: the job goes on"
+
+
+def test_a_standstill_before_the_first_step_says_later_for_how_long_it_lasts() -> None:
+    lines, record = RunLines("/job"), MeasuredJob().record()
+    stall = StallView(title="the ranks part", since_ns=0, sides=())
+    lines.news(_snapshot(record, stall=stall, state="stalled"))
+    (later,) = lines.news(_snapshot(record, 50 * SECOND_NS, stall=stall, state="stalled"))
+    assert later.startswith("ddpdoctor: no step yet, stands for 50 s")
+
+
+def test_a_progress_line_tells_waiting_from_transfer_and_the_phase_in_words() -> None:
+    record = MeasuredJob().run(40, {"forward": 10, "backward": 20}, {1: {"data_wait": 8}}, transfer=5).record()
+    now_ns = record.step_tracks[0].ended_at_ns[-1]
+    line = progress(_snapshot(record, now_ns, findings=(FindingView(finding=FINDING, since_ns=1),)))
+    assert line.endswith("exposed 21 % (9 % waiting for ranks), rank 1 late by 8.00 ms (data wait)")
+
+
+def test_of_a_rank_that_broke_the_job_no_phase_is_told() -> None:
+    broken = RunVerdict(state="broken", code="DDP706", text="rank 1 raised KeyError")
+    snapshot = _snapshot(_record(), findings=(FindingView(finding=FINDING, since_ns=1),), verdict=broken)
+    text = run_text.render(snapshot, "/job", 80, colour=False)
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["1"])
+    assert row.split()[-1] == "8.00"
 
 
 def test_an_exception_that_was_told_is_not_told_again_as_a_standstill() -> None:
