@@ -75,7 +75,8 @@ def progress(snapshot: Snapshot) -> str:
     """One line: where the job is, how fast, and what its steps are spent on."""
     parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
     if snapshot.stall is not None:
-        return ", ".join([*parts, f"stands for {seconds(snapshot.now_ns - snapshot.stall.since_ns)}", *_doing(snapshot)])
+        stands_ns = snapshot.now_ns - snapshot.stall.since_ns
+        return ", ".join([*parts, f"stands for {seconds(stands_ns)}", *_doing(snapshot)])
     stale_ns = snapshot.now_ns - snapshot.measured_at_ns if snapshot.measured_at_ns is not None else 0
     if stale_ns > STALE_AFTER_NS:
         return ", ".join([*parts, f"no step for {seconds(stale_ns)}", *_doing(snapshot)])
