@@ -2,8 +2,9 @@
 
 What it finds
     Ranks whose step counters differ when DDP averages their gradients: one of them skipped or repeated a backward, and
-    from then on gradients of different steps are averaged. As a warning: two lines whose collectives are paired
-    crosswise (A with B, then B with A).
+    from then on gradients of different steps are averaged. Ranks that go through one loop in different orders, so that
+    a collective mixes up two tensors of one shape, told apart by the key, variable or parameter that the turn is about.
+    As a warning: two lines whose collectives are paired crosswise (A with B, then B with A).
 
 Why it is bad
     No error, exit code 0, wrong gradients from that step on. Often it sticks only at the end of training, when one rank
@@ -16,6 +17,7 @@ Example
 
 Remedy
     Decide together: all-reduce the condition so that all ranks skip, or keep the backward and multiply the loss by 0.
+    Go over sorted names, not over a set or a dict that each rank fills in its own order.
 
 When it is wrong
     The crosswise pairing, where either branch of a rank's own choice reduces the same quantity.
@@ -41,6 +43,14 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
 )
+_REMEDIES = {
+    "crossed": "Call the two collectives in the same order on every rank.",
+    "swapped": "Go over the same order on every rank, such as sorted names.",
+}
+_SKIP_TOGETHER = (
+    "Let all ranks skip a step together (all-reduce the condition first), or run backward on every rank and multiply "
+    "the loss by 0 where it should not count."
+)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -51,14 +61,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is None:
         return
-    crossed = divergence.form == "crossed"
-    yield accuse(
-        CHECK,
-        record,
-        divergence,
-        "Call the two collectives in the same order on every rank."
-        if crossed
-        else "Let all ranks skip a step together (all-reduce the condition first), or run backward on every rank and "
-        "multiply the loss by 0 where it should not count.",
-        Severity.WARNING if crossed else None,
-    )
+    severity = Severity.WARNING if divergence.form == "crossed" else None
+    yield accuse(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)

@@ -40,6 +40,8 @@ def title(divergence: Divergence) -> str:
             f"{_call(first)} on {rank_list([first.rank])} is paired with {_call(second)} on "
             f"{rank_list([divergence.turns[1].rank])}, and the other way round"
         )
+    if divergence.form == "swapped":
+        return _swapped_title(divergence)
     if divergence.form == "absentee":
         return _absentee_title(divergence)
     if divergence.form == "stuck":
@@ -140,8 +142,8 @@ def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
     numbers: dict[str, int | float] = {"step": turn.step}
     extra = ""
     if turn.signature is not None:
-        what = details(turn.signature)
-        extra = f" ({what})" if what else ""
+        what, subject = details(turn.signature), turn.signature.subject
+        extra = f"{subject and f' on {subject}'}{what and f' ({what})'}"
         numbers["bytes"] = turn.signature.size_bytes
     return Fact(
         text=f"{prefix}rank {turn.rank} {_doing([turn])}{extra}" + (f" in step {turn.step}" if turn.step else ""),
@@ -231,6 +233,16 @@ def _absentee_title(divergence: Divergence) -> str:
         return f"{what} while {_waiting(waiting)}"
     went_on = [turn for turn in every if turn.row is not None and turn.rank != divergence.culprit]
     return f"{what}; {_waiting(went_on)}, which it never called" if went_on else what
+
+
+def _swapped_title(divergence: Divergence) -> str:
+    by_subject: dict[str, list[Turn]] = {}
+    for turn in divergence.turns:
+        if turn.signature is not None and turn.signature.subject:
+            by_subject.setdefault(turn.signature.subject, []).append(turn)
+    parts = [f"{subject} of {_ranks(turns)}" for subject, turns in by_subject.items()]
+    first = next(turn for turn in divergence.turns if turn.row is not None)
+    return f"the ranks run a loop in different orders: {_call(first)} pairs {' with '.join(parts)}"
 
 
 def _aborted_title(divergence: Divergence) -> str:

@@ -21,7 +21,7 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
     A desync keeps its own code even when passes differ in length later: it came first. A rank that failed or was killed
     is a cause of its own, whatever the others wait in.
     """
-    if divergence.form in ("desync", "crossed"):
+    if divergence.form in ("desync", "crossed", "swapped"):
         return "DDP312"
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):
         if _raised(divergence):

@@ -12,12 +12,13 @@ from ddpdoctor.diagnosis.absence import find_absentee, unmatched_group
 from ddpdoctor.diagnosis.crossing import find_crossing
 from ddpdoctor.diagnosis.culprit import line_culprit, step_culprit
 from ddpdoctor.diagnosis.matching import Matcher, Parting
+from ddpdoctor.diagnosis.swapped import find_swap
 from ddpdoctor.diagnosis.turns import Lanes, Turn, elsewhere, last_common_position, turns
 from ddpdoctor.diagnosis.unused import explains
 from ddpdoctor.diagnosis.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.record.model import Group, Rank, RunRecord
 
-Form = Literal["mismatch", "desync", "crossed", "absentee", "standstill", "stuck", "aborted"]
+Form = Literal["mismatch", "desync", "crossed", "swapped", "absentee", "standstill", "stuck", "aborted"]
 
 STANDSTILL_NS = 1_000_000_000
 """How long ranks must have waited before a standstill is believed."""
@@ -69,7 +70,11 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     elif absentee is not None:
         found = from_absentee(record, matcher, absentee, blocked)
     else:
-        found = from_standstill(record, matcher, blocked, _end_ns(record)) or _from_crossing(record, matcher)
+        found = (
+            from_standstill(record, matcher, blocked, _end_ns(record))
+            or _from_swap(record, matcher)
+            or _from_crossing(record, matcher)
+        )
     return None if found is None or explains(record, found.turns + found.proof) else found
 
 
@@ -207,6 +212,22 @@ def _callers_alone(lanes: Lanes, turns: tuple[Turn, ...]) -> frozenset[int]:
         if others and all(own not in run[other] and place in run[rank] for other, place in others.items()):
             alone.add(rank)
     return frozenset(alone)
+
+
+def _from_swap(record: RunRecord, matcher: Matcher) -> Divergence | None:
+    swap = find_swap(record, matcher)
+    if swap is None:
+        return None
+    lanes = Lanes(record, matcher, swap.group)
+    group = record.groups[swap.group]
+    return Divergence(
+        form="swapped",
+        group=group,
+        sequence=swap.position,
+        last_common=lanes.turn(swap.ranks[0], swap.position - 1, False),
+        turns=turns(record, lanes, group.ranks, swap.position, {}),
+        difference="order of a loop",
+    )
 
 
 def _from_crossing(record: RunRecord, matcher: Matcher) -> Divergence | None:

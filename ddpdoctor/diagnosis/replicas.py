@@ -13,7 +13,7 @@ from ddpdoctor.record.training import Backward, OptimizerStep, StepDigest
 
 NO_WRAP = -1
 """Stands for parameters of no wrapped module."""
-_SPOILS_GRADIENTS = ("mismatch", "desync", "crossed")
+_SPOILS_GRADIENTS = ("mismatch", "desync", "crossed", "swapped")
 
 
 class ReplicaStep(msgspec.Struct, frozen=True, kw_only=True):

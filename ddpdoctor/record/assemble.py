@@ -242,7 +242,7 @@ class Assembly:
         self._local[pid, "site", event["number"]] = self._sites.setdefault(site, len(self._sites))
 
     def _on_signature(self, pid: int, event: dict[str, Any]) -> None:
-        fields = {name: event.get(name) for name in Signature.__struct_fields__}
+        fields = {name: event[name] for name in Signature.__struct_fields__ if name in event}
         signature = msgspec.convert(fields, Signature)
         self._local[pid, "signature", event["number"]] = self._signatures.setdefault(signature, len(self._signatures))
 

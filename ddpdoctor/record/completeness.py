@@ -19,6 +19,7 @@ _HARMED_BY = {
     "_note_samples": ("loaders",),
     "whole": ("passes",),
     "_told": ("passes",),
+    "subject_of": (),
     "_shortage": (),
     "start_before_torch": ("lines",),
     "training_begins": ("lines",),

@@ -269,8 +269,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """Batches that the pass would have had without the cut; None when not known."""
     yielded: int = 0
     end: PassEnd = "open"
-    """``cut`` and ``counted`` were ended by the rehearsal; the latter's script counts what it draws, and was not
-    prepared for an end."""
+    """``counted``, as ``cut``, is an end of ours; its script counts what it draws, and awaits none."""
     by_length: bool = False
     """The script drew as many batches as this rank's own ``len(loader)`` says, to which no other rank agreed."""
     backwards: int = 0
@@ -304,6 +303,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     """Who issued it."""
     uneven: bool | None = None
     """The tensors of its list, one for each rank, differ in size; None where it has no list or that was not seen."""
+    subject: str = ""
+    """What this turn of the loop around it is about, by its name in the script; empty where that is unknown."""
 
 
 class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):

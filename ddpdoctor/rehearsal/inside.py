@@ -34,6 +34,7 @@ from .sleep import watch_sleep
 from .stand_in.install import StandIn
 from .steps import Steps
 from .stress import Stress
+from .subjects import Subjects
 from .tap import Tap
 
 
@@ -89,7 +90,7 @@ class Rehearsal:
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
-        self._tap = Tap(journal, torch, reduced, self._groups)
+        self._tap = Tap(journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups)
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(self._lines.training_begins)
         loaders.hand_out = self._stress.hand_out
         loaders.install()

@@ -129,6 +129,14 @@ class Modules:
         known = self._named.get(id(parameter))
         return known[1:] if known is not None and known[0]() is parameter else None
 
+    def tensor_name(self, tensor: Any) -> str:
+        """Name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for other tensors."""
+        known = self.name_of(tensor)
+        if known is None:
+            buffers = ((own.number, ddp.module.named_buffers()) for ddp, own in list(self._wraps.items()))
+            known = next(((wrap, name) for wrap, held in buffers for name, one in held if one is tensor), None)
+        return "" if known is None else f"{known[1]} of model {known[0]}" if known[0] else known[1]
+
     def inner_owner_of(self, error: BaseException) -> str:
         """Class of a wrapped model that has the attribute that was asked of its DDP wrapper; empty otherwise."""
         ddp_class = self._torch.nn.parallel.DistributedDataParallel

@@ -14,6 +14,8 @@ from typing import Any, Optional
 from ..probe.groups import GroupBook
 from ..probe.journal import Journal
 from .reduced_losses import ReducedLosses
+from .subjects import KINDS as NAMED_KINDS
+from .subjects import Subjects
 
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
@@ -56,10 +58,13 @@ _parts: dict[str, str] = {}
 class Tap:
     """Holds the library whose registrations must stay alive."""
 
-    def __init__(self, journal: Journal, torch: Any, reduced: ReducedLosses, groups: GroupBook) -> None:
+    def __init__(
+        self, journal: Journal, torch: Any, reduced: ReducedLosses, subjects: Subjects, groups: GroupBook
+    ) -> None:
         self._journal = journal
         self._torch = torch
         self._reduced = reduced
+        self._subjects = subjects
         self._groups = groups
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
@@ -123,13 +128,18 @@ class Tap:
             dtype = tensors[0].dtype if tensors else None
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
-            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, uneven)
-            signature = journal.signature(key, lambda: _described(tensors, kind, reduce_op, root, origin, uneven))
-            sequence = self._sequences.get(group, 0)
-            self._sequences[group] = sequence + 1
             site = journal.site(frame)
+            subject = ""
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
+                if kind in NAMED_KINDS:
+                    subject = journal.guarded(self._subjects.subject_of, site, frame) or ""
+            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, subject, uneven)
+            signature = journal.signature(
+                key, lambda: _described(tensors, kind, reduce_op, root, origin, subject, uneven)
+            )
+            sequence = self._sequences.get(group, 0)
+            self._sequences[group] = sequence + 1
             return ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
         except Exception as error:
             self._faults += 1
@@ -200,6 +210,7 @@ def _described(
     reduce_op: Optional[int],
     root: Optional[int],
     origin: str,
+    subject: str,
     uneven: Optional[bool],
 ) -> dict[str, Any]:
     """A signature as it is written."""
@@ -212,6 +223,7 @@ def _described(
         "root": root,
         "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "origin": origin,
+        **({"subject": subject} if subject else {}),
         **({} if uneven is None else {"uneven": uneven}),
     }
 

@@ -45,6 +45,7 @@ def measure() -> tuple[float, float]:
     from ddpdoctor.probe.journal import Journal
     from ddpdoctor.record.writer import CollectiveRing
     from ddpdoctor.rehearsal.reduced_losses import ReducedLosses
+    from ddpdoctor.rehearsal.subjects import Subjects
     from ddpdoctor.rehearsal.tap import Tap
 
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-benchmark-") as directory:
@@ -59,7 +60,7 @@ def measure() -> tuple[float, float]:
         journal = Journal(directory, {"project_root": str(Path(__file__).parents[2])})
         journal.rank, journal.ring = 0, CollectiveRing(directory)
         groups = GroupBook(journal, torch)
-        Tap(journal, torch, ReducedLosses(journal), groups).install()
+        Tap(journal, torch, ReducedLosses(journal), Subjects(journal, torch, lambda tensor: ""), groups).install()
         groups.note_world()
         block_us(reduce)
         with_us = min(block_us(reduce) for _ in range(BLOCKS))

@@ -78,6 +78,14 @@ def crossed() -> JobBuilder:
     return job
 
 
+def swapped() -> JobBuilder:
+    job = healthy_job()
+    for rank, order in enumerate(("ab", "ba")):
+        for subject in order:
+            job.call(rank, "all_reduce", 70, subject=subject)
+    return job
+
+
 def raised() -> JobBuilder:
     job = healthy_job()
     job.call(0, "barrier", 70)
@@ -95,6 +103,7 @@ def raised() -> JobBuilder:
         (left, "DDP306", Severity.ERROR, "Let all ranks leave together"),
         (other_steps, "DDP312", Severity.ERROR, "Let all ranks skip a step together"),
         (crossed, "DDP312", Severity.WARNING, "Call the two collectives in the same order"),
+        (swapped, "DDP312", Severity.ERROR, "Go over the same order on every rank"),
         (raised, "DDP706", Severity.ERROR, "Fix the exception on rank 1"),
     ],
 )

@@ -415,6 +415,16 @@ FAULTS: dict[str, Fault] = {
     "swapped same-shape calls": Fault(
         script=training_script(after_wrap="other = torch.ones(2)", within=_SWAPPED), code="DDP312", severity="warning"
     ),
+    "one loop in two orders": Fault(
+        script=training_script(
+            within="stats = {'loss': value - 1, 'hits': value + 1}\nif rank == 1 and step == 3 and fault():\n"
+            "    stats = dict(reversed(stats.items()))\n"
+            "def add(statistic): dist.all_reduce(statistic)  # here\nfor statistic in stats.values(): add(statistic)"
+        ),
+        code="DDP312",
+        says="pairs stats['loss'] of rank 0 with stats['hits'] of rank 1",
+        quick=True,
+    ),
     "unused on one rank": Fault(
         script=training_script(within="both = not (rank == 1 and step == 2 and fault())"), code="DDP201", culprit=1
     ),

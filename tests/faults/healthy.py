@@ -21,6 +21,9 @@ if rank == 0:
     print(step)
     model.module(x)
     with torch.no_grad(): model(x)
+for name in ["a", "b"] if rank else ["b", "c"]: dist.all_reduce({name: value.clone()}[name])
+stats = {"loss": value.clone(), "hits": value + 1}
+for statistic in stats.values(): dist.all_reduce(statistic)
 if step == 2: continue
 """
 _WIDE_EVALUATION = """
