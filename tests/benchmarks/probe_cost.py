@@ -1,4 +1,4 @@
-"""What the hooks of a live run add to a training step: ``python tests/benchmarks/probe_cost.py``.
+"""What the hooks of a live run add to a training step: ``python -m tests.benchmarks.probe_cost``.
 
 The hooks run around functions that do nothing, in the order of a usual step: a fetch, a forward that broadcasts
 buffers, a backward, an optimizer's step, one explicit collective. Measured is the CPU time of the calling thread, over
@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks.cheapest_block import cheapest_us, tell
 
 STEPS = 10_000
 BLOCKS = 10
 ALLOWED_US = 20.0
-
-
-def block_us(step: Callable[[], object]) -> float:
-    """CPU time of one step, over a block of them."""
-    began_ns = time.thread_time_ns()
-    for _ in range(STEPS):
-        step()
-    return (time.thread_time_ns() - began_ns) / STEPS / 1e3
 
 
 def measure() -> tuple[float, float]:
@@ -75,7 +67,7 @@ def measure() -> tuple[float, float]:
 
         before: list[Any] = []
         after: list[Any] = []
-        without_us = min(block_us(step) for _ in range(BLOCKS))
+        without_us = cheapest_us(step, calls=STEPS, blocks=BLOCKS)
         journal = Journal(directory, {"project_root": str(Path(__file__).parents[2]), "kind": "run"})
         live = Live(journal, ProcessEnd(journal))
         live.after_torch(torch)
@@ -83,8 +75,7 @@ def measure() -> tuple[float, float]:
         optimizers = sys.modules["torch.optim.optimizer"]
         before += optimizers._global_optimizer_pre_hooks.values()
         after += optimizers._global_optimizer_post_hooks.values()
-        block_us(step)
-        with_us = min(block_us(step) for _ in range(BLOCKS))
+        with_us = cheapest_us(step, calls=STEPS, blocks=BLOCKS)
         completed = live.observer.steps.completed
         if completed < STEPS * BLOCKS:
             raise SystemExit(f"the probe counted {completed:,} steps of {STEPS * (BLOCKS + 1):,}")
@@ -95,11 +86,8 @@ def measure() -> tuple[float, float]:
 def main() -> int:
     """Print what was measured; 1 when the bound is exceeded."""
     without_us, with_us = measure()
-    cost_us = with_us - without_us
     print(f"one step of empty functions, CPU time of the calling thread, cheapest of {BLOCKS} blocks of {STEPS:,}")
-    print(f"  without the hooks  {without_us:6.1f} µs")
-    print(f"  with the hooks     {with_us:6.1f} µs  {cost_us:5.1f} µs more  (at most {ALLOWED_US:g})")
-    return int(cost_us > ALLOWED_US)
+    return tell("hooks", without_us, with_us, ALLOWED_US)
 
 
 if __name__ == "__main__":

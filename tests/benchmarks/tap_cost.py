@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.benchmarks.cheapest_block import cheapest_us, tell
 
 BLOCKS = 40
 CALLS = 200
 ALLOWED_US = 35.0
 DEPTH = 5
 """Lines of the user's call chain, all of which the tap notes."""
-
-
-def block_us(call: Callable[[], None]) -> float:
-    """Microseconds of thread CPU time of one call, the mean over a block."""
-    started_ns = time.thread_time_ns()
-    for _ in range(CALLS):
-        nested(call, DEPTH)
-    return (time.thread_time_ns() - started_ns) / CALLS / 1e3
 
 
 def nested(call: Callable[[], None], depth: int) -> None:
@@ -53,17 +46,15 @@ def measure() -> tuple[float, float]:
         value = torch.ones(100)
 
         def reduce() -> None:
-            dist.all_reduce(value)
+            nested(lambda: dist.all_reduce(value), DEPTH)
 
-        block_us(reduce)
-        without_us = min(block_us(reduce) for _ in range(BLOCKS))
+        without_us = cheapest_us(reduce, calls=CALLS, blocks=BLOCKS)
         journal = Journal(directory, {"project_root": str(Path(__file__).parents[2])})
         journal.rank, journal.ring = 0, CollectiveRing(directory)
         groups = GroupBook(journal, torch)
         Tap(journal, torch, ReducedLosses(journal), Subjects(journal, torch, lambda tensor: ""), groups).install()
         groups.note_world()
-        block_us(reduce)
-        with_us = min(block_us(reduce) for _ in range(BLOCKS))
+        with_us = cheapest_us(reduce, calls=CALLS, blocks=BLOCKS)
         if journal.ring.count != (BLOCKS + 1) * CALLS:
             raise SystemExit(f"the tap logged {journal.ring.count} collectives of {(BLOCKS + 1) * CALLS}")
         dist.destroy_process_group()
@@ -73,11 +64,8 @@ def measure() -> tuple[float, float]:
 def main() -> int:
     """Print what was measured; 1 when the bound is exceeded."""
     without_us, with_us = measure()
-    cost_us = with_us - without_us
     print(f"all_reduce on one rank, CPU time of the calling thread, cheapest of {BLOCKS} blocks of {CALLS}")
-    print(f"  without the tap  {without_us:6.1f} µs")
-    print(f"  with the tap     {with_us:6.1f} µs  {cost_us:5.1f} µs more  (at most {ALLOWED_US:g})")
-    return int(cost_us > ALLOWED_US)
+    return tell("tap", without_us, with_us, ALLOWED_US)
 
 
 if __name__ == "__main__":
