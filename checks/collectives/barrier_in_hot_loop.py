@@ -1,8 +1,8 @@
 """The ranks wait for each other in every step, for nothing.
 
 What it finds
-    A barrier that every training step runs; in a live run as advice while it takes less than 1 % of the step, the
-    waiting for the last rank apart. As advice: a loss or metric that every step all-reduces only to log it.
+    A barrier that every training step runs; in a live run it is advice as long as it takes less than 1 % of the step,
+    not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
 
 Why it is bad
     DDP synchronises the ranks in backward already. A barrier more keeps the fastest rank from running ahead and makes

@@ -17,7 +17,7 @@ Remedy
     collective that allows them to differ.
 
 When it is wrong
-    Not known to be.
+    No case is known.
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html

@@ -3,8 +3,8 @@
 What it finds
     A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers) with a collective, or a forward or backward of the DDP model, that only one
-    of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the keys of a loss dict. Calls of
-    collectives for each string of a set. As advice: leaving because the own loss is not finite. In a run: ranks that
+    of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the keys of a loss dict. Or
+    collectives for each string of a set. As advice: leaving because its own loss is not finite. In a run: ranks that
     part at lines which each had run before, and batches that only some ranks trained on (a warning if nothing hung).
 
 Why it is bad

@@ -2,9 +2,9 @@
 
 What it finds
     A rank that others wait for and that does nothing: a lock, a read that never returns, a call stuck in C, a process
-    that a signal has stopped; ranks that all receive from each other first. A `time.sleep` is left alone when it ends
-    within the rehearsal, and a warning when it ends before the group's timeout; so is a loop that asks for a file and
-    gets one answer, once no rank has done anything else for the stall time.
+    that a signal has stopped; ranks that all receive from each other first. A `time.sleep` that ends within the
+    rehearsal is left alone; one that ends later, but before the group's timeout, is a warning. So is a loop that asks
+    for a file and always gets the same answer, once no rank has done anything else for the stall time.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.

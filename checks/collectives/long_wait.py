@@ -7,8 +7,8 @@ What it finds
 
 Why it is bad
     The others stand in that collective until the first rank comes: all but one GPU idle. Once the work takes longer
-    than the timeout of the group (10 minutes with NCCL, 30 with gloo), the job is ended: with all the data, not in the
-    test with a little.
+    than the timeout of the group (10 minutes with NCCL, 30 with gloo), the job is ended, and that happens with all of
+    the data, not in a test with a little of it.
 
 Example
     if rank == 0:

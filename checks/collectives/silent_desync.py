@@ -20,7 +20,7 @@ Remedy
     Go over sorted names, not over a set or a dict that each rank fills in its own order.
 
 When it is wrong
-    The crosswise pairing, where either branch of a rank's own choice reduces the same quantity.
+    The warning, where a rank chooses by itself between two branches that reduce the same quantity.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html

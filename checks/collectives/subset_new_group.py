@@ -7,8 +7,8 @@ What it finds
 Why it is bad
     Every rank of the job has to call `new_group`, members or not, and in the same order: the ranks agree on the new
     group through the store. The ranks that call it wait there, in no collective, so that neither the flight recorder
-    nor the watchdog of NCCL names it. A collective on a group that the caller is no member of only
-    warns: the tensor of that rank stays as it was.
+    nor the watchdog of NCCL names it. A collective on a group that the caller is no member of only warns: the tensor of
+    that rank stays as it was.
 
 Example
     if rank in (0, 1):

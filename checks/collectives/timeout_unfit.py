@@ -1,12 +1,12 @@
 """The timeout of a process group is shorter than the ranks' honest waits.
 
 What it finds
-    In a live run: ranks that waited for a busy one, and went on, for longer than another process group that the late
-    rank is in would have waited.
+    In a live run: a wait for a busy rank that ended well, and that was longer than the timeout of another process group
+    which the busy rank is in.
 
 Why it is bad
-    Nothing was wrong, and the same work at a moment when the ranks meet in the other group ends the job: more data, a
-    slower disk or one more batch of validation is enough.
+    Nothing went wrong, because the ranks met in a group with a longer timeout. The same work at a moment when they meet
+    in the other group ends the job; more data, a slower disk or one more batch of validation can bring that about.
 
 Example
     fast = dist.new_group(timeout=timedelta(seconds=30))

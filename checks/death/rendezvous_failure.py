@@ -1,8 +1,8 @@
 """The ranks could not meet.
 
 What it finds
-    The address of the rendezvous was in use, its store could not be reached, or not all ranks came: by the exception of
-    a rank or of the launcher, and in a live run after a minute in init_process_group.
+    An address of the rendezvous that was in use, a store that could not be reached, or ranks that did not come: told by
+    the exception of a rank or of the launcher, and in a live run by a minute in init_process_group.
 
 Why it is bad
     The job does not start. Until the timeout (15 to 30 minutes) it looks as if it were loading.

@@ -1,9 +1,9 @@
 """The last micro-batches of an epoch are not followed by an optimizer step.
 
 What it finds
-    Gradient accumulation whose step depends on the position in the pass over the loader alone,
-    `(i + 1) % n == 0`, without a step for the batches that are left at the end. In a run: a whole
-    pass that ended so; one that the rehearsal cut says nothing.
+    Gradient accumulation whose step depends on the position in the pass over the loader alone, `(i + 1) % n == 0`,
+    without a step for the batches that are left at the end. In a run: a whole pass that ended so; one that the
+    rehearsal cut says nothing.
 
 Why it is bad
     Unless n divides the number of batches, the gradients of the last ones are thrown away or added to the first step of
@@ -17,8 +17,8 @@ Example
             optimizer.zero_grad()
 
 Remedy
-    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or cut every pass to a
-    multiple of n batches, and lose the rest knowingly.
+    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or cut every pass to a multiple of n batches, and
+    lose the rest knowingly.
 
 When it is wrong
     Where n divides the number of batches, or losing a few batches an epoch is accepted.

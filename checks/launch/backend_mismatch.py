@@ -2,7 +2,7 @@
 
 What it finds
     The nccl backend in a script that never mentions a GPU, or whose ranks, which it starts itself, all choose the same
-    one; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. In a run: an
+    GPU; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. In a run: an
     initialisation that failed for want of a GPU, which is advice where the script is written for GPUs.
 
 Why it is bad

@@ -4,7 +4,7 @@ What it finds
     In a live run: gradients that are on their way for more than 10 % of the step while backward has nothing left to
     compute, and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the
     ranks wait for one that comes late is not counted: that is a straggler (DDP403). Ranks that take turns in being late
-    are told from the rest from 20 % on.
+    are reported where they wait for each other for more than 20 % of the step.
 
 Why it is bad
     Every rank stands still for that time, and with more ranks or a slower network it grows.

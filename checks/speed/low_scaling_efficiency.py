@@ -1,9 +1,9 @@
 """The ranks together are much less than so many times one rank.
 
 What it finds
-    In a live run that is told of one on one rank: throughput below 90 % of one rank's times the number of ranks.
-    `ddpdoctor profile --nproc 1 train.py` records the one, and says where; `ddpdoctor profile --one-rank RUN train.py`
-    compares the other with it.
+    In a live run that has a run on one rank to compare with: throughput below 90 % of that of one rank times the number
+    of ranks. `ddpdoctor profile --nproc 1 train.py` records the run on one rank, and says where; `ddpdoctor profile
+    --one-rank RUN train.py` compares with it.
 
 Why it is bad
     The difference is paid for and lost. It grows with the number of ranks.

@@ -110,8 +110,8 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     type=click.Choice([severity.value for severity in Severity]),
     help="The mildest severity that makes the exit code 1.  [default: warning]",
 )
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not examine these files of directories.")
-@click.option("--force-exclude", is_flag=True, help="Do not examine excluded files that were named either.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave these out of the directories to examine.")
+@click.option("--force-exclude", is_flag=True, help="Leave excluded files out even where they are named.")
 @click.option("--stdin-filename", metavar="FILE", help="The file that the source on stdin (`-`) stands for.")
 @click.option(
     "-j",
@@ -168,7 +168,8 @@ def check(
 
     What stands behind `--` goes to the script; with neither PATH nor --module it is the command that launches the job,
     as in `ddpdoctor check -- torchrun --nproc-per-node 8 train.py`. With --static also several scripts, directories
-    (their entry scripts are found), or stdin (`-`). Files that were there before are not changed, but by --fix.
+    (their entry scripts are found), or stdin (`-`). Files that were there before are changed by --fix and
+    --allow-writes only.
 
     Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
