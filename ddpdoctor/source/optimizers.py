@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
@@ -59,10 +59,13 @@ def stepped(event: Event) -> frozenset[int]:
 
 
 def holders(projection: Projection, optimizer: Event) -> list[Value]:
-    """The models whose ``parameters()`` are in the arguments of an optimizer's construction."""
-    asked = _asked_for_parameters(projection)
-    inner = descend(optimizer.node)
-    return [receiver for node in inner if (receiver := asked.get(node)) is not None]
+    """The models whose ``parameters()`` are in the arguments of an optimizer's construction, or in their variables."""
+    asked = {
+        event.node: event.receiver
+        for event in training_events(projection, "parameters", "named_parameters")
+        if event.receiver is not None and event.ordinal < optimizer.ordinal
+    }
+    return [receiver for node in _made_from(optimizer) if (receiver := asked.get(node)) is not None]
 
 
 def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
@@ -93,12 +96,23 @@ def _is_optimizer_name(name: str) -> bool:
     return name.startswith("torch.optim.") and not any(word in name for word in _NO_OPTIMIZERS)
 
 
-def _asked_for_parameters(projection: Projection) -> Mapping[ast.AST, Value]:
-    return {
-        event.node: event.receiver
-        for event in training_events(projection, "parameters", "named_parameters")
-        if event.receiver is not None
-    }
+def _made_from(optimizer: Event) -> Iterator[ast.AST]:
+    """The nodes of a construction, and of what the variables that it reads are assigned in the same function."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    ancestors = optimizer.module.ancestors(optimizer.node)
+    body = next((node for node in ancestors if isinstance(node, functions)), optimizer.module.tree)
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in descend(body):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, []).append(node.value)
+    pending: list[ast.AST] = [optimizer.node]
+    while pending:
+        for node in descend(pending.pop()):
+            yield node
+            if isinstance(node, ast.Name):
+                pending += assigned.pop(node.id, ())
 
 
 def _once(optimizer: Event) -> bool:
