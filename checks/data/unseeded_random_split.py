@@ -2,12 +2,14 @@
 
 What it finds
     `random_split`, scikit-learn's `train_test_split`, or shuffled indices cut into parts, drawn on every rank without a
-    seed, or with a seed that depends on the rank. In a run: the parts hold other indices on another rank.
+    seed, or with a seed that depends on the rank. In a run: the parts hold other indices on another rank. Also a list
+    that every rank shuffles so before it takes its part by rank, as in files[rank::world_size]: a warning.
 
 Why it is bad
     Each rank holds out different samples. What one rank validates on, the others train on: training data leaks into the
     validation, its result looks too good, and nothing fails. A DistributedSampler over such parts indexes a different
-    list on every rank as well.
+    list on every rank as well. Parts that ranks take of lists in different orders overlap: some samples are seen by
+    several ranks in each epoch, and others by none.
 
 Example
     train, val = random_split(dataset, [0.9, 0.1])
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.random_numbers import unshared_splits
+from ddpdoctor.source.random_numbers import Draw, unshared_parts, unshared_splits
 from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
@@ -51,26 +53,43 @@ REMEDY = (
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report random splits that differ between ranks."""
-    for draw in unshared_splits(whole_projection(script)):
-        event, seed = draw.event, draw.seed
-        place = event.module.location(event.node)
-        if seed is None:
-            fact = Fact(
-                text="no call before this one gives the ranks a common seed, and each process starts with its own",
-                basis="source",
-                location=place,
-                stack=event.chain,
-            )
-        else:
-            fact = Fact(text="this seed depends on the rank", basis="source", location=seed.module.location(seed.node))
+    """Report random splits that differ between ranks, and lists in orders that do, of which ranks take parts."""
+    projection = whole_projection(script)
+    for draw in unshared_splits(projection):
         yield CHECK.finding(
             "source",
-            f"every rank draws its own {event.name.rpartition('.')[2]}: what one rank holds out, others train on",
+            f"every rank draws its own {_last(draw)}: what one rank holds out, others train on",
             remedy=REMEDY,
-            locations=(place,),
-            evidence=(fact,),
+            locations=(draw.event.module.location(draw.event.node),),
+            evidence=(_why_it_differs(draw),),
         )
+    for draw in unshared_parts(projection):
+        yield CHECK.finding(
+            "source",
+            f"every rank makes its own random order ({_last(draw)}) before it takes its part of it by rank: the parts "
+            "overlap, and some samples are in none",
+            remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",
+            locations=(draw.event.module.location(draw.event.node),),
+            evidence=(_why_it_differs(draw),),
+            severity=Severity.WARNING,
+        )
+
+
+def _last(draw: Draw) -> str:
+    return draw.event.name.rpartition(".")[2]
+
+
+def _why_it_differs(draw: Draw) -> Fact:
+    event, seed = draw.event, draw.seed
+    if seed is not None:
+        location = seed.module.location(seed.node)
+        return Fact(text="this seed depends on the rank", basis="source", location=location)
+    return Fact(
+        text="no call before this one gives the ranks a common seed, and each process starts with its own",
+        basis="source",
+        location=event.module.location(event.node),
+        stack=event.chain,
+    )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -117,6 +117,11 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             node = parents[node]
             yield node
 
+    def body_around(self, node: ast.AST) -> ast.AST:
+        """The innermost function around a node; the whole tree at module level."""
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return next((around for around in self.ancestors(node) if isinstance(around, functions)), self.tree)
+
     def function_of(self, node: ast.AST) -> str:
         """Qualified name of the function (or class) around a node; empty at module level."""
         names = [around.name for around in self.ancestors(node) if isinstance(around, Scope)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -119,6 +119,22 @@ def descend(node: ast.AST) -> list[ast.AST]:
         if inner.__class__ not in _LEAVES:
             found += children_of(inner)
     return found
+
+
+def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
+    assigned: dict[str, list[ast.expr]] = {}
+    for inner in descend(body):
+        if isinstance(inner, ast.Assign):
+            for target in inner.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, []).append(inner.value)
+    pending: list[ast.AST] = [node]
+    while pending:
+        for inner in descend(pending.pop()):
+            yield inner
+            if isinstance(inner, ast.Name):
+                pending += assigned.pop(inner.id, ())
 
 
 def last_name(node: ast.AST) -> str:

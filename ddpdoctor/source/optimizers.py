@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.module_reach import HAS_PARAMETERS
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, made_from
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Built, Instance, Value, options_of
@@ -65,7 +65,8 @@ def holders(projection: Projection, optimizer: Event) -> list[Value]:
         for event in training_events(projection, "parameters", "named_parameters")
         if event.receiver is not None and event.ordinal < optimizer.ordinal
     }
-    return [receiver for node in _made_from(optimizer) if (receiver := asked.get(node)) is not None]
+    body = optimizer.module.body_around(optimizer.node)
+    return [receiver for node in made_from(optimizer.node, body) if (receiver := asked.get(node)) is not None]
 
 
 def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
@@ -94,25 +95,6 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
 
 def _is_optimizer_name(name: str) -> bool:
     return name.startswith("torch.optim.") and not any(word in name for word in _NO_OPTIMIZERS)
-
-
-def _made_from(optimizer: Event) -> Iterator[ast.AST]:
-    """The nodes of a construction, and of what the variables that it reads are assigned in the same function."""
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    ancestors = optimizer.module.ancestors(optimizer.node)
-    body = next((node for node in ancestors if isinstance(node, functions)), optimizer.module.tree)
-    assigned: dict[str, list[ast.expr]] = {}
-    for node in descend(body):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    assigned.setdefault(target.id, []).append(node.value)
-    pending: list[ast.AST] = [optimizer.node]
-    while pending:
-        for node in descend(pending.pop()):
-            yield node
-            if isinstance(node, ast.Name):
-                pending += assigned.pop(node.id, ())
 
 
 def _once(optimizer: Event) -> bool:

@@ -8,11 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, last_name, made_from
 from ddpdoctor.source.noted_training_names import SEEDING
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, NONE, Built, Instance, Value, constant, is_varying
+from ddpdoctor.source.vocabulary import RANK_NAMES
 from ddpdoctor.source.wrapped_models import is_distributed
 
 Library = Literal["torch", "numpy", "random"]
@@ -27,6 +28,7 @@ _DRAWS: dict[str, Library] = {
     "random.sample": "random",
 }
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split"})
+_RANK_WORDS = RANK_NAMES | {"get_rank"}
 _SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
 
 
@@ -44,6 +46,19 @@ def unshared_splits(projection: Projection) -> Iterator[Draw]:
         return
     for event in projection.in_course("training"):
         if event.name in _DRAWS and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
+            draw = unshared_draw(projection, event)
+            if draw is not None:
+                yield draw
+
+
+def unshared_parts(projection: Projection) -> Iterator[Draw]:
+    """Lists that every rank shuffles on its own and differently, before each takes its part of them by its number."""
+    if not is_distributed(projection):
+        return
+    for event in projection.in_course("training"):
+        if event.name not in _DRAWS or event.name in _SPLITS or not _on_every_rank(event):
+            continue
+        if _is_taken_by_rank(event) and not _shared_after(projection, event):
             draw = unshared_draw(projection, event)
             if draw is not None:
                 yield draw
@@ -124,22 +139,40 @@ def _splits(event: Event) -> bool:
     if event.name in _SPLITS:
         shuffle = event.named.get("shuffle", NONE)
         return constant(shuffle) is not False
+    body = event.module.body_around(event.node)
+    return len(_slices(event, body)) >= 2 and _makes_subsets(body)
+
+
+def _is_taken_by_rank(event: Event) -> bool:
+    """Whether each rank takes a part of what a draw has put in order, by its number."""
+    body, drawn_at = event.module.body_around(event.node), getattr(event.node, "lineno", 0)
+    return any(
+        subscript.lineno >= drawn_at
+        and any(
+            last_name(node) in _RANK_WORDS or (isinstance(node, ast.Constant) and node.value == "RANK")
+            for limit in (limits.lower, limits.step)
+            if limit is not None
+            for node in made_from(limit, body)
+        )
+        for subscript, limits in _slices(event, body)
+    )
+
+
+def _slices(event: Event, body: ast.AST) -> list[tuple[ast.Subscript, ast.Slice]]:
+    """Where a body takes slices of the variable that a draw fills."""
     name = _drawn_name(event)
-    around = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.FunctionDef)), None)
-    body = around if around is not None else event.module.tree
-    slices = [
-        node
+    return [
+        (node, node.slice)
         for node in descend(body)
-        if isinstance(node, ast.Subscript)
+        if name
+        and isinstance(node, ast.Subscript)
         and isinstance(node.slice, ast.Slice)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == name
+        and ast.unparse(node.value) == name
     ]
-    return bool(name) and len(slices) >= 2 and _makes_subsets(body)
 
 
 def _drawn_name(event: Event) -> str:
-    """The variable that a draw fills: the one assigned, or the list shuffled in place."""
+    """The variable or attribute that a draw fills: the one assigned, or the list shuffled in place."""
     if event.name.endswith(".shuffle") and isinstance(event.node, ast.Call) and event.node.args:
         target: ast.AST = event.node.args[0]
     else:
@@ -147,7 +180,7 @@ def _drawn_name(event: Event) -> str:
         if not isinstance(statement, ast.Assign):
             return ""
         target = statement.targets[0]
-    return target.id if isinstance(target, ast.Name) else ""
+    return ast.unparse(target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
 
 
 def _makes_subsets(body: ast.AST) -> bool:
