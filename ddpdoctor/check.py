@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.finding import Basis, Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Basis, Fact, Finding, Location, SaidOfRun, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -28,12 +28,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Streams of the ``RunRecord`` that ``in_run`` cannot do without."""
     needs_live: frozenset[str] | None = None
     """The same of a live run, where the check looks at other streams there."""
+    nodes: int = 1
+    """Nodes that a run must have before it can show what the check looks for."""
+    advice_in_run: bool = False
+    """What it only advises about in the source shows in a run, too, although it warns of other things."""
 
     def needs_of(self, kind: Basis) -> frozenset[str]:
         """The streams that ``in_run`` cannot do without in a record of this kind."""
         return self.needs if kind != "run" or self.needs_live is None else self.needs_live
-    nodes: int = 1
-    """Nodes that a run must have before it can show what the check looks for."""
 
     def finding(
         self,
@@ -67,7 +69,7 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     documentation: str
     """The module's docstring."""
     in_source: Callable[[Script], Iterator[Finding]] | None = None
-    in_run: Callable[[RunRecord], Iterator[Finding | Refuted]] | None = None
+    in_run: Callable[[RunRecord], Iterator[SaidOfRun]] | None = None
 
 
 class OutcomeState(str, Enum):

@@ -40,7 +40,7 @@ def with_confirmation(
     """Mark the suspicions that a rehearsal could have confirmed and did not.
 
     Only checks that looked at the run can have confirmed one, and checks of divergences, which the run may call by
-    another name. Advice of a check that otherwise warns is of habits that a run does not show.
+    another name. Advice of a check that otherwise warns is of habits that a run does not show, unless it says so.
     """
     if rehearsal.status == "skipped":
         return tuple(findings)

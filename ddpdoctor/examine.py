@@ -33,7 +33,7 @@ from ddpdoctor.further import is_clean, noted, variants, with_variant
 from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest, Stress
-from ddpdoctor.merge import Refutation, merge, unrefuted
+from ddpdoctor.merge import Confirmation, Refutation, confirmed, merge, unrefuted
 from ddpdoctor.registry import read_catalogue
 from ddpdoctor.runner import CheckResult, bounds_of, outcome_of, run_checks
 from ddpdoctor.selection import (
@@ -174,6 +174,9 @@ def conclude(
     suspicions, refutations = unrefuted(
         [finding for result in results for finding in result.from_source],
         [Refutation(result.code, refuted) for result in results for refuted in result.refuted],
+    )
+    suspicions = confirmed(
+        suspicions, [Confirmation(result.code, one) for result in results for one in result.confirmed]
     )
     seen = [finding for result in results for finding in result.from_run]
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -107,3 +107,15 @@ class Refuted(msgspec.Struct, frozen=True, kw_only=True):
 
     location: Location
     reason: str
+
+
+class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
+    """A run showed what the same check suspected at this place of the source; without the suspicion it says nothing."""
+
+    location: Location
+    fact: Fact
+    """What the run showed."""
+
+
+SaidOfRun: TypeAlias = "Finding | Refuted | Confirmed"
+"""What a check yields of a run."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ddpdoctor.examination import RefutedSuspicion
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Confirmed, Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.places import meets, of_frame, same_lines
 
 SUSPECTED = frozenset({"DDP301", "DDP302", "DDP303", "DDP309", "DDP311", "DDP314"})
@@ -37,6 +37,13 @@ class Refutation(msgspec.Struct, frozen=True):
     refuted: Refuted
 
 
+class Confirmation(msgspec.Struct, frozen=True):
+    """What confirms a suspicion, if there is one, and the check that says so."""
+
+    code: str
+    confirmed: Confirmed
+
+
 def unrefuted(
     suspicions: Iterable[Finding], refutations: Sequence[Refutation]
 ) -> tuple[tuple[Finding, ...], tuple[RefutedSuspicion, ...]]:
@@ -51,6 +58,25 @@ def unrefuted(
                 RefutedSuspicion(code=suspicion.code, name=suspicion.name, location=suspicion.location, reason=reason)
             )
     return tuple(kept), tuple(cleared)
+
+
+def confirmed(suspicions: Iterable[Finding], confirmations: Sequence[Confirmation]) -> tuple[Finding, ...]:
+    """The findings of the source, with what the same check saw at the same place of a run."""
+    return tuple(_with_seen(suspicion, confirmations) for suspicion in suspicions)
+
+
+def _with_seen(suspicion: Finding, confirmations: Sequence[Confirmation]) -> Finding:
+    place = suspicion.location
+    facts = tuple(
+        one.confirmed.fact
+        for one in confirmations
+        if one.code == suspicion.code and place is not None and meets(place, one.confirmed.location)
+    )
+    return msgspec.structs.replace(
+        suspicion,
+        basis=suspicion.basis | {fact.basis for fact in facts},
+        evidence=(*facts, *suspicion.evidence),
+    )
 
 
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
 from ddpdoctor.registry import CatalogueEntry, load
 from ddpdoctor.source.gaps import deep_recursion, take_gap
 from ddpdoctor.source.words import mentions_any
@@ -30,6 +30,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     from_source: tuple[Finding, ...] = ()
     from_run: tuple[Finding, ...] = ()
     refuted: tuple[Refuted, ...] = ()
+    confirmed: tuple[Confirmed, ...] = ()
     looked_at_run: bool = False
     gap: str = ""
     """Why it could not look at everything that was asked for; empty when it could."""
@@ -40,7 +41,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     unstated: bool = False
     """The gap is what nobody has said of the job; without it nothing that was asked for is missing."""
     source_severity: Severity | None = None
-    """How bad the check calls what it sees in the source, unless it says otherwise; None where only that was asked."""
+    """How bad the check calls what it sees in the source, unless it says otherwise; None where a run shows all of that,
+    and where only the source was asked."""
     nodes_wanted: int = 0
     """The nodes that a run must have to show it, where the run had fewer; 0 where it had enough."""
 
@@ -125,7 +127,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
 def _look_at_run(
     result: CheckResult,
     check: LoadedCheck,
-    in_run: Callable[[RunRecord], Iterator[Finding | Refuted]],
+    in_run: Callable[[RunRecord], Iterator[SaidOfRun]],
     record: RunRecord,
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
@@ -136,8 +138,9 @@ def _look_at_run(
         result,
         from_run=tuple(item for item in heard.yielded if isinstance(item, Finding)),
         refuted=tuple(item for item in heard.yielded if isinstance(item, Refuted)),
+        confirmed=tuple(item for item in heard.yielded if isinstance(item, Confirmed)),
         looked_at_run=True,
-        source_severity=check.check.severity.get("source"),
+        source_severity=None if check.check.advice_in_run else check.check.severity.get("source"),
         gap=result.gap or heard.gap or missing,
         bound_hit=result.bound_hit or heard.bound_hit,
         crashed=result.crashed or heard.crashed,
@@ -153,7 +156,7 @@ def _said_nothing(code: str, name: str, gap: str) -> CheckResult:
 
 
 class _Said(msgspec.Struct, frozen=True):
-    yielded: tuple[Finding | Refuted, ...]
+    yielded: tuple[SaidOfRun, ...]
     gap: str = ""
     bound_hit: bool = False
     crashed: bool = False
@@ -164,10 +167,10 @@ _NOTHING = _Said(())
 
 
 def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) -> _Said:
-    yielded: list[Finding | Refuted] = []
+    yielded: list[SaidOfRun] = []
     try:
         for item in function(evidence):
-            if not isinstance(item, (Finding, Refuted)):
+            if not isinstance(item, (Finding, Refuted, Confirmed)):
                 raise TypeError(f"yielded a {type(item).__name__}")
             yielded.append(item)
     except BoundHit as bound:

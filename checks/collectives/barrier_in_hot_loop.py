@@ -3,6 +3,7 @@
 What it finds
     A barrier that every training step runs; in a live run it is advice as long as it takes less than 1 % of the step,
     not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
+    What a sum is for, only the source tells; a rehearsal counts how often it runs, and clears it where that is rare.
 
 Why it is bad
     DDP synchronises the ranks in backward already. A barrier more keeps the fastest rank from running ahead and makes
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, SaidOfRun, Severity
 from ddpdoctor.source.hot_loops import every_step
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
@@ -48,6 +49,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"collectives", "forwards"}),
     needs_live=frozenset({"step_tracks", "call_tracks"}),
+    advice_in_run=True,
 )
 _REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
 
@@ -55,7 +57,7 @@ _REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
 def in_source(script: Script) -> Iterator[Finding]:
     """Report barriers, and reductions for the log, in every training step."""
     for found in every_step(whole_projection(script)):
-        event, backward = found.event, found.backward
+        event, beside = found.event, found.backward.module.location(found.backward.node)
         yield CHECK.finding(
             "source",
             f"every training step waits in {event.name}, though backward synchronises the ranks already"
@@ -63,28 +65,24 @@ def in_source(script: Script) -> Iterator[Finding]:
             else f"every training step runs {event.name} for a number that is only looked at",
             remedy=_REMEDY if found.is_barrier else "Reduce it only in the steps that log it, or once an epoch.",
             locations=(event.module.location(event.node),),
-            evidence=(
-                Fact(
-                    text="this backward runs in the same turn of the loop",
-                    basis="source",
-                    location=backward.module.location(backward.node),
-                ),
-            ),
+            evidence=(Fact(text="this backward runs in the same turn of the loop", basis="source", location=beside),),
             severity=None if found.is_barrier else Severity.ADVICE,
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report barriers that followed every training step, with their number, and in a live run with what they cost."""
+def in_run(record: RunRecord) -> Iterator[SaidOfRun]:
+    """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
     if record.job.kind == "run":
         yield from _in_live_run(record)
         return
     from ddpdoctor.diagnosis.hot_barriers import hot_barriers
+    from ddpdoctor.diagnosis.hot_reductions import counted_reductions
     from ddpdoctor.diagnosis.wording import count, place
 
     for hot in hot_barriers(record):
         told = f"{place(hot.site.innermost)}: {count(hot.calls, 'call')} in {count(hot.steps, 'step')} of each rank"
         yield _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
+    yield from counted_reductions(record)
 
 
 def _in_live_run(record: RunRecord) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
 from ddpdoctor.places import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.escape import one_line, visible
 from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
+from ddpdoctor.report.stated import doubt_of
 from ddpdoctor.source_text import line_of
 
 EXCERPT_LINES = 4
@@ -48,7 +49,11 @@ def finding_lines(finding: Finding, root: str, width: int) -> list[Text]:
 def folded_advice_lines(findings: Sequence[Finding], root: str, width: int) -> list[Text]:
     """Lay out all advice of one check: the first in full, of the others the places."""
     lines = finding_lines(findings[0], root, width)
-    others = [_place(finding.location, root) for finding in findings[1:] if finding.location is not None]
+    others = []
+    for finding in findings[1:]:
+        doubt = doubt_of(finding) if doubt_of(finding) != doubt_of(findings[0]) else ""
+        if finding.location is not None:
+            others.append(_place(finding.location, root) + (f" ({doubt})" if doubt else ""))
     if others:
         lines += label("also", Text(", ".join(others)), width)
     return lines

@@ -8,5 +8,10 @@ from ddpdoctor.report.escape import one_line
 
 def stated(finding: Finding) -> str:
     """The title, and in brackets whether a rehearsal has yet to confirm it."""
-    doubt = finding.unconfirmed.partition(":")[0]
+    doubt = doubt_of(finding)
     return one_line(f"{finding.title} ({doubt})" if doubt else finding.title)
+
+
+def doubt_of(finding: Finding) -> str:
+    """``not rehearsed`` or ``not confirmed``; empty where there is no such doubt."""
+    return one_line(finding.unconfirmed.partition(":")[0])

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.confirmation import reached_lines
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.examine import ExamineRequest, conclude
-from ddpdoctor.finding import Refuted, Severity
+from ddpdoctor.finding import Confirmed, Fact, Refuted, Severity
 from ddpdoctor.record.lines import LinesExecuted
 from ddpdoctor.record.model import Job, RunRecord, StreamState
 from ddpdoctor.report import concise, full, github, gitlab, junit, markdown, sarif
@@ -64,6 +64,23 @@ def test_nothing_is_said_of_what_is_milder_than_the_rest(severity: Severity, sai
         code="DDP313", name="hot", from_source=(habit,), looked_at_run=True, source_severity=Severity.WARNING
     )
     assert bool(concluded(result).findings[0].unconfirmed) is said
+
+
+def test_a_run_that_can_only_confirm_adds_what_it_saw_to_the_suspicion_and_says_nothing_without() -> None:
+    seen = Fact(text="each rank ran it 8 times", basis="rehearsal")
+    confirmed = tuple(Confirmed(location=at(line), fact=seen) for line in (14, 20))
+    suspicions = tuple(finding("DDP313", "hot", Severity.ADVICE, at(line)) for line in (14, 16))
+    result = CheckResult(
+        code="DDP313", name="hot", from_source=suspicions, confirmed=confirmed, looked_at_run=True
+    )
+    examination = concluded(result)
+    first, second = examination.findings
+    assert (first.location, sorted(first.basis), first.evidence) == (at(14), ["rehearsal", "source"], (seen,))
+    assert (first.severity, first.title, first.unconfirmed) == (Severity.ADVICE, suspicions[0].title, "")
+    assert (second.location, sorted(second.basis), second.evidence) == (at(16), ["source"], ())
+    assert second.unconfirmed.startswith("not confirmed")
+    assert "  also  train.py:16 (not confirmed)\n" in full.render(examination, 80, colour=False)
+    assert concluded(msgspec.structs.replace(result, from_source=())).findings == ()
 
 
 def test_nothing_is_said_of_what_was_confirmed_and_of_what_no_run_can_show() -> None:
