@@ -38,9 +38,21 @@ LATE_SHARES = (0.02, 0.06, 0.15, 0.35)
 """Lateness as a share of the median step at which a heat strip becomes hotter."""
 
 
+WIDEST = 4
+"""Columns that a value takes at most while there are few of them."""
+OUTLYING = 5.0
+"""A value above so many times the median one is cut off, so that the others can be told apart."""
+
+
+def columns_each(values: Series, width: int) -> int:
+    """Columns that each value takes: more than one while that fits, so that a course that has begun can be read."""
+    return max(1, min(WIDEST, width // max(1, len(values))))
+
+
 def newest(values: Series, width: int) -> list[float | None]:
-    """The last ``width`` values, with unknown ones before the first: a series moves by whole columns only."""
-    kept = list(values[-width:]) if width > 0 else []
+    """The last values in ``width`` columns, unknown ones before the first: a series moves by whole columns only."""
+    each = columns_each(values, width)
+    kept = [value for value in values[-width:] for _ in range(each)] if width > 0 else []
     return [None] * (width - len(kept)) + kept
 
 
@@ -55,6 +67,15 @@ def top_of(*series: Series) -> float:
     while unit * 10 <= greatest:
         unit *= 10
     return next(unit * factor for factor in (1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12) if unit * factor >= greatest)
+
+
+def ceiling_of(low: Series, high: Series) -> tuple[float, float | None]:
+    """A ceiling for two series that are drawn together, and the greatest value where some are cut off by it."""
+    known = [value for values in (low, high) for value in values if value is not None]
+    middle = sorted(value for value in low if value is not None)
+    limit = OUTLYING * middle[len(middle) // 2] if middle else 0.0
+    greatest = max(known, default=0.0)
+    return top_of([value for value in known if value <= limit]), greatest if greatest > limit else None
 
 
 def sparkline(values: Series, width: int, glyphs: Glyphs, high: float, role: str = "series") -> Line:

@@ -44,10 +44,13 @@ class Series:
         return not self._slices or now_ns - self._slices[-1].at_ns >= self._slice_ns
 
     def add(self, summary: RunSummary, now_ns: int) -> None:
-        """Add the figures of the time since the last slice; nothing was seen when a newer step is overdue."""
+        """Add the figures of the time since the last slice; nothing was seen when a newer step is overdue.
+
+        The course begins with the first step.
+        """
         times, measured_at_ns = summary.step_times, summary.measured_at_ns
         if measured_at_ns is None or times is None:
-            self._slices.append(_Slice(at_ns=now_ns))
+            self._slices += [_Slice(at_ns=now_ns)] if self._slices else []
         elif measured_at_ns == self._measured_at_ns:
             overdue = now_ns - measured_at_ns > max(self._slice_ns, OVERDUE * times.p50_ns)
             last = _Slice(at_ns=now_ns) if overdue else self._slices[-1]

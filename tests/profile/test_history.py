@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.summarise import summarise
-from ddpdoctor.diagnosis.summary import RunVerdict
+from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
 from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor import history
 from ddpdoctor.monitor.history import FILE, HistoryWriter, recorded_moments
@@ -150,6 +150,8 @@ def test_a_slice_shows_nothing_once_a_newer_step_is_overdue_however_long_steps_a
 
 def test_a_run_is_seen_in_its_first_minute_second_by_second() -> None:
     series = Series()
+    series.add(RunSummary(), 0)
+    assert series.history().slices_at_ns == (), "the course begins with the first step"
     summary = summarise(MeasuredJob().run(20, {"forward": 10}).record())
     for second in range(60):
         assert series.is_due(second * SECOND_NS)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.tui.cells import Cell, cut, cut_left, fitted, line, padded, shown, width_of, wrapped
-from ddpdoctor.tui.charts import columns_of, gauge, heat_strip, newest, phase_bar, spread, top_of
+from ddpdoctor.tui.charts import ceiling_of, columns_of, gauge, heat_strip, newest, phase_bar, spread, top_of
 from ddpdoctor.tui.glyphs import ASCII, UNICODE, chosen_glyphs, plain_text
 from ddpdoctor.tui.palette import palette_of
 from ddpdoctor.tui.table import Column, Cursor, fit_columns, paint_table
@@ -62,9 +62,13 @@ def test_all_columns_of_a_bar_are_shared_out() -> None:
 def test_a_series_moves_by_whole_columns_and_keeps_unknown_ones_empty() -> None:
     assert newest([1.0, None, 3.0], 5) == [None, None, 1.0, None, 3.0]
     assert newest([1.0, 2.0, 3.0], 2) == [2.0, 3.0]
+    assert newest([1.0, 2.0], 5) == [None, 1.0, 1.0, 2.0, 2.0]
+    assert newest([1.0], 6) == [None, None, 1.0, 1.0, 1.0, 1.0]
     assert [cell.text for cell in heat_strip([None, 0.0, 9.0], 10.0, 3, UNICODE)] == [" ", "▁", "█"]
     assert top_of([0.186, None]) == pytest.approx(0.2)
     assert top_of([]) == 1.0
+    assert ceiling_of([0.18, 0.19, 12.0], [0.21, 0.3, 12.5]) == (pytest.approx(0.3), 12.5)
+    assert ceiling_of([0.18, 0.19, None], [0.21, 0.3, None]) == (pytest.approx(0.3), None)
     rows = spread([5.0], [10.0], 2, 2, UNICODE, 10.0)
     assert [[cell.text for cell in row] for row in rows] == [[" █"], [" ", "█"]] or width_of(rows[0]) == 2
 

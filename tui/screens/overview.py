@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpdoctor.monitor.snapshot import RankView, Snapshot
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, padded, paragraph, shown
 from ddpdoctor.tui.charts import (
+    ceiling_of,
     flowing,
     gauge,
     heat_of,
@@ -14,7 +15,6 @@ from ddpdoctor.tui.charts import (
     phase_legend,
     sparkline,
     spread,
-    top_of,
 )
 from ddpdoctor.tui.figures import duration, percent, share, span, three
 from ddpdoctor.tui.painting import Painting, stacked
@@ -116,7 +116,8 @@ def _pair(name: str, first: str, first_unit: str, second: str, second_unit: str)
 def step_course(view: View, width: int) -> Line:
     """The course of the median step time on one line."""
     values = newest(view.snapshot.history.step_p50_ns, width - 15)
-    return line(Cell("  its course  ", "dim"), *sparkline(values, width - 15, view.glyphs, top_of(values)))
+    high, _ = ceiling_of(values, ())
+    return line(Cell("  its course  ", "dim"), *sparkline(values, width - 15, view.glyphs, high))
 
 
 def step_chart(view: View, width: int, height: int) -> list[Line]:
@@ -124,7 +125,7 @@ def step_chart(view: View, width: int, height: int) -> list[Line]:
     history, glyphs = view.snapshot.history, view.glyphs
     labels = 8
     columns = width - labels - 2
-    high = top_of(newest(history.step_p50_ns, columns), newest(history.step_p95_ns, columns))
+    high, beyond = ceiling_of(newest(history.step_p50_ns, columns), newest(history.step_p95_ns, columns))
     rows = spread(history.step_p50_ns, history.step_p95_ns, columns, height - 1, glyphs, high)
     measured = any(value is not None for value in history.step_p50_ns)
     lines: list[Line] = []
@@ -132,7 +133,7 @@ def step_chart(view: View, width: int, height: int) -> list[Line]:
         label = "" if not measured else duration(high) if number == 0 else "0" if number == len(rows) - 1 else ""
         lines.append(line(Cell(padded(label, labels, "right"), "dim"), Cell(f" {glyphs.bar_between}", "faint"), *cells))
     reach = _reach(view.snapshot, columns)
-    caption = f"step time, median and p95{reach}"
+    caption = f"step time, median and p95{reach}" + (f", up to {duration(beyond)}" if beyond is not None else "")
     lines.append(line(" " * (labels + 2), Cell(cut(caption, columns, glyphs.dots), "dim")))
     return lines
 
