@@ -71,7 +71,7 @@ def _summarise(key: ByIdentity) -> RunSummary:
         else sum(rank.samples_per_s or 0.0 for rank in ranks),
         step_times=_step_times(every_step),
         phases=phases,
-        overlap_ratio=_mean(rank.overlap_ratio for rank in ranks),
+        overlap_ratio=hidden_share(measured),
         exposed_share=None if exposed_ns is None else exposed_ns / phases.step_ns,
         efficiency=None if exposed_ns is None else 1.0 - (exposed_ns + phases.explicit_ns) / phases.step_ns,
         traffic=(
@@ -97,7 +97,7 @@ def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Laten
         late_ns=None if late is None else late.late_ns,
         late_phase="" if late is None else late.phase,
         times_late=0 if late is None else late.times_late,
-        overlap_ratio=hidden_share(steps.exposed_ns, steps.window_ns),
+        overlap_ratio=hidden_share((steps,)),
         bytes_per_step=sent_bytes / len(steps),
         collectives_per_step=calls / len(steps),
         samples_per_s=samples / sampled_ns * 1e9 if samples else None,
@@ -156,13 +156,6 @@ def _mean_phases(phases: Sequence[Phases]) -> Phases:
         optimizer_ns=fmean(entry.optimizer_ns for entry in phases),
         other_ns=fmean(entry.other_ns for entry in phases),
     )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """None where a value is not known."""
-    listed = list(values)
-    known = [value for value in listed if value is not None]
-    return fmean(known) if known and len(known) == len(listed) else None
 
 
 def _added(one: float | None, other: float | None) -> float | None:

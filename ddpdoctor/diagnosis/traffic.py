@@ -44,7 +44,7 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
             ns_per_step=window_ns / len(sent) if sent else None,
             bus_bandwidth_bytes_per_s=_on_the_bus(GRADIENTS, len(members), sent_bytes, window_ns) if known else None,
             limit_bytes_per_s=_limit(record, meeting.ranks),
-            overlap_ratio=hidden_share(steps.exposed_ns, steps.window_ns),
+            overlap_ratio=hidden_share(members),
         )
 
 
@@ -76,14 +76,24 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
             )
 
 
-def hidden_share(exposed_ns: Sequence[int], window_ns: Sequence[int]) -> float | None:
-    """Share of the communication window that computation hid, over the sampled steps; None without any."""
-    sampled = [
-        (exposed, window) for exposed, window in zip(exposed_ns, window_ns, strict=True) if exposed >= 0 and window > 0
-    ]
-    if not sampled:
-        return None
-    return max(0.0, 1.0 - sum(exposed for exposed, _ in sampled) / sum(window for _, window in sampled))
+def hidden_share(ranks: Sequence[RankSteps]) -> float | None:
+    """Share of the communication windows of some ranks that computation hid, over their sampled steps.
+
+    None where a rank has none. Windows are added up before they are divided: a rank that waits long for another has a
+    long one.
+    """
+    exposed_ns = window_ns = 0
+    for steps in ranks:
+        sampled = [
+            (exposed, window)
+            for exposed, window in zip(steps.exposed_ns, steps.window_ns, strict=True)
+            if exposed >= 0 and window > 0
+        ]
+        if not sampled:
+            return None
+        exposed_ns += sum(exposed for exposed, _ in sampled)
+        window_ns += sum(window for _, window in sampled)
+    return max(0.0, 1.0 - exposed_ns / window_ns) if window_ns else None
 
 
 def _fastest(members: Sequence[RankSteps]) -> dict[int, tuple[int, int]]:

@@ -260,3 +260,11 @@ def test_of_a_job_with_long_steps_enough_of_the_newest_ones_are_taken_however_lo
     assert summarise(recent(record, 30 * second_ns, 120, 23)).steps >= 20
     assert summarise(recent(record, 80 * second_ns, 120, 23)).steps >= 40
     assert summarise(recent(record, 80 * second_ns, 23, 23)).steps <= 23
+
+
+def test_the_hidden_share_of_a_job_with_a_straggler_is_the_same_in_every_figure() -> None:
+    job = MeasuredJob(2).run(40, {**EVEN, "backward": 30.0}, {1: {"data_wait": 50.0}}, transfer=10.0, hidden=10.0)
+    summary = summarise(job.record())
+    (gradients,) = summary.traffic
+    assert [rank.overlap_ratio for rank in summary.ranks] == pytest.approx([1 - 60 / 70, 1 - 10 / 20])
+    assert gradients.overlap_ratio == summary.overlap_ratio == pytest.approx(1 - 70 / 90)

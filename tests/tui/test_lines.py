@@ -67,8 +67,9 @@ def test_a_series_moves_by_whole_columns_and_keeps_unknown_ones_empty() -> None:
     assert [cell.text for cell in heat_strip([None, 0.0, 9.0], 10.0, 3, UNICODE)] == [" ", "▁", "█"]
     assert top_of([0.186, None]) == pytest.approx(0.2)
     assert top_of([]) == 1.0
-    assert ceiling_of([0.18, 0.19, 12.0], [0.21, 0.3, 12.5]) == (pytest.approx(0.3), 12.5)
-    assert ceiling_of([0.18, 0.19, None], [0.21, 0.3, None]) == (pytest.approx(0.3), None)
+    for last, beyond in ((12.0, 12.5), (None, None)):
+        high, above = ceiling_of([0.18, 0.19, last], [0.21, 0.3, last and 12.5])
+        assert (round(high, 6), above) == (0.3, beyond)
     rows = spread([5.0], [10.0], 2, 2, UNICODE, 10.0)
     assert [[cell.text for cell in row] for row in rows] == [[" █"], [" ", "█"]] or width_of(rows[0]) == 2
 
