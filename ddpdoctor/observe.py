@@ -39,7 +39,7 @@ from ddpdoctor.monitor.run_snapshot import Look, build_snapshot, steps_made
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
 from ddpdoctor.monitor.stall_view import stall_view
-from ddpdoctor.monitor.standing import Standing
+from ddpdoctor.monitor.standing import STANDSTILL, Standing
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 
@@ -55,8 +55,6 @@ JUDGED_WINDOW_NS = 60_000_000_000
 """… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
 JUDGED_STEPS = 60
 RECORD_EVERY_NS = 5_000_000_000
-_HANG = "DDP305"
-"""A rank that stood at one place: steps after it prove that it no longer does."""
 _FAILED = ("raised", "signalled", "left-by-exit")
 _SIGNALS = 128
 """A higher exit code is that of a shell for a process that a signal has killed."""
@@ -234,14 +232,16 @@ class RunSource:
         stalled = self._run.divergence is not None
         if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
             record = _without_collectives(record)
+        if whole or not stalled:
+            newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
+            self._standing.end_standstill(min(newest, default=0))
         if whole:
             final = self._checks.findings(record)
-            newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
-            self._standing.end(_HANG, min(newest, default=0))
             return _with_final(final, self._standing.views(), record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
         unexplained = stalled and not self._stalled_since_ns
-        if unexplained or ((stalled or steps != self._checked_steps) and self._check_pace.is_due(now_ns)):
+        has_news = stalled or self._run.is_quiet or steps != self._checked_steps
+        if unexplained or (has_news and self._check_pace.is_due(now_ns)):
             with self._check_pace.work(now_ns):
                 found, moved = self._checks.findings(record), steps != self._checked_steps
                 self._standing.take(found, now_ns, moved=moved, judged=summarise(record).steps >= FEWEST_STEPS)
@@ -255,8 +255,9 @@ class RunSource:
             return None
         self._stalled_since_ns = self._stalled_since_ns or now_ns
         holding = [view.finding for view in views if view.until_ns is None]
-        finding = next((one for one in holding if one.severity is Severity.ERROR), None)
-        return stall_view(divergence, finding, record, self._stalled_since_ns)
+        errors = [finding for finding in holding if finding.severity is Severity.ERROR]
+        standing = [finding for finding in holding if finding.code == STANDSTILL]
+        return stall_view(divergence, next(iter(standing + errors), None), record, self._stalled_since_ns)
 
     def _state(self, record: RunRecord, exit_code: int | None) -> RunState:
         if exit_code is not None or (self._job is None and record.ranks and not self._run.living()):

@@ -5,6 +5,8 @@ What it finds
     that a signal has stopped; ranks that all receive from each other first. A `time.sleep` that ends within the
     rehearsal is left alone; one that ends later, but before the group's timeout, is a warning. So is a loop that asks
     for a file and always gets the same answer, once no rank has done anything else for the stall time.
+    In a live run the rank is named after the stall time too, as a warning: it becomes an error once the rank has stood
+    at one place for a minute.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -19,7 +21,8 @@ Remedy
     queues and network reads.
 
 When it is wrong
-    Where what the rank stands in would have gone on by itself, later than after the stall time.
+    Where what the rank stands in would have gone on by itself, later than after the stall time; in a live run, later
+    than after a minute (a checkpoint on a disk that stalls).
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html
@@ -51,21 +54,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
     from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
+    from ddpdoctor.diagnosis.standstills import may_go_on
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
         yield accuse(
-            CHECK, record, divergence, _remedy(divergence), Severity.WARNING if _may_go_on(divergence) else None
+            CHECK, record, divergence, _remedy(divergence), Severity.WARNING if may_go_on(record, divergence) else None
         )
-
-
-def _may_go_on(divergence: Divergence) -> bool:
-    """Tell whether the rank that stands is in a sleep that ends in time, or waits for what another program may make."""
-    if any(turn.polls_for for turn in divergence.turns):
-        return True
-    asleep = [turn for turn in divergence.turns if turn.sleeps_ns]
-    timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
-    return bool(asleep) and all(turn.sleeps_ns < timeout_ns for turn in asleep)
 
 
 def _remedy(divergence: Divergence) -> str:

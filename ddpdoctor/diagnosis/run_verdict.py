@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ddpdoctor.diagnosis.standstills import PATIENCE_NS
 from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
 from ddpdoctor.diagnosis.summary import Phases, RunSummary, RunVerdict, VerdictState
 from ddpdoctor.diagnosis.thresholds import DEFAULTS
-from ddpdoctor.diagnosis.wording import count, milliseconds_text
+from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text
 from ddpdoctor.finding import Finding, Severity
 
 _FACTS = 3
@@ -16,6 +17,9 @@ _DECISIVE = "DDP4"
 """Codes of what makes steps slow …"""
 _SLOW_AS_WELL = frozenset({"DDP307", "DDP313"})
 """… beside these waits."""
+
+
+_MAY_GO_ON = f"it may go on by itself; a rank that does nothing for {duration_text(PATIENCE_NS)} is called hung"
 
 
 class Standstill(Protocol):
@@ -29,6 +33,11 @@ class Standstill(Protocol):
     @property
     def since_ns(self) -> int:
         """When it began."""
+        ...
+
+    @property
+    def may_go_on(self) -> bool:
+        """It is not proved that it is one for good."""
         ...
 
     @property
@@ -47,19 +56,19 @@ def run_verdict(
 ) -> RunVerdict:
     """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
 
-    Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one with a warning
-    about its speed, the one that costs most first. Healthy takes twenty measured steps, the exposed communication among
-    them; anything else is unknown. So is, unless ``pending`` is None, a run that was not watched for as long as a
-    warning has to hold: ``pending`` are the warnings that hold so far.
+    Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
+    but may go on, or one with a warning about its speed, the one that costs most first. Healthy takes twenty measured
+    steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
+    was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:
-        decisive = next((finding for finding in errors if finding.title == stall.title), None)
+        decisive = next((finding for finding in findings if finding.title == stall.title), None)
         return RunVerdict(
-            state="broken",
+            state="slow" if stall.may_go_on else "broken",
             code=decisive.code if decisive else "",
             text=stall.title,
-            why=_facts(decisive) if decisive else (),
+            why=(*((_MAY_GO_ON,) if stall.may_go_on else ()), *(_facts(decisive) if decisive else ())),
             next=stall.remedy or (decisive.remedy if decisive else ""),
             since_ns=stall.since_ns,
         )

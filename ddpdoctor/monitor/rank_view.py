@@ -42,7 +42,7 @@ def rank_views(
     """One view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
     pulses = {pulse.rank: pulse for pulse in record.pulses}
     figures = {entry.rank: entry for entry in summary.ranks}
-    steps = {track.rank: track.step[-1] for track in record.step_tracks if len(track)}
+    steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
     calls = {track.rank: track for track in record.call_tracks}
     stacks = _newest_main_stacks(record.stacks)
     views = []
@@ -50,6 +50,7 @@ def rank_views(
         number = rank.rank
         pulse, figure, stack = pulses.get(number), figures.get(number), stacks.get(number)
         site = pulse.site if pulse is not None else -1
+        step, stepped_at_ns = steps.get(number, (None, None))
         view = RankView(
             rank=number,
             local_rank=rank.local_rank,
@@ -59,11 +60,12 @@ def rank_views(
             gpu_index=_gpu_of(number, record.gpus),
             state=state_of(rank, pulse, now_ns),
             phase=pulse.phase if pulse is not None else "starting",
-            state_since_ns=pulse.phase_since_ns or None if pulse is not None else None,
+            state_since_ns=_since_ns(pulse, stepped_at_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
             alive=rank.end == "running",
             culprit=number in culprits,
-            step=steps.get(number),
+            step=step,
+            stepped_at_ns=stepped_at_ns,
             lateness_ns=lateness_ns(number),
             pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
             calls=_call_views(record, calls.get(number)),
@@ -89,6 +91,13 @@ def state_of(rank: Rank, pulse: Pulse | None, now_ns: int) -> str:
         number = f" #{pulse.sequence}" if pulse.sequence >= 0 else ""
         return f"waiting in {pulse.collective}{number}"
     return _DOING.get(pulse.phase, pulse.phase)
+
+
+def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None) -> int | None:
+    """Since when a rank does what it does; each forward of an evaluation begins the phase anew."""
+    if pulse is not None and pulse.phase == "evaluation" and stepped_at_ns is not None:
+        return stepped_at_ns
+    return pulse.phase_since_ns or None if pulse is not None else None
 
 
 def _end_of(rank: Rank) -> str:

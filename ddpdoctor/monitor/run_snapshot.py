@@ -11,10 +11,12 @@ import msgspec
 from ddpdoctor.diagnosis.gpu_use import mean_utilisation
 from ddpdoctor.diagnosis.scaling import scaling_efficiency
 from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
+from ddpdoctor.diagnosis.wording import duration_text
 from ddpdoctor.monitor.bucket_views import bucket_views
+from ddpdoctor.monitor.meanwhile import meanwhile, overdue_ns
 from ddpdoctor.monitor.rank_view import rank_views
 from ddpdoctor.monitor.series import Series
-from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
+from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot, StallView
 from ddpdoctor.record.model import RunRecord
 
 
@@ -44,6 +46,8 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
     utilisation, computing = mean_utilisation(record)
     holding = [view.finding for view in look.findings if view.until_ns is None]
     culprits = {look.culprit} if look.culprit is not None else _late(summary, [finding.ranks for finding in holding])
+    ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns)
+    overdue = overdue_ns(ranks, summary.step_times, look.now_ns) if look.state in ("running", "stalled") else None
     return Snapshot(
         now_ns=look.now_ns,
         source=look.source,
@@ -60,7 +64,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         backend=job.backend,
         device=job.device,
         torch_version=job.torch_version,
-        verdict=look.verdict,
+        verdict=_with_meanwhile(look, ranks, overdue),
         steps=steps_made(record),
         steps_per_s=summary.steps_per_s,
         samples_per_s=summary.samples_per_s,
@@ -74,7 +78,9 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         gpu_utilisation_percent=utilisation,
         gpu_utilisation_corrected_percent=computing,
         measured_at_ns=summary.measured_at_ns,
-        ranks=rank_views(record, summary, look.now_ns, culprits, series.lateness_ns),
+        overdue_ns=overdue,
+        meanwhile="" if overdue is None and look.stall is None else meanwhile(ranks, look.now_ns),
+        ranks=ranks,
         traffic=summary.traffic,
         buckets=bucket_views(record),
         gpus=record.gpus,
@@ -84,6 +90,14 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         history=series.history(),
         notes=look.notes,
     )
+
+
+def _with_meanwhile(look: Look, ranks: tuple[RankView, ...], overdue: int | None) -> RunVerdict:
+    """The verdict, and what the ranks do while no steps are made; of a standstill it says that anyway."""
+    if overdue is None or look.state != "running":
+        return look.verdict
+    told = f"no step for {duration_text(overdue)}: {meanwhile(ranks, look.now_ns)}"
+    return msgspec.structs.replace(look.verdict, why=(told, *look.verdict.why))
 
 
 def steps_made(record: RunRecord) -> int | None:

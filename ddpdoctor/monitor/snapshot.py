@@ -33,12 +33,15 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     """What it does now in words: ``computing (backward)``, ``waiting in all_reduce #412``, ``exited with code 1``."""
     phase: Phase = "other"
     state_since_ns: int | None = None
+    """Of an evaluation the end of the step before it."""
     where: Frame | None = None
     """The user's line that its main thread is at, where that is known."""
     alive: bool = True
     culprit: bool = False
     """It is the one that makes the others late, or that a verdict names."""
     step: int | None = None
+    stepped_at_ns: int | None = None
+    """When its newest step ended."""
     step_times: StepTimes | None = None
     phases: Phases | None = None
     lateness_ns: tuple[float | None, ...] = ()
@@ -101,7 +104,7 @@ class StallSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallView(msgspec.Struct, frozen=True, kw_only=True):
-    """A standstill or another proof that the job will not go on."""
+    """A standstill, or another proof that the job will not go on."""
 
     title: str
     since_ns: int
@@ -109,6 +112,8 @@ class StallView(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     timeout_at_ns: int | None = None
     """When the process group gives up, where its timeout is known."""
+    may_go_on: bool = False
+    """It is not proved (yet) that the ranks will stand for good."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +156,10 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     gpu_utilisation_percent: float | None = None
     gpu_utilisation_corrected_percent: float | None = None
     """Without the share of time in which the GPU only spins in communication kernels."""
+    overdue_ns: int | None = None
+    """For how long some rank has made no step, where the next is overdue."""
+    meanwhile: str = ""
+    """What the ranks do while it is: ``ranks 0-7 evaluating at train.py:88 for 40 s``."""
     ranks: tuple[RankView, ...] = ()
     buckets: tuple[BucketView, ...] = ()
     gpus: tuple[Gpu, ...] = ()

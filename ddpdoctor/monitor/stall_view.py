@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.diagnosis.standstills import may_go_on
 from ddpdoctor.finding import Fact, Finding, Frame
 from ddpdoctor.monitor.snapshot import StallSide, StallView
 from ddpdoctor.monitor.stacks import without_ours
@@ -13,9 +14,9 @@ from ddpdoctor.record.model import RunRecord
 
 
 def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecord, seen_ns: int) -> StallView:
-    """Describe a proof that the job will not go on; ``finding`` is what the check says that speaks for it.
+    """Describe what the job stands in; ``finding`` is what the check says that speaks for it.
 
-    ``seen_ns`` is when it was proved, which for who attaches later says nothing of how long the job has stood.
+    ``seen_ns`` is when it was found, which for who attaches later says nothing of how long the job has stood.
     """
     facts = finding.evidence if finding is not None else account.facts(divergence, "run")
     timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
@@ -26,6 +27,7 @@ def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecor
         sides=_sides(facts, divergence.culprit),
         remedy=finding.remedy if finding is not None else "",
         timeout_at_ns=min(_waits_ns(divergence, record), default=since_ns) + timeout_ns if timeout_ns else None,
+        may_go_on=may_go_on(record, divergence),
     )
 
 

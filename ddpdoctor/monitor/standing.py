@@ -12,7 +12,11 @@ from ddpdoctor.monitor.snapshot import FindingView
 APPEARS_AFTER_NS = 10_000_000_000
 """A warning or advice is shown once every look for so long has found it; an error, which is a proof, at once."""
 OVER_AFTER_NS = 15_000_000_000
-"""A finding is over when no look has found it for so long; its end is the last look that did."""
+"""A finding is over when no look has found it for so long; its end is the last look that did. A standstill is over with
+the first step that all ranks make after it."""
+STANDSTILL = "DDP305"
+_OF_THE_MOMENT = frozenset({STANDSTILL, "DDP307"})
+"""What ranks do that make no steps: a standstill, which is shown at once, and a long wait."""
 MOST_KEPT = 200
 """Findings that are over beyond this are forgotten, oldest first."""
 
@@ -49,19 +53,20 @@ class Standing:
     def take(self, findings: Iterable[Finding], now_ns: int, *, moved: bool = True, judged: bool = True) -> None:
         """Take in what the checks found at one look.
 
-        Without a step since the last look (``moved`` is False) only errors count: what is slow is told by steps that
-        were made, not by waiting longer for the next. ``judged``: enough steps were made to judge their speed.
+        Without a step since the last look (``moved`` is False) only errors, standstills and waits count: what is slow
+        is told by steps that were made, not by waiting longer for the next. ``judged``: enough steps were made to judge
+        their speed.
         """
-        found = {_key(finding): finding for finding in findings if moved or finding.severity is Severity.ERROR}
+        found = {_key(finding): finding for finding in findings if moved or _needs_no_steps(finding)}
         for key, finding in found.items():
             known = self._held.get(key)
             if known is None:
                 known = self._held[key] = _Standing(finding, now_ns, now_ns)
             known.finding, known.seen_ns = finding, now_ns
-            proved = finding.severity is Severity.ERROR
+            proved = finding.severity is Severity.ERROR or finding.code == STANDSTILL
             known.shown = known.shown or proved or now_ns - known.since_ns >= APPEARS_AFTER_NS
         for key, known in list(self._held.items()):
-            if key in found or not (moved or known.finding.severity is Severity.ERROR):
+            if key in found or not (moved or _needs_no_steps(known.finding)):
                 continue
             if not known.shown or now_ns - known.seen_ns >= OVER_AFTER_NS:
                 del self._held[key]
@@ -73,13 +78,10 @@ class Standing:
         held_out = self._judged_since_ns is not None and now_ns - self._judged_since_ns >= APPEARS_AFTER_NS
         self.is_settled = self.is_settled or (held_out and not self.pending)
 
-    def end(self, code: str, moved_at_ns: int) -> None:
-        """End the findings of ``code`` that no look has found since ``moved_at_ns``, when a step was made.
-
-        A job that ends soon after it got over a standstill leaves no time to see that it was over.
-        """
+    def end_standstill(self, moved_at_ns: int) -> None:
+        """End a standstill that no look has found since ``moved_at_ns``, when all ranks had made a step."""
         for key, known in list(self._held.items()):
-            if known.finding.code == code and known.seen_ns < moved_at_ns:
+            if known.finding.code == STANDSTILL and known.seen_ns < moved_at_ns:
                 del self._held[key]
                 if known.shown:
                     self._over.append(_over(known))
@@ -90,6 +92,10 @@ class Standing:
         holding = [FindingView(finding=known.finding, since_ns=known.since_ns) for known in shown]
         holding.sort(key=lambda view: (list(Severity).index(view.finding.severity), view.since_ns))
         return (*holding, *reversed(self._over))
+
+
+def _needs_no_steps(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR or finding.code in _OF_THE_MOMENT
 
 
 def _key(finding: Finding) -> tuple[object, ...]:

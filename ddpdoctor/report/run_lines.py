@@ -16,8 +16,6 @@ PREFIX = "ddpdoctor: "
 PROGRESS_EVERY_NS = 5_000_000_000
 STALLED_EVERY_NS = 30_000_000_000
 """A job that is known to stand still has nothing new to tell."""
-STALE_AFTER_NS = 10_000_000_000
-"""A run whose newest step is older says so in its lines."""
 
 
 class RunLines:
@@ -27,7 +25,9 @@ class RunLines:
         self._root = root
         """Paths are shown relative to it."""
         self._progress_at_ns = 0
-        self._stall = ""
+        self._stall: StallView | None = None
+        self._stood_ns = 0
+        self._steps_at_stall = 0
         self._notes: set[str] = set()
         self._said: set[str] = set()
         """Titles of findings: a rank that has raised is no news again as what the others wait for."""
@@ -58,17 +58,24 @@ class RunLines:
                 lines += finding_lines(view.finding, self._root)
                 self._said.add(view.finding.title)
         for key, view in self._holding.items():
-            if key not in holding and key in ended:
+            # That a standstill is over is told when the job goes on.
+            stood = self._stall is not None and view.finding.title == self._stall.title
+            if key not in holding and key in ended and not stood:
                 lines.append(f"over: {view.finding.name} ({view.finding.code}): {one_line(view.finding.title)}")
         self._holding = holding
         return lines
 
     def _stalled(self, snapshot: Snapshot) -> list[str]:
-        title = snapshot.stall.title if snapshot.stall is not None else ""
-        known, self._stall = self._stall, title
-        if snapshot.stall is not None and title != known and title not in self._said:
-            return stall_lines(snapshot.stall, self._root)
-        return ["the job goes on"] if known and not title and snapshot.state == "running" else []
+        known, stall = self._stall, snapshot.stall
+        if stall is not None:
+            self._stall, self._stood_ns = stall, snapshot.now_ns - stall.since_ns
+            self._steps_at_stall = snapshot.steps or 0
+            is_told = known is not None and (known.title, known.may_go_on) == (stall.title, stall.may_go_on)
+            return [] if is_told or stall.title in self._said else stall_lines(stall, self._root)
+        if known is None or (snapshot.steps or 0) <= self._steps_at_stall:
+            return []
+        self._stall = None
+        return [f"the job goes on; it stood still for {seconds(self._stood_ns)}"]
 
 
 def progress(snapshot: Snapshot) -> str:
@@ -76,10 +83,9 @@ def progress(snapshot: Snapshot) -> str:
     parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
     if snapshot.stall is not None:
         stands_ns = snapshot.now_ns - snapshot.stall.since_ns
-        return ", ".join([*parts, f"stands for {seconds(stands_ns)}", *_doing(snapshot)])
-    stale_ns = snapshot.now_ns - snapshot.measured_at_ns if snapshot.measured_at_ns is not None else 0
-    if stale_ns > STALE_AFTER_NS:
-        return ", ".join([*parts, f"no step for {seconds(stale_ns)}", *_doing(snapshot)])
+        return ", ".join([*parts, f"stands for {seconds(stands_ns)}", one_line(snapshot.meanwhile)])
+    if snapshot.overdue_ns is not None:
+        return ", ".join([*parts, f"no step for {seconds(snapshot.overdue_ns)}", one_line(snapshot.meanwhile)])
     if snapshot.steps_per_s is not None:
         parts.append(f"{rate(snapshot.steps_per_s)} steps/s")
     if snapshot.samples_per_s is not None:
@@ -111,22 +117,13 @@ def finding_lines(finding: Finding, root: str) -> list[str]:
 
 def stall_lines(stall: StallView, root: str) -> list[str]:
     """The verdict on a standstill: what, who, where, and what to do."""
-    lines = [f"STALLED: {one_line(stall.title)}"]
+    lines = [f"STALLED: {one_line(stall.title)}{' (it may go on by itself)' if stall.may_go_on else ''}"]
     for side in stall.sides:
         mark = "culprit: " if side.culprit else ""
         lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}")
     if stall.remedy:
         lines.append(f"  do: {one_line(stall.remedy)}")
     return lines
-
-
-def _doing(snapshot: Snapshot) -> list[str]:
-    """What the ranks do meanwhile, those that do the same together."""
-    alike: dict[str, list[int]] = {}
-    for rank in snapshot.ranks:
-        at = f" at {rank.where.file.rpartition('/')[2]}:{rank.where.line}" if rank.where is not None else ""
-        alike.setdefault(one_line(rank.state + at), []).append(rank.rank)
-    return [f"{named_ranks(ranks)} {state}" for state, ranks in list(alike.items())[:4]]
 
 
 def _at(side: StallSide, root: str) -> str:

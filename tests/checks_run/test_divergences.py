@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.checks.collectives import (
@@ -14,6 +16,8 @@ from ddpdoctor.checks.collectives import (
 from ddpdoctor.checks.data import uneven_inputs
 from ddpdoctor.checks.death import root_exception
 from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.record.measured import Pulse
+from ddpdoctor.record.model import RunRecord
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 CHECKS = {
@@ -51,6 +55,36 @@ def stuck() -> JobBuilder:
     job.of_rank[1]["stuck"] = True
     job.tick(6_000)
     return job
+
+
+def stuck_in_a_watched_job(stood_ms: int, *, beat_ms_ago: int = 100, **of_rank: Any) -> RunRecord:
+    """Rank 1 has stood at one place for so long; its heart beat last some time ago."""
+    job = stuck()
+    job.of_rank[1].update(of_rank)
+    now_ns = job.tick()
+    beat_at_ns, unchanged_ms = now_ns - beat_ms_ago * 1_000_000, stood_ms - beat_ms_ago
+    pulse = Pulse(rank=1, beat_at_ns=beat_at_ns, phase="other", unchanged_ms=unchanged_ms)
+    record = job.record(pulses=(pulse,))
+    return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, kind="run", ended_ns=now_ns))
+
+
+@pytest.mark.parametrize(
+    ("record", "severity"),
+    [
+        (stuck_in_a_watched_job(20_000), Severity.WARNING),
+        (stuck_in_a_watched_job(59_000, beat_ms_ago=50_000), Severity.WARNING),
+        (stuck_in_a_watched_job(61_000), Severity.ERROR),
+        (stuck_in_a_watched_job(61_000, beat_ms_ago=60_000), Severity.ERROR),
+        (stuck_in_a_watched_job(20_000, stopped=True), Severity.ERROR),
+    ],
+    ids=["briefly", "silent", "long", "silent for long", "stopped"],
+)
+def test_a_rank_of_a_watched_job_that_does_nothing_is_called_hung_after_a_minute(
+    record: RunRecord, severity: Severity
+) -> None:
+    (finding,) = hang.in_run(record)
+    assert isinstance(finding, Finding)
+    assert finding.severity is severity
 
 
 def left() -> JobBuilder:

@@ -87,6 +87,13 @@ def test_a_standstill_goes_before_everything() -> None:
     assert (told.code, told.why[0]) == ("DDP305", "fact 0")
 
 
+def test_a_standstill_that_may_go_on_is_slow_and_says_when_it_is_called_hung() -> None:
+    stall = StallView(title="rank 1 stands", since_ns=5, sides=(), may_go_on=True)
+    verdict = run_verdict(summary(), (finding("DDP305", Severity.WARNING, "rank 1 stands"),), stall=stall)
+    assert (verdict.state, verdict.code) == ("slow", "DDP305")
+    assert verdict.why[:2] == ("it may go on by itself; a rank that does nothing for 60 s is called hung", "fact 0")
+
+
 def test_a_job_that_failed_for_an_unknown_reason_is_broken() -> None:
     assert run_verdict(summary(), (), exit_code=3).text == "the job ended with exit code 3"
     assert run_verdict(RunSummary(), (), exit_code=-9).text == "the job was killed by signal 9"

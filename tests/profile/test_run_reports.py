@@ -14,7 +14,8 @@ from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.monitor.run_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.measured import Phase, Pulse
+from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.report import run_json, run_text
 from ddpdoctor.report.chrome_trace import encode
 from ddpdoctor.report.run_lines import RunLines, progress
@@ -73,7 +74,8 @@ def test_what_was_not_measured_is_null_in_json_and_a_dash_in_text() -> None:
 
 def test_the_text_begins_with_verdict_why_and_next_and_fits_its_width() -> None:
     view = FindingView(finding=FINDING, since_ns=1)
-    lines = run_text.render(_snapshot(_record(), findings=(view,)), "/job", 80, colour=False).splitlines()
+    snapshot = _snapshot(_record(), 4 * SECOND_NS, findings=(view,))
+    lines = run_text.render(snapshot, "/job", 80, colour=False).splitlines()
     assert lines[:3] == ["SLOW: rank 1 is late (DDP403)", "  why  by 8 ms", "  next  Look at rank 1."]
     table = next(number for number, line in enumerate(lines) if line.split()[:2] == ["rank", "step"])
     assert lines[table + 2].split()[0] == "1"
@@ -112,7 +114,49 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
     assert lines.news(_snapshot(record, stall=stall, state="stalled")) == []
     (later,) = lines.news(_snapshot(record, 50 * SECOND_NS, stall=stall, state="stalled"))
     assert later.startswith("ddpdoctor: step 40, stands for 50 s, ranks 0 and 1 ")
-    assert lines.news(_snapshot(record))[0] == "ddpdoctor: the job goes on"
+    # A rank that stirs for a moment has made no step yet.
+    assert not any("goes on" in line for line in lines.news(_snapshot(record, 51 * SECOND_NS)))
+    assert lines.news(_snapshot(record, 52 * SECOND_NS, stall=stall, state="stalled")) == []
+    moved = msgspec.structs.replace(_snapshot(record, 53 * SECOND_NS), steps=41)
+    assert lines.news(moved)[0] == "ddpdoctor: the job goes on; it stood still for 52 s"
+    again = msgspec.structs.replace(stall, since_ns=60 * SECOND_NS, may_go_on=True)
+    assert lines.news(_snapshot(record, 66 * SECOND_NS, stall=again, state="stalled"))[0] == (
+        "ddpdoctor: STALLED: rank 1 does not come (it may go on by itself)"
+    )
+    hung = msgspec.structs.replace(again, may_go_on=False)
+    assert lines.news(_snapshot(record, 140 * SECOND_NS, stall=hung, state="stalled"))[0] == (
+        "ddpdoctor: STALLED: rank 1 does not come"
+    )
+
+
+def test_a_run_that_makes_no_steps_says_what_its_ranks_do_where_and_for_how_long() -> None:
+    record = msgspec.structs.replace(_record(), sites=(Site((Frame("/job/train.py", 88, "validate"),)),))
+    ended_at_ns = record.step_tracks[0].ended_at_ns[-1]
+
+    def pulse(rank: int, phase: Phase, **fields: Any) -> Pulse:
+        return Pulse(rank=rank, beat_at_ns=ended_at_ns + 40 * SECOND_NS, phase=phase, step=40, **fields)
+
+    def told(*pulses: Pulse, after_s: float = 40) -> Snapshot:
+        return _snapshot(msgspec.structs.replace(record, pulses=pulses), ended_at_ns + int(after_s * SECOND_NS))
+
+    def progress_of(snapshot: Snapshot) -> str:
+        (line,) = RunLines("/job").news(snapshot)
+        return line
+
+    evaluating = [pulse(rank, "evaluation", site=0, phase_since_ns=ended_at_ns + 39 * SECOND_NS) for rank in (0, 1)]
+    both = told(*evaluating)
+    assert progress_of(both) == (
+        "ddpdoctor: step 40, no step for 40 s, ranks 0 and 1 evaluating at train.py:88 for 40 s"
+    )
+    assert both.verdict.why[0] == "no step for 40 s: ranks 0 and 1 evaluating at train.py:88 for 40 s"
+    saving = pulse(0, "saving", site=0, phase_since_ns=ended_at_ns + 10 * SECOND_NS)
+    waiting = pulse(1, "explicit", collective="barrier", sequence=3, phase_since_ns=ended_at_ns + SECOND_NS)
+    assert progress_of(told(saving, waiting)) == (
+        "ddpdoctor: step 40, no step for 40 s, rank 0 saving at train.py:88 for 30 s, rank 1 waiting in barrier #3 for "
+        "39 s"
+    )
+    at_work = told(*evaluating, after_s=2)
+    assert (at_work.overdue_ns, at_work.meanwhile, at_work.verdict.why) == (None, "", ("by 8 ms",))
 
 
 def test_a_standstill_before_the_first_step_says_later_for_how_long_it_lasts() -> None:

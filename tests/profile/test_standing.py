@@ -77,15 +77,23 @@ def test_a_job_that_stands_still_neither_gets_nor_loses_a_warning_but_errors_at_
     assert [title for title, _, until_ns in _shown(standing) if until_ns is None] == ["slow"]
 
 
+def test_a_standstill_that_may_go_on_is_shown_at_once_and_a_long_wait_after_a_while_though_no_step_is_made() -> None:
+    standing = Standing()
+    for second in range(11):
+        stands, waits = _finding("stands", code="DDP305"), _finding("waits", code="DDP307")
+        standing.take([stands, waits, _finding("slow")], second * SECOND_NS, moved=False)
+        assert [title for title, _, _ in _shown(standing)] == (["stands"] if second < 10 else ["stands", "waits"])
+
+
 def test_a_hang_that_was_got_over_is_over_at_the_end_however_soon_that_came() -> None:
     standing = Standing()
     hang = _finding("stands", code="DDP305", severity=Severity.ERROR)
     other = _finding("mismatch", code="DDP304", severity=Severity.ERROR)
     standing.take([hang, other], 10 * SECOND_NS, moved=False)
     standing.take([], 12 * SECOND_NS)
-    standing.end("DDP305", 9 * SECOND_NS)
+    standing.end_standstill(9 * SECOND_NS)
     assert [title for title, _, until_ns in _shown(standing) if until_ns is None] == ["stands", "mismatch"]
-    standing.end("DDP305", 12 * SECOND_NS)
+    standing.end_standstill(12 * SECOND_NS)
     assert _shown(standing) == [
         ("mismatch", 10 * SECOND_NS, None),
         ("stands", 10 * SECOND_NS, 10 * SECOND_NS),

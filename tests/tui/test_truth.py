@@ -72,6 +72,10 @@ def test_a_standstill_is_called_final_only_where_that_is_proved() -> None:
     lines = painted(asleep, "stall")
     assert any("stands   for 14 s" in line for line in lines)
     assert not any("will not go on" in line for line in lines)
+    assert proved.stall is not None
+    saving = msgspec.structs.replace(proved, stall=msgspec.structs.replace(proved.stall, may_go_on=True))
+    assert any("stands   for 14 s, and may go on" in line for line in painted(saving, "stall"))
+    assert "stalled for 14 s of 12 min 34 s" in painted(saving, "stall")[0]
 
 
 def test_a_late_rank_says_for_how_long_the_others_wait_and_why() -> None:

@@ -36,7 +36,7 @@ def title_line(view: View, width: int) -> Line:
         right.append(Cell(_playback(view), "strong"))
     if view.paused:
         right += [Cell(f" PAUSED, {span(view.behind_ns)} ago ", "badge.paused"), Cell(" ")]
-    right += [Cell(snapshot.state, STATE_ROLES[snapshot.state]), Cell(f" {_ran(snapshot)}  ", "")]
+    right += [Cell(snapshot.state, STATE_ROLES[snapshot.state]), Cell(f" {_how_long(snapshot)}  ", "")]
     if snapshot.exit_code is not None:
         right.append(Cell(f"exit code {snapshot.exit_code}  ", "bad" if snapshot.exit_code else "good"))
     right.append(_age(view))
@@ -62,8 +62,12 @@ def _facts(snapshot: Snapshot) -> list[str]:
     return words + [shown(word) for word in (snapshot.backend, snapshot.device) if word]
 
 
-def _ran(snapshot: Snapshot) -> str:
-    return span((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)
+def _how_long(snapshot: Snapshot) -> str:
+    """For how long the run has gone on; of one that stands, also for how long it stands."""
+    ran = span((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)
+    if snapshot.state == "stalled" and snapshot.stall is not None:
+        return f"for {span(snapshot.now_ns - snapshot.stall.since_ns)} of {ran}"
+    return ran
 
 
 def _age(view: View) -> Cell:

@@ -89,7 +89,9 @@ def _standing(stall: StallView, view: View) -> list[Line]:
         left_ns = stall.timeout_at_ns - now_ns
         limit = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
     stands = f"for {span(now_ns - stall.since_ns)}"
-    if view.snapshot.verdict.code != _HANG:
+    if stall.may_go_on:
+        stands += ", and may go on"
+    elif view.snapshot.verdict.code != _HANG:
         stands += ", and it will not go on"
     return [line(Cell("stands   ", "dim"), Cell(stands, "bad")), line(Cell("timeout  ", "dim"), limit)]
 
