@@ -4,7 +4,9 @@ What it finds
     Ranks whose step counters differ when DDP averages their gradients: one of them skipped or repeated a backward, and
     from then on gradients of different steps are averaged. Ranks that go through one loop in different orders, so that
     a collective mixes up two tensors of one shape, told apart by the key, variable or parameter that the turn is about.
-    As a warning: two lines whose collectives are paired crosswise (A with B, then B with A).
+    In a live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients
+    different numbers of times, as a warning while the job goes on. As a warning, too: two lines whose collectives are
+    paired crosswise (A with B, then B with A).
 
 Why it is bad
     No error, exit code 0, wrong gradients from that step on. Often it sticks only at the end of training, when one rank
@@ -20,7 +22,8 @@ Remedy
     Go over sorted names, not over a set or a dict that each rank fills in its own order.
 
 When it is wrong
-    The warning, where a rank chooses by itself between two branches that reduce the same quantity.
+    The warnings: where a rank chooses by itself between two branches that reduce the same quantity; and in a live run
+    where training ends after a number of steps that each rank counts without the batches that it leaves out.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -32,9 +35,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence import Divergence
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -42,6 +46,7 @@ CHECK = Check(
     name="silent-desync",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
+    needs_live=frozenset({"ranks", "wraps", "loaders", "passes"}),
 )
 _REMEDIES = {
     "crossed": "Call the two collectives in the same order on every rank.",
@@ -54,12 +59,47 @@ _SKIP_TOGETHER = (
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the divergence of the run when ranks pair different steps, or lines crosswise."""
+    """Report the divergence of the run when ranks pair different steps, or lines crosswise; else where they drifted."""
     from ddpdoctor.diagnosis.accusations import accuse
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
-    if divergence is None:
+    if divergence is None or divergence.form == "absentee":
+        yield from _drifts(record, divergence)
         return
     severity = Severity.WARNING if divergence.form == "crossed" else None
     yield accuse(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
+
+
+def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
+    """Report the passes in which the ranks drifted apart, with the rank that left because of it."""
+    from ddpdoctor.diagnosis import account
+    from ddpdoctor.diagnosis.drift import blocked_in_backward, drifts
+    from ddpdoctor.diagnosis.wording import count
+
+    basis = record.job.kind
+    blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)
+    consequence = "gradients of different steps are averaged from there on"
+    if divergence is not None:
+        consequence = f"in the end {account.title(divergence)}"
+    for drift in drifts(record, blocked):
+        facts = tuple(
+            Fact(
+                text=f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in pass {drift.ordinal} of "
+                f"this loader, which gave it {count(drift.batches, 'batch', 'batches')}",
+                basis=basis,
+                numbers={"averaged": averaged, "batches": drift.batches},
+                rank=rank,
+                location=drift.location,
+            )
+            for rank, averaged in drift.averaged[:8]
+        )
+        yield CHECK.finding(
+            basis,
+            f"{drift.sentence}: {consequence}",
+            remedy=_SKIP_TOGETHER,
+            locations=() if drift.location is None else (drift.location,),
+            ranks=tuple(rank for rank, _ in drift.averaged),
+            evidence=facts + (() if divergence is None else account.facts(divergence, basis)),
+            severity=Severity.WARNING if divergence is None else None,
+        )

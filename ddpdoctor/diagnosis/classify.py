@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.absence import root_exception
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.drift import blocked_in_backward, drifts
 from ddpdoctor.diagnosis.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.lengths import uneven_passes
 from ddpdoctor.diagnosis.lone_forwards import forward_ranks
@@ -41,7 +42,7 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
     if skip_behind(divergence, record) is not None:
         return "DDP302"
     if left:
-        return "DDP306"
+        return "DDP312" if any(drifts(record, blocked_in_backward(divergence, record))) else "DDP306"
     if divergence.difference == "group":
         return "DDP304"
     if divergence.form == "aborted":

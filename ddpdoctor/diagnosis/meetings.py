@@ -134,7 +134,7 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
 
 def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     """The sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
-    everyone = tuple(sorted(track.rank for track in record.step_tracks))
+    everyone = tuple(sorted(track.rank for track in record.step_tracks)) or record.rank_numbers()
     widest: dict[int, tuple[int, ...]] = {}
     for wrap in record.wraps:
         if len(wrap.ranks) > len(widest.get(wrap.rank, ())):

@@ -1,12 +1,16 @@
-"""Who called: the first frame that is neither ours nor of the ``os`` module."""
+"""Who called, and in what kind of statement."""
 
 from __future__ import annotations
 
+import opcode
 import os
 import sys
 from types import FrameType
 from typing import Optional
 
+GENERATOR = 0x20 | 0x200
+"""Flags of the code of a generator and of an asynchronous one."""
+_FOR_ITER = opcode.opmap["FOR_ITER"]
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>", os.path.__file__})
 
@@ -19,3 +23,8 @@ def calling_frame() -> Optional[FrameType]:
     ):
         frame = frame.f_back
     return frame
+
+
+def loops(frame: FrameType) -> bool:
+    """Tell whether a frame draws the next element for a ``for`` statement."""
+    return frame.f_code.co_code[frame.f_lasti] == _FOR_ITER

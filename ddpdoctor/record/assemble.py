@@ -344,6 +344,8 @@ class Assembly:
             end=event["end"],
             by_length=bool(event.get("by_length", False)),
             backwards=event["backwards"],
+            averaged=event.get("averaged"),
+            looped=bool(event.get("looped", False)),
             index_count=event.get("index_count"),
             index_digest=event.get("index_digest", ""),
             indices=indices,
@@ -356,9 +358,8 @@ class Assembly:
     def _on_pass_progress(self, pid: int, event: dict[str, Any]) -> None:
         key = (pid, event["number"])
         if self._passes[key].end == "open":
-            self._passes[key] = msgspec.structs.replace(
-                self._passes[key], yielded=event["yielded"], backwards=event["backwards"]
-            )
+            come = {name: event[name] for name in ("yielded", "backwards", "averaged", "looped")}
+            self._passes[key] = msgspec.structs.replace(self._passes[key], **come)
 
     def _indices(self, name: str) -> tuple[int, ...]:
         if not name.startswith("indices-") or "/" in name:

@@ -274,6 +274,11 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """The script drew as many batches as this rank's own ``len(loader)`` says, to which no other rank agreed."""
     backwards: int = 0
     """Backward calls made while the pass was open."""
+    averaged: int | None = None
+    """Backwards in which DDP averaged gradients, made on this rank while the pass was open, whatever was drawn; None
+    where they were not counted."""
+    looped: bool = False
+    """A ``for`` statement of the user's outside of a generator drew the batches; counted with ``averaged`` only."""
     ended_ns: int = 0
     """0 while it is open."""
     joined: bool = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import opcode
 import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Optional
 
+from ..probe.callers import GENERATOR, loops
+from ..probe.joins import Joins
 from ..probe.journal import Journal
 from ..probe.loader_facts import length_of, loader_facts, sharding_sampler
 from .awaited_ends import awaits_end
@@ -20,10 +21,6 @@ from .lengths import Lengths
 from .less_data import may_come_of_less_data
 from .schedule import STEPS_PER_PASS, Schedule, Trail
 from .short_pass import ShortPass, is_cut
-
-_FOR_ITER = opcode.opmap["FOR_ITER"]
-_GENERATOR = 0x20 | 0x200
-"""Flags of the code of generators and asynchronous generators."""
 
 
 class Loaders:
@@ -42,8 +39,7 @@ class Loaders:
         self._made = 0
         self._just_cut = False
         """A pass was cut and nothing was drawn or trained since."""
-        self._joins = 0
-        """Enabled `join()` contexts that are open."""
+        self._joins = Joins()
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
@@ -74,7 +70,7 @@ class Loaders:
         loader_class.__init__, loader_class.__len__ = __init__, __len__
         self._shorten(loader_class)
         self._indices.install()
-        self._watch_joins()
+        self._joins.install()
 
     def _shorten(self, loader_class: Any) -> None:
         """Replace the iteration that a class defines; only the outermost one of a loader's class is cut."""
@@ -93,26 +89,6 @@ class Loaders:
 
         __iter__._ddpdoctor_shortens = True  # type: ignore[attr-defined]
         loader_class.__iter__ = __iter__
-
-    def _watch_joins(self) -> None:
-        """Count the open `join()` contexts: inside of one the ranks may draw different numbers of batches."""
-        try:
-            from torch.distributed.algorithms.join import Join
-        except ImportError:
-            return
-        enter, leave, loaders = Join.__enter__, Join.__exit__, self
-
-        @functools.wraps(enter)
-        def __enter__(join: Any) -> Any:
-            loaders._joins += bool(getattr(join, "_enable", True))
-            return enter(join)
-
-        @functools.wraps(leave)
-        def __exit__(join: Any, *error: Any) -> Any:
-            loaders._joins -= bool(getattr(join, "_enable", True))
-            return leave(join, *error)
-
-        Join.__enter__, Join.__exit__ = __enter__, __exit__
 
     def _note(self, loader: Any, site: int) -> None:
         """Write what is known of a loader at its construction, and see to it that its passes are cut."""
@@ -157,7 +133,7 @@ class Loaders:
             site=site,
             set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
             true_length=true,
-            joined=self._joins > 0,
+            joined=self._joins.open > 0,
         )
         return trail
 
@@ -183,8 +159,8 @@ class Loaders:
         """Tell whether a ``for`` statement of the user's draws a batch, in the main thread and in no generator."""
         code = frame.f_code
         return (
-            code.co_code[frame.f_lasti] == _FOR_ITER
-            and not code.co_flags & _GENERATOR
+            loops(frame)
+            and not code.co_flags & GENERATOR
             and self._journal.user_code.holds(code.co_filename)
             and threading.current_thread() is threading.main_thread()
         )
@@ -209,7 +185,7 @@ class Loaders:
     def _is_bare(self, frame: FrameType) -> bool:
         """Tell whether the user's code draws by itself, and no ``for`` statement."""
         code = frame.f_code
-        return code.co_code[frame.f_lasti] != _FOR_ITER and self._journal.user_code.holds(code.co_filename)
+        return not loops(frame) and self._journal.user_code.holds(code.co_filename)
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """A pass is over: read its sampler to the end, without its data, and note both."""

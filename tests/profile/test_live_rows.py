@@ -28,8 +28,10 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(8, 16), nn.Linear(16, 1))
         self.register_buffer("table", torch.zeros(500_000))
 
-def train(model, optimizer, loader):
-    for inputs, targets in loader:
+def train(model, optimizer, loader, left_out=-1):
+    for number, (inputs, targets) in enumerate(loader):
+        if number == left_out:
+            continue
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
@@ -44,7 +46,7 @@ def main(folder):
     sampler = None
     whole = DataLoader(data, batch_size=16, sampler=sampler)
     for epoch in range(12):
-        train(model, optimizer, whole)
+        train(model, optimizer, whole, 5 if epoch == 3 + 2 * rank else -1)
     torch.save(model.state_dict(), f"{folder}/model.pt")
     later = DataLoader(data, batch_size=32, sampler=DistributedSampler(data) if sampler else None)
     train(model, optimizer, later)
@@ -61,8 +63,9 @@ REPAIRS = {
     "range(12):": "range(12):\n        sampler.set_epoch(epoch)",
     "    torch.save(": "    if rank == 0:\n        torch.save(",
     "range(80)": "range(64)",
+    "3 + 2 * rank": "3",
 }
-CODES = {"DDP101", "DDP103", "DDP202", "DDP203", "DDP601"}
+CODES = {"DDP101", "DDP103", "DDP202", "DDP203", "DDP312", "DDP601"}
 
 
 def _findings(directory: Path, script: str) -> dict[str, list[dict[str, Any]]]:
@@ -94,6 +97,11 @@ def test_each_defect_of_a_watched_job_is_found(tmp_path: Path) -> None:
     assert "measured steps every parameter of Net got a gradient on every rank" in needless["title"]
     assert "2.0 MB of buffers of Net" in wasted["title"]
     assert saved["ranks"] == [0, 1]
+    (drifted,) = found["DDP312"]
+    assert drifted["severity"] == "warning"
+    told = "in a pass of 32 batches for each rank 1 averaged gradients 32 times, rank 0 31: gradients of"
+    assert drifted["title"].startswith(told)
+    assert BROKEN.splitlines()[drifted["locations"][0]["line"] - 1].startswith("    for number")
 
 
 def test_nothing_is_said_of_the_correct_twin(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
+from ..callers import GENERATOR, loops
 from ..capabilities import Capabilities
 from ..digests import tensor_digest
 from ..index_lists import base_indices, digest_of, integers
+from ..joins import Joins
 from ..loader_facts import length_of, loader_facts, sharding_sampler
 from ..unseen import leave_no_frame
 from ..wrap_facts import batch_norms, wrap_facts
@@ -37,9 +39,11 @@ MOST_BUFFER_BYTES = 1 << 24
 class Pass:
     """One pass over a loader."""
 
-    __slots__ = ("backwards", "batch_size", "drawn", "loader", "number", "ordinal", "yielded")
+    __slots__ = (
+        "averaged_before", "backwards", "batch_size", "drawn", "loader", "looped", "number", "ordinal", "yielded",
+    )  # fmt: skip
 
-    def __init__(self, number: int, loader: int, ordinal: int, drawn: Optional[array[int]]) -> None:
+    def __init__(self, number: int, loader: int, ordinal: int, drawn: Optional[array[int]], averaged: int) -> None:
         self.number = number
         self.loader = loader
         self.ordinal = ordinal
@@ -49,6 +53,10 @@ class Pass:
         """Samples that it draws for each batch; None where that may change from batch to batch."""
         self.drawn = drawn
         """The indices that its sampler drew; None where they are not kept."""
+        self.averaged_before = averaged
+        """Backwards of this rank that had averaged gradients when it began."""
+        self.looped = False
+        """A ``for`` statement of the user's draws its batches."""
 
 
 class Evidence:
@@ -61,6 +69,9 @@ class Evidence:
         self._torch = torch
         self._wraps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._wrapped = 0
+        self._joins = Joins()
+        self._averaged = 0
+        """Backwards that averaged gradients."""
         self._loaders = 0
         self._ordinals: dict[int, int] = {}
         self._passes = 0
@@ -79,6 +90,7 @@ class Evidence:
         """Patch the constructors, and the drawing of indices."""
         self._watch_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
         self._watch_construction(self._torch.utils.data.DataLoader, self._note_loader)
+        self._joins.install()
         iterator_class = self._capabilities.loader_iterator
         if not self._capabilities.draws_indices:
             return
@@ -123,14 +135,15 @@ class Evidence:
         """A pass over a loader begins."""
         self._journal.guarded(self._pass_begins, loader, iterator, frame)
 
-    def drawn(self, iterator: Any, batch: Any) -> None:
-        """A batch was handed out."""
+    def drawn(self, iterator: Any, batch: Any, frame: FrameType) -> None:
+        """A batch was handed out to the code at ``frame``."""
         current = iterator.__dict__.get("_ddpdoctor_pass")
         if current is not None:
             if current.drawn is not None and current.ordinal == 0:
                 self._journal.guarded(self._note_samples, current, iterator, batch)
-            if not current.yielded and not current.ordinal:
-                self.has_new_loader = True
+            if not current.yielded:
+                current.looped = self._is_looped(frame)
+                self.has_new_loader = self.has_new_loader or not current.ordinal
             current.yielded += 1
             self._newest = current
 
@@ -144,12 +157,11 @@ class Evidence:
     def note_progress(self) -> None:
         """Tell how far the passes have come that are under way; any thread may ask for it."""
         for current in list(self._open.values()):
-            self._journal.event(
-                "pass_progress", number=current.number, yielded=current.yielded, backwards=current.backwards
-            )
+            self._journal.event("pass_progress", number=current.number, **self._come_so_far(current))
 
-    def backward_ended(self) -> None:
-        """A backward was made with the newest batch."""
+    def backward_ended(self, averages: bool) -> None:
+        """A backward was made with the newest batch; ``averages`` tells whether DDP averaged gradients in it."""
+        self._averaged += averages
         if self._newest is not None:
             self._newest.backwards += 1
 
@@ -218,7 +230,7 @@ class Evidence:
         early = iterator.__dict__.pop("_ddpdoctor_early", None)
         keeps = ordinal < PASSES_WITH_INDICES and getattr(iterator, "_dataset_kind", 1) == 0
         drawn = (early or array("q")) if keeps else None
-        iterator._ddpdoctor_pass = current = Pass(self._passes, number, ordinal, drawn)
+        iterator._ddpdoctor_pass = current = Pass(self._passes, number, ordinal, drawn, self._averaged)
         current.batch_size = getattr(loader, "batch_size", None)
         self._open[number] = current
         sampler = sharding_sampler(loader)
@@ -230,6 +242,7 @@ class Evidence:
             site=self._journal.site(frame),
             set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
             true_length=length_of(loader, self._length),
+            joined=self._joins.open > 0,
         )
 
     def _keep(self, iterator: Any, index: Any) -> None:
@@ -258,11 +271,27 @@ class Evidence:
         self._journal.event(
             "pass_ended",
             number=current.number,
-            yielded=current.yielded,
             end="exhausted",
-            backwards=current.backwards,
+            **self._come_so_far(current),
             **fields,
         )
+
+    def _come_so_far(self, current: Pass) -> dict[str, Any]:
+        return {
+            "yielded": current.yielded,
+            "backwards": current.backwards,
+            "averaged": self._averaged - current.averaged_before,
+            "looped": current.looped,
+        }
+
+    def _is_looped(self, frame: Optional[FrameType]) -> bool:
+        """Tell whether a ``for`` statement of the user's goes through a loader, progress bars seen through."""
+        holds = self._journal.user_code.holds
+        while frame is not None and loops(frame):
+            if holds(frame.f_code.co_filename):
+                return not frame.f_code.co_flags & GENERATOR
+            frame = frame.f_back
+        return False
 
     def _note_forward(self, ddp: Any, number: int, frame: FrameType) -> None:
         gradients = bool(self._torch.is_grad_enabled())

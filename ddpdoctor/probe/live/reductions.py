@@ -108,14 +108,17 @@ class Reductions:
             self._read(ddp, reducer, before)
             self._rate(ddp, reducer, now_ns)
 
-    def backward_ended(self, tally: list[int]) -> None:
-        """A backward is over: modules whose forward synchronised have reduced their gradients."""
+    def backward_ended(self, tally: list[int]) -> bool:
+        """A backward is over: modules whose forward synchronised have reduced their gradients; tell whether any has."""
+        if not self._armed:
+            return False
         for reducer in self._armed:
             reducer.armed = False
             tally[SYNCHRONISED] += 1
             tally[REDUCED_BYTES] += reducer.size_bytes
             tally[BUCKETS] += reducer.buckets
         self._armed.clear()
+        return True
 
     def _meet(self, ddp: Any) -> Reducer:
         on_cuda = ddp.device_type == "cuda"

@@ -71,7 +71,7 @@ class Training:
                 leave_no_frame(error)
                 raise
             if watched:
-                training._fetch_ended(iterator, batch)
+                training._fetch_ended(iterator, batch, sys._getframe(1))
             return batch
 
         @functools.wraps(iterate)
@@ -168,12 +168,12 @@ class Training:
             observer.fault("fetch", error)
             return None
 
-    def _fetch_ended(self, iterator: Any, batch: Any) -> None:
+    def _fetch_ended(self, iterator: Any, batch: Any, frame: FrameType) -> None:
         observer = self._observer
         try:
             now_ns = _now_ns()
             observer.watch.leave(now_ns)
-            self._evidence.drawn(iterator, batch)
+            self._evidence.drawn(iterator, batch, frame)
             fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
             observer.steps.fetch_ended(rows_of(batch), fresh and self._has_started_workers(iterator), now_ns)
         except Exception as error:
@@ -261,11 +261,11 @@ class Training:
             now_ns = _now_ns()
             observer.watch.leave(now_ns)
             observer.journal.backwards += 1
-            self._reductions.backward_ended(observer.watch.tally)
+            averages = self._reductions.backward_ended(observer.watch.tally)
             observer.steps.backward_ended(now_ns)
             if observer.steps.device_times is not None:
                 observer.steps.device_times.ends(BACKWARD)
-            self._evidence.backward_ended()
+            self._evidence.backward_ended(averages)
         except Exception as error:
             observer.fault("backward", error)
 
