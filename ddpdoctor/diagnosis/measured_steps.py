@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from operator import gt, sub
 from statistics import fmean
 from typing import TypeVar
@@ -92,9 +92,18 @@ def between(record: RunRecord, first: int, stop: int) -> RunRecord:
 def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
     """The steps that count of every rank that has any, by rank.
 
-    Left out are the first steps of the run and those after a pause; where nothing else is known they are all there is.
+    Left out are the first steps of the run and those after a pause of any rank, in which the others wait for it; where
+    nothing else is known they are all there is.
     """
-    found = (_rank_steps(track) for track in sorted(record.step_tracks, key=lambda track: track.rank))
+    tracks = sorted(record.step_tracks, key=lambda track: track.rank)
+    pauses_ns = [_pauses_ns(track) for track in tracks]
+    after_a_pause: set[int] = set()
+    for track, own_ns in zip(tracks, pauses_ns, strict=True):
+        if max(own_ns, default=0) >= PAUSE_NS:
+            own = {ordinal for ordinal, pause_ns in zip(track.step, own_ns, strict=True) if pause_ns >= PAUSE_NS}
+            # Where most steps follow one, that is how the job goes.
+            after_a_pause |= own if 2 * len(own) <= len(track) else set()
+    found = (_rank_steps(track, own_ns, after_a_pause) for track, own_ns in zip(tracks, pauses_ns, strict=True))
     return tuple(steps for steps in found if len(steps))
 
 
@@ -129,16 +138,15 @@ def _cut(track: Track, start: int, stop: int | None = None) -> Track:
     return msgspec.structs.replace(track, **cut)
 
 
-def _rank_steps(track: StepTrack) -> RankSteps:
+def _rank_steps(track: StepTrack, pauses_ns: Sequence[int], after_a_pause: Set[int]) -> RankSteps:
     on_device = max(track.device_backward_ns, default=-1) >= 0
     lengths_ns = list(map(sub, track.ended_at_ns, track.started_at_ns))
-    pauses_ns = _pauses_ns(track)
     known = [
         row
         for row, length_ns in enumerate(lengths_ns)
         if length_ns > 0 and (not on_device or track.device_backward_ns[row] >= 0)
     ]
-    rows = [row for row in known if track.step[row] > WARM_UP_STEPS and pauses_ns[row] < PAUSE_NS] or known
+    rows = [row for row in known if track.step[row] > WARM_UP_STEPS and track.step[row] not in after_a_pause] or known
     is_one_stretch = bool(rows) and rows[-1] - rows[0] == len(rows) - 1
 
     def column(values: Sequence[int]) -> array[int]:

@@ -106,6 +106,22 @@ def test_the_first_steps_and_those_after_a_pause_are_no_measure() -> None:
     assert summary.seconds > 5.0 and summary.samples_per_s == pytest.approx(2 * 32 / 0.04)
 
 
+def test_the_step_in_which_the_others_wait_for_a_pause_of_one_rank_is_no_measure_of_communication() -> None:
+    even, job = {**EVEN, "backward": 20.0}, MeasuredJob(2)
+    for _ in range(3):
+        job.run(30, even, transfer=2.0, sampled=4)
+        job.pause(12_000.0, 0)
+    summary = summarise(job.run(30, even, transfer=2.0, sampled=4).record())
+    assert summary.steps == 120 - 3 - 3
+    assert [ms(rank.phases.exposed_transfer_ns) for rank in summary.ranks] == [2.0, 2.0]
+    assert [ms(rank.phases.exposed_waiting_ns) for rank in summary.ranks] == [0.0, 0.0]
+    mostly = MeasuredJob(2).run(10, even, transfer=2.0)
+    for _ in range(30):
+        mostly.pause(1_500.0, 0)
+        mostly.run(1, even, transfer=2.0)
+    assert summarise(mostly.record()).steps == 40 - 3, "where most steps follow a pause, that is how the job goes"
+
+
 def test_a_run_that_has_only_begun_shows_what_there_is() -> None:
     assert summarise(MeasuredJob(2).run(2, EVEN).record()).steps == 2
     assert summarise(MeasuredJob(2).record()) == RunSummary()
