@@ -12,6 +12,7 @@ from ddpdoctor.diagnosis.gpu_use import mean_utilisation
 from ddpdoctor.diagnosis.scaling import scaling_efficiency
 from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.wording import duration_text
+from ddpdoctor.finding import Severity
 from ddpdoctor.monitor.bucket_views import bucket_views
 from ddpdoctor.monitor.meanwhile import meanwhile, overdue_ns
 from ddpdoctor.monitor.rank_view import rank_views
@@ -44,8 +45,10 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
     """What the faces are shown."""
     record, summary, job = look.record, look.summary, look.record.job
     utilisation, computing = mean_utilisation(record)
+    # Advice on a rank that is slower in all it does blames no phase of it.
     holding = [view.finding for view in look.findings if view.until_ns is None]
-    culprits = {look.culprit} if look.culprit is not None else _late(summary, [finding.ranks for finding in holding])
+    accused = [finding.ranks for finding in holding if finding.severity is not Severity.ADVICE]
+    culprits = {look.culprit} if look.culprit is not None else _late(summary, accused)
     ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns)
     overdue = overdue_ns(ranks, summary.step_times, look.now_ns) if look.state in ("running", "stalled") else None
     return Snapshot(

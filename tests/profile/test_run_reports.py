@@ -174,6 +174,13 @@ def test_a_progress_line_tells_waiting_from_transfer_and_the_phase_in_words() ->
     assert line.endswith("exposed 21 % (9 % waiting for ranks), rank 1 late by 8.00 ms (data wait)")
 
 
+def test_a_rank_that_only_advice_speaks_of_is_no_culprit() -> None:
+    for severity in (Severity.WARNING, Severity.ADVICE):
+        view = FindingView(finding=msgspec.structs.replace(FINDING, severity=severity), since_ns=1)
+        culprits = [rank.rank for rank in _snapshot(_record(), findings=(view,)).ranks if rank.culprit]
+        assert culprits == ([1] if severity is Severity.WARNING else [])
+
+
 def test_of_a_rank_that_broke_the_job_no_phase_is_told() -> None:
     broken = RunVerdict(state="broken", code="DDP706", text="rank 1 raised KeyError")
     snapshot = _snapshot(_record(), findings=(FindingView(finding=FINDING, since_ns=1),), verdict=broken)
