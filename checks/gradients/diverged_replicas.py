@@ -4,7 +4,8 @@ What it finds
     Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
     synchronised optimizer step, or before the first one. The first parameter and step are named. What DDP was told to
     ignore, wraps with a communication hook, steps under no_sync() and models averaged by hand are left out, and where a
-    more specific check knows the reason, it speaks alone.
+    more specific check knows the reason, it speaks alone. In the source: a ReduceLROnPlateau that every rank steps with
+    its own loss, which leads there in some epoch that a rehearsal does not reach.
 
 Why it is bad
     DDP averages gradients and never compares weights. From equal gradients different models make different losses, and
@@ -16,8 +17,8 @@ Example
         model.module.load_state_dict(torch.load("last.pt"))     # after the wrap: the others never get it
 
 Remedy
-    Load and initialise before the wrap, or on every rank. Give all ranks the same learning rate, and change gradients
-    after backward in the same way everywhere.
+    Load and initialise before the wrap, or on every rank. Give all ranks the same learning rate, averaging the loss
+    that a scheduler is stepped with, and change gradients after backward in the same way everywhere.
 
 When it is wrong
     Where the ranks are meant to part for a while (local SGD) in a way that was not recognised.
@@ -34,6 +35,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.evidence import AVERAGING
+from ddpdoctor.source.own_rates import own_plateaus
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.diverged import Diverged
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP208",
     name="diverged-replicas",
-    severity={"rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
 )
 REMEDIES = {
@@ -51,6 +55,27 @@ REMEDIES = {
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
     "unknown": "Look for what sets parameters or optimizer state on some ranks only.",
 }
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report learning rates that part as soon as a plateau shows on one rank and not on another."""
+    for event in own_plateaus(whole_projection(script)):
+        place = event.module.location(event.node)
+        yield CHECK.finding(
+            "source",
+            "each rank lowers its learning rate by its own loss: once they differ, equal gradients make different "
+            "models",
+            remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before the scheduler gets it.",
+            locations=(place,),
+            evidence=(
+                Fact(
+                    text="this value comes from the rank's own batches, and was not reduced",
+                    basis="source",
+                    location=place,
+                    stack=event.chain,
+                ),
+            ),
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -105,14 +105,14 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     for event in noted(projection, "builtins.print", "wandb.log", "add_scalar", "log_metric"):
         if event.node in seen or event.ranks != 1 or not event.guards or (reduces and _is_in_pass(event)):
             continue
-        said = [value for value in (*event.positional, *event.named.values()) if _is_local(value)]
-        local = any(_is_in_pass(event) or not _is_of_whole_set(projection, value) for value in said)
-        if local and not _communicates(projection, event):
+        said = [value for value in (*event.positional, *event.named.values()) if is_local(value)]
+        local = any(_is_in_pass(event) or not is_of_whole_set(projection, value) for value in said)
+        if local and not communicates(projection, event):
             seen.add(event.node)
             yield event
 
 
-def _communicates(projection: Projection, event: Event) -> bool:
+def communicates(projection: Projection, event: Event) -> bool:
     """Whether ranks communicate while the arguments of a call are computed, which may then hold all ranks' part."""
     place = event.module.location(event.node)
     return any(
@@ -122,11 +122,12 @@ def _communicates(projection: Projection, event: Event) -> bool:
     )
 
 
-def _is_local(value: Value) -> bool:
+def is_local(value: Value) -> bool:
+    """Whether a value comes from a rank's own batches and was not reduced since."""
     return is_varying(value) and any(kind in ("batch", "ddp") for kind, _ in tags_of(value))
 
 
-def _is_of_whole_set(projection: Projection, value: Value) -> bool:
+def is_of_whole_set(projection: Projection, value: Value) -> bool:
     """Whether a value comes from batches of a loader that gives every rank the whole of one data set.
 
     Names of another loop's batch are used again, and leave their loader among the origins.

@@ -55,8 +55,8 @@ _TELLING = (
     }
 )
 _EVALUATING = frozenset({"no_grad", "inference_mode"})
-_STOPS_EARLY = ("patience", "early_stop", "earlystop")
-"""In the text of a script, in whatever case: what an evaluation returns may decide how long ranks train."""
+_STOPS_EARLY = ("patience", "early_stop", "earlystop", "plateau")
+"""In the text of a script, in whatever case: what an evaluation returns may decide how long or how fast ranks train."""
 _STOPS = re.compile(r"patience|early_?stop|(should|must|want|want_to|to|do)_stop|stop_?training", re.IGNORECASE)
 """Of words in functions that decide whether ranks go on training."""
 _NEARLY_FREE = 12
@@ -137,7 +137,7 @@ class _ModuleMentions(msgspec.Struct, frozen=True):
     defined: frozenset[str]
     """All definitions: only what one of these is called can lead from one to another."""
     stops_early: bool
-    """The text may decide by an evaluation how long ranks train."""
+    """The text may decide by an evaluation how long, or at which rate, ranks train."""
     callers: Mapping[str, frozenset[str]]
     """Definitions that call a name or derive from it."""
 
