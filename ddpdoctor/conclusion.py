@@ -98,10 +98,18 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         unreached=unreached(record) if judgement.status == "completed" or job.stop_reason in ("cut", "slow") else (),
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,
-        batch_size=int(job.batch_size) if job.batch_size and record.loaders else None,
+        batch_size=_cut_to(record),
+        passes_cut=any(one.end == "cut" for one in record.passes),
         not_held_back=job.not_held_back,
         notes=(*job.notes, *_unknown_gaps(record)),
     )
+
+
+def _cut_to(record: RunRecord) -> int | None:
+    """Samples that batches were cut to; None where every loader is known to give no more anyway."""
+    samples = int(record.job.batch_size or 0)
+    cut = samples and any(loader.batch_size is None or loader.batch_size > samples for loader in record.loaders)
+    return samples if cut else None
 
 
 def _unknown_gaps(record: RunRecord) -> Iterator[str]:

@@ -70,7 +70,8 @@ def _sentence(
     if nodes_wanted and (rehearsal.status == "completed" or reached is not None):
         return f"not confirmed: one node cannot show it, `--layout {nodes_wanted}x1` does"
     if rehearsal.status == "completed":
-        return "not confirmed: the rehearsal came to its end without it"
+        shortened = ", on the first batches of each pass" if rehearsal.passes_cut else ""
+        return f"not confirmed: the rehearsal came to its end without it{shortened}"
     if reached is None and not rehearsal.steps:
         return "not rehearsed: no training step was made"
     return "not confirmed: the rehearsal ended before it could show"

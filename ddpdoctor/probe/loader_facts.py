@@ -23,7 +23,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "sampler_rank": _number(sampler, "rank", "process_index"),
         "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),
         "sampler_shuffles": _shuffles(sampler or loader.sampler),
-        "batch_size": loader.batch_size,
+        "batch_size": _batch_size(loader, torch),
         "workers": loader.num_workers,
         "drop_last": bool(getattr(loader, "drop_last", False)),
     }
@@ -50,6 +50,13 @@ def length_of(loader: Any, ask: Any) -> Optional[int]:
         # torch warns of streams that yield more than the length that the script asked for.
         if asked is None and hasattr(loader, "_IterableDataset_len_called"):
             loader._IterableDataset_len_called = None
+
+
+def _batch_size(loader: Any, torch: Any) -> Optional[int]:
+    """Samples of a full batch; None where an own batch sampler decides."""
+    batches = loader.batch_sampler
+    plain = type(batches) is torch.utils.data.BatchSampler
+    return _number(batches if plain else loader, "batch_size")
 
 
 def _shuffles(sampler: Any) -> bool:

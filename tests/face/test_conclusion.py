@@ -114,11 +114,17 @@ def test_a_failure_names_the_checks_that_tell_it() -> None:
     assert "DDP305" in judge(record(stop_reason="proof"), ROOT).told_by
 
 
-def test_batches_are_said_to_be_cut_only_where_there_are_loaders() -> None:
-    run = record(batch_size="4")
-    loader = Loader(rank=0, loader=0)
-    assert judge(run, ROOT).batch_size is None
-    assert judge(msgspec.structs.replace(run, loaders=(loader,)), ROOT).batch_size == 4
+@pytest.mark.parametrize(
+    ("loaders", "said"),
+    [
+        ((), None),
+        ((Loader(rank=0, loader=0),), 4),
+        ((Loader(rank=0, loader=0, batch_size=2), Loader(rank=0, loader=1, batch_size=4)), None),
+        ((Loader(rank=0, loader=0, batch_size=2), Loader(rank=0, loader=1, batch_size=5)), 4),
+    ],
+)
+def test_batches_are_said_to_be_cut_only_where_some_are(loaders: tuple[Loader, ...], said: int | None) -> None:
+    assert judge(msgspec.structs.replace(record(batch_size="4"), loaders=loaders), ROOT).batch_size == said
 
 
 def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> None:

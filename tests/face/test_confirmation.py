@@ -37,6 +37,11 @@ def concluded(
         (COMPLETED, {TRAIN: frozenset({1, 2})}, "not rehearsed: no rank came to train.py:14"),
         (COMPLETED, {TRAIN: frozenset({16})}, "not confirmed: the rehearsal came to its end without it"),
         (COMPLETED, None, "not confirmed: the rehearsal came to its end without it"),
+        (
+            msgspec.structs.replace(COMPLETED, passes_cut=True),
+            None,
+            "not confirmed: the rehearsal came to its end without it, on the first batches of each pass",
+        ),
         (STOPPED, {TRAIN: frozenset({16})}, "not confirmed: the rehearsal ended before it could show"),
         (STOPPED, {}, "not rehearsed: no rank came to train.py:14"),
         (FAILED, None, "not rehearsed: no training step was made"),
