@@ -133,9 +133,9 @@ def profile(
 
 def _exports(run_dir: str | None) -> str:
     """The variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
-    from ddpdoctor.launch.kept_runs import new_run_directory
+    from ddpdoctor.launch.kept_runs import unmade_run_directory
 
-    variables = observed(new_run_directory(run_dir), os.environ)
+    variables = observed(unmade_run_directory(run_dir), os.environ)
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 

@@ -30,7 +30,7 @@ _NOTHING_SAID = Launch()
 
 
 class TorchMissing(DdpDoctorError):
-    """No Python with torch was found, so that nothing can be rehearsed."""
+    """No Python with torch was found, so that no rank can be started."""
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ def find_interpreter(named: str | None, launch: Launch = _NOTHING_SAID) -> Inter
         if answer is not None and answer[1]:
             return Interpreter(path=candidate, torch_version=answer[2])
     raise TorchMissing(
-        "torch is not installed in this environment, so nothing was rehearsed",
+        "torch is not installed in this environment, so no rank can be started",
         "install torch (pip install torch), activate the training environment, or name its Python with --python",
     )
 

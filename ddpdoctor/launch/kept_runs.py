@@ -46,13 +46,28 @@ def new_run_directory(named: str | None) -> Path:
         ) from error
 
 
+def unmade_run_directory(named: str | None) -> Path:
+    """The run directory for a job that others start: the one that the user names, or a new name among the kept runs.
+
+    The job's first process makes it, so that a job which never starts leaves none behind. Raises UsageError and
+    ConfigurationError as ``new_run_directory`` does.
+    """
+    made = new_run_directory(named)
+    if named is None:
+        made.rmdir()
+    return made
+
+
 def kept_runs_directory() -> Path:
     """Where the kept runs are."""
     return state_directory() / "runs"
 
 
 def named_run(name: str) -> Path:
-    """The run directory that the user means: a directory, or the name of a kept run."""
+    """The run directory that the user means: a directory, or the name of a kept run; raises UsageError for a file."""
+    if Path(name).is_file():
+        records = f"`ddpdoctor profile {name}` makes one." if name.endswith(".py") else ""
+        raise UsageError(f"{name} is a file, and no record of a run, which is a directory", records)
     return (Path(name) if Path(name).is_dir() or "/" in name else kept_runs_directory() / name).absolute()
 
 

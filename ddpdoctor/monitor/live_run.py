@@ -22,6 +22,7 @@ from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.rank_gpus import environment_of
 from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
 from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.record.incarnations import superseded
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.numbered_tail import NumberedTail
 from ddpdoctor.record.plan import RunPlan
@@ -42,6 +43,9 @@ class LiveRun:
         self._plan = plan
         self._is_over = is_over
         self._assembly = Assembly(directory)
+        self._superseded: frozenset[int] = frozenset()
+        """Processes in whose place others are ranks now."""
+        self._two_runs = ""
         self._watch = Watch()
         self._liveness = LivenessSampler(STALL_AFTER_S)
         self._stuck: frozenset[int] = frozenset()
@@ -66,9 +70,8 @@ class LiveRun:
 
         With ``window_ns`` steps and explicit collectives reach so far back from the newest step, and no further.
         """
-        assembly = self._assembly
+        assembly = self._up_to_date()
         assembly.live.window_ns = window_ns
-        assembly.poll()
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
                 words = self._words_of(pid)
@@ -85,6 +88,18 @@ class LiveRun:
             # What is recorded of the next standstill need not join on to this one's.
             self.divergence, self._watch, self._asked = None, Watch(), 0
         return record
+
+    def _up_to_date(self) -> Assembly:
+        """What was written until now, of the newest process of each rank only."""
+        self._assembly.poll()
+        newly = superseded(self._assembly.book)
+        if newly:
+            self._two_runs = self._two_runs or two_runs(self._assembly.book)
+            self._superseded |= newly
+            self._close_files()
+            self._assembly = Assembly(self._directory, self._superseded)
+            self._assembly.poll()
+        return self._assembly
 
     def _ask_for_evidence(self, now_ns: int) -> None:
         """Have the ranks write what they have of torch's flight recorder, again after twice the time."""
@@ -118,7 +133,7 @@ class LiveRun:
     def faults(self, record: RunRecord) -> tuple[str, ...]:
         """What could not be observed or read, in sentences."""
         files = self._assembly.files
-        notes = [note for note in (two_runs(self._assembly.book), missing_ranks(record)) if note]
+        notes = [note for note in (self._two_runs, missing_ranks(record)) if note]
         notes += probe_logs(self._directory)[:1]
         if self._assembly.faults:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
@@ -137,6 +152,9 @@ class LiveRun:
         """Let go of every file."""
         if self._gpus is not None:
             self._gpus.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         self._assembly.files.close()
         self._assembly.live.close()
 

@@ -105,7 +105,7 @@ def two_runs(book: RankBook) -> str:
             parents.setdefault(entry.rank, set()).add(entry.parent)
     if all(len(launchers) < 2 for launchers in parents.values()):
         return ""
-    return "two runs wrote into this directory and their figures are mixed: give each a directory of its own"
+    return "two runs wrote into this directory, and these are the figures of the newer: give each its own"
 
 
 def missing_ranks(record: RunRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,10 @@ _ROWS: Mapping[str, tuple[str, type[Any]]] = {
 class Assembly:
     """Takes in events as they come; hands out a record of what is known so far."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, without: Set[int] = frozenset()) -> None:
+        """Processes in ``without`` are left out."""
         self._directory = directory
-        self.files = RunFiles(directory)
+        self.files = RunFiles(directory, without)
         self.book = RankBook()
         self.faults: list[str] = []
         """What the probe said of its own faults."""

@@ -45,12 +45,11 @@ def read_plan(directory: Path) -> RunPlan:
             raise RecordError(f"there is no run directory {directory}") from error
         raise RecordError(f"{directory} is no run directory: it holds no {layout.JOB_FILE}") from error
     except PermissionError as error:
-        raise RecordError(
-            f"{directory} belongs to {owner_of(directory)} and cannot be read",
-            "Run ddpdoctor as that user, or ask for a copy of the directory.",
-        ) from error
+        raise _of_another_user(directory) from error
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
+    if any(not os.access(file, os.R_OK) for file in directory.glob("*-[0-9]*.*")):
+        raise _of_another_user(directory)
     try:
         version = msgspec.json.decode(content, type=_Version).version
     except msgspec.DecodeError as error:
@@ -64,6 +63,13 @@ def read_plan(directory: Path) -> RunPlan:
         return msgspec.json.decode(content, type=RunPlan)
     except msgspec.DecodeError as error:
         raise RecordError(f"{path} is damaged: {error}") from error
+
+
+def _of_another_user(directory: Path) -> RecordError:
+    return RecordError(
+        f"{directory} belongs to {owner_of(directory)} and cannot be read",
+        "Run ddpdoctor as that user, or ask for a copy of the directory.",
+    )
 
 
 def owner_of(directory: Path) -> str:

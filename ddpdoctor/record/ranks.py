@@ -16,6 +16,7 @@ class ProcessEntry:
         self.local_rank = 0
         self.node = 0
         self.parent = 0
+        self.started_ns = 0
         self.torch = ""
         """Version of torch, once its hooks were installed."""
         self.exceptions: list[dict[str, Any]] = []
@@ -43,6 +44,7 @@ class RankBook:
         kind = event["event"]
         if kind == "process":
             entry.parent = int(event["parent"])
+            entry.started_ns = int(event.get("time_ns", 0))
             if event.get("kind") == "start" and event.get("rank") is not None:
                 entry.rank = int(event["rank"])
                 entry.local_rank = int(event.get("local_rank") or 0)

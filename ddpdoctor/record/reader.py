@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,8 +161,10 @@ class RingTail:
 class RunFiles:
     """The growing files of a run directory, by process."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, without: Set[int] = frozenset()) -> None:
+        """The files of the processes in ``without`` are left alone."""
         self._directory = directory
+        self._without = without
         self._tails: dict[int, EventTail] = {}
         self.rings: dict[int, RingTail] = {}
         self.refused: dict[int, str] = {}
@@ -206,9 +209,11 @@ class RunFiles:
         for entry in entries:
             name, _, ending = entry.name.rpartition(".")
             stem, _, pid = name.rpartition("-")
-            if pid.isdigit() and (stem, ending) == ("events", "jsonl"):
+            if not pid.isdigit() or int(pid) in self._without:
+                continue
+            if (stem, ending) == ("events", "jsonl"):
                 found.append((int(pid), "events"))
-            elif pid.isdigit() and (stem, ending) == ("collectives", "ring"):
+            elif (stem, ending) == ("collectives", "ring"):
                 found.append((int(pid), "ring"))
         return found
 

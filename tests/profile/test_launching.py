@@ -17,6 +17,7 @@ import pytest
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.attachable import find_run
+from ddpdoctor.probe.plan import plan_of
 from ddpdoctor.record import layout
 
 MAIN = (sys.executable, "-m", "ddpdoctor", "profile")
@@ -144,6 +145,28 @@ def test_the_run_is_written_down_before_the_job_starts(tmp_path: Path, started: 
     assert (plan["kind"], plan["supervisor_pid"]) == ("run", process.pid), err
     (directory,) = (tmp_path / "state" / "ddpdoctor" / "runs").iterdir()
     assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_variables_for_another_launcher_leave_no_directory_behind_where_no_job_is_started(
+    tmp_path: Path, started: Started
+) -> None:
+    told = [_start(started, tmp_path, "--env").communicate(timeout=60)[0].decode() for _ in range(2)]
+    named = [text.splitlines()[0].removeprefix("export DDPDOCTOR_RUN=") for text in told]
+    assert named[0] != named[1]
+    runs = tmp_path / "state" / "ddpdoctor" / "runs"
+    assert list(runs.iterdir()) == []
+    plan_of(named[0])
+    (made,) = runs.iterdir()
+    assert (str(made), made.stat().st_mode & 0o777) == (named[0], 0o700)
+
+
+def test_a_file_is_no_record_of_a_run(tmp_path: Path, started: Started) -> None:
+    (tmp_path / "train.py").touch()
+    words = (sys.executable, "-m", "ddpdoctor", "report", "train.py")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "train.py is a file, and no record of a run, which is a directory" in done.stderr
+    assert "`ddpdoctor profile train.py` makes one." in done.stderr
 
 
 def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,67 @@
+"""Which process is a rank when several say so, and that a watched run counts each rank once."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from ddpdoctor.monitor.live_run import LiveRun
+from ddpdoctor.record import layout
+from ddpdoctor.record.incarnations import superseded
+from ddpdoctor.record.numbered_ring import NumberedRing
+from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.ranks import RankBook
+
+
+def book(*processes: tuple[int, int | None, int, bool]) -> RankBook:
+    """Processes in the order of their start: process id, rank, parent, and whether it is in a process group."""
+    made = RankBook()
+    for number, (pid, rank, parent, has_world) in enumerate(processes, 1):
+        started = {"event": "process", "parent": parent, "kind": "start", "time_ns": number}
+        made.take(pid, started if rank is None else {**started, "rank": rank})
+        if has_world:
+            made.take(pid, {"event": "world", "rank": rank, "local_rank": 0, "world_size": 2, "backend": "gloo"})
+    return made
+
+
+def test_ranks_that_were_started_again_take_the_places_of_the_first_with_their_workers() -> None:
+    first = ((10, 0, 1, True), (11, 1, 1, True), (12, None, 10, False))
+    assert superseded(book(*first)) == frozenset()
+    assert superseded(book(*first, (20, 0, 1, False))) == {10, 12}
+    assert superseded(book(*first, (20, 0, 1, True), (21, 1, 1, True))) == {10, 11, 12}
+
+
+def test_a_helper_that_a_rank_starts_is_no_rank_and_a_wrapper_around_one_neither() -> None:
+    assert superseded(book((10, 0, 1, True), (11, 1, 1, True), (15, 0, 10, True))) == {15}
+    assert superseded(book((10, 0, 1, False), (15, 0, 10, True))) == {10}
+
+
+def _written(run: Path, pid: int, rank: int, parent: int, steps: int) -> None:
+    events: list[dict[str, object]] = [
+        {"event": "process", "pid": pid, "parent": parent, "kind": "start", "rank": rank},
+        {"event": "torch", "version": "2.13.0"},
+        {"event": "world", "rank": rank, "world_size": 2, "backend": "gloo", "local_rank": rank},
+    ]
+    lines = (json.dumps({"time_ns": time.time_ns(), **event}) + "\n" for event in events)
+    (run / layout.events_name(pid)).write_text("".join(lines))
+    ring = NumberedRing(str(run / layout.steps_name(pid)), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
+    for step in range(steps):
+        ring.put((step + 1, *([time.time_ns()] * 2), *([0] * (len(layout.STEP_FIELDS) - 3))))
+    ring.flush()
+
+
+def test_two_runs_in_one_directory_give_each_rank_once_with_the_figures_of_the_newer(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        _written(tmp_path, 10_000_000 + rank, rank, 1, steps=7)
+    live = LiveRun(tmp_path, RunPlan())
+    first = live.look(time.time_ns())
+    for rank in (0, 1):
+        _written(tmp_path, 20_000_000 + rank, rank, os.getpid(), steps=3)
+    second = live.look(time.time_ns())
+    said = live.faults(second)
+    live.close()
+    assert ([rank.rank for rank in first.ranks], [len(track) for track in first.step_tracks]) == ([0, 1], [7, 7])
+    assert ([rank.rank for rank in second.ranks], [len(track) for track in second.step_tracks]) == ([0, 1], [3, 3])
+    assert said[0].startswith("two runs wrote into this directory, and these are the figures of the newer")
