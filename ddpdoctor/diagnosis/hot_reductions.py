@@ -82,6 +82,6 @@ def _of_rank(record: RunRecord, rank: int) -> dict[Frame, _Counted]:
                 )
             )
         if loops:
-            # A line that several loops come to is in every step where it is so in one of them.
-            found[frame] = max(loops, key=lambda loop: (loop.in_every_step, loop.ran / loop.steps))
+            # Of several loops that come to a line the one that does so most often.
+            found[frame] = max(loops, key=lambda loop: loop.ran / loop.steps)
     return found

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def main():
+    torch.set_num_threads(THREADS)
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -55,12 +56,14 @@ def main():
 main()
 """
 TOO_LARGE = {
+    "THREADS": "2",
     "WORKERS": "3",
     "WRAPPED": "gradient_as_bucket_view=False",
     "OPTIMIZER": "torch.optim.AdamW(model.parameters(), lr=1e-3)",
     "EVERY_FOURTH": "False",
 }
 FITS = {
+    "THREADS": "1",
     "WORKERS": "1",
     "WRAPPED": "gradient_as_bucket_view=True",
     "OPTIMIZER": "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3)",
@@ -92,7 +95,7 @@ def test_a_job_that_is_too_large_for_its_machines_is_told_so_before_launch(tmp_p
     parts = ("weights", "gradients", "DDP's buckets", "the state of AdamW")
     assert [round(sizes[part]) for part in parts] == [3, 3, 3, 6]
     assert (cores["code"], cores["severity"], cores["basis"]) == ("DDP508", "advice", ["rehearsal"])
-    assert cores["title"] == "a node with 8 ranks runs 32 threads on 8 cores"
+    assert cores["title"] == "a node with 8 ranks runs 40 threads on 8 cores"
     assert (hot["code"], hot["severity"], hot["basis"]) == ("DDP313", "advice", ["rehearsal", "source"])
     assert hot["locations"][0]["line"] == line_of("# the log")
     numbers = hot["evidence"][0]["numbers"]

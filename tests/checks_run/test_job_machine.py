@@ -12,7 +12,7 @@ from ddpdoctor.checks.launch import cpu_oversubscription
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.machine import JobMachine
 from ddpdoctor.record.measured import OptimizerSize
-from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
+from ddpdoctor.record.model import Loader, Pass, RunRecord, TensorInfo, Wrap
 from ddpdoctor.record.setup import CpuThreads, Setting
 from ddpdoctor.record.training import OptimizerStep
 from tests.checks_run.training import LOADER_LINE, WRAP_LINE, training
@@ -116,8 +116,8 @@ def node(
     """Two ranks with a training loader of so many workers, beside one for evaluation with many more."""
     job = JobBuilder(2, machine=machine)
     streams = training(job, workers=workers)
-    loader = streams["loaders"][0]
-    streams["loaders"] += (type(loader)(rank=0, loader=1, workers=64), type(loader)(rank=1, loader=1, workers=64))
+    streams["loaders"] += tuple(Loader(rank=rank, loader=1, workers=64) for rank in job.ranks)
+    streams["passes"] += tuple(Pass(rank=rank, loader=1, ordinal=0, yielded=4) for rank in job.ranks)
     seen = tuple(CpuThreads(rank=rank, threads=threads, chosen=chosen) for rank in job.ranks)
     return job.record(cpu_threads=seen, settings=settings, **streams)
 

@@ -78,7 +78,8 @@ def test_a_run_that_can_only_confirm_adds_what_it_saw_to_the_suspicion_and_says_
     result = CheckResult(
         code="DDP313", name="hot", from_source=suspicions, confirmed=confirmed, looked_at_run=True
     )
-    examination = concluded(result)
+    other = CheckResult(code="DDP316", name="x", confirmed=(Confirmed(location=at(16), fact=seen),), looked_at_run=True)
+    examination = concluded(result, other)
     first, second = examination.findings
     assert (first.location, sorted(first.basis), first.evidence) == (at(14), ["rehearsal", "source"], (seen,))
     assert (first.severity, first.title, first.unconfirmed) == (Severity.ADVICE, suspicions[0].title, "")
