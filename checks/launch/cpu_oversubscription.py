@@ -80,6 +80,7 @@ def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
         return
     least = "at least " if node.by_default else ""
     workers = f" and {count(node.workers, 'worker')} of the training loader" if node.workers else ""
+    unset = ": nobody sets OMP_NUM_THREADS, as torchrun would" if node.by_default else ""
     location = site_location(record.site(node.site))
     yield CHECK.finding(
         "rehearsal",
@@ -88,7 +89,7 @@ def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
         locations=() if location is None else (location,),
         evidence=(
             Fact(
-                text=f"each rank has {least}{count(node.threads, 'thread')} on which torch computes{workers}",
+                text=f"each rank has {least}{count(node.threads, 'thread')} on which torch computes{workers}{unset}",
                 basis="rehearsal",
                 numbers={"threads": node.threads, "workers": node.workers, "ranks": node.ranks, "cores": node.cores},
                 location=location,

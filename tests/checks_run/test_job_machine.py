@@ -140,6 +140,9 @@ def test_threads_count_that_were_chosen_and_those_that_nobody_chose_on_a_cpu() -
     finding = found(cpu_oversubscription, node(spawned))
     assert finding is not None
     assert finding.title == "a node with 8 ranks runs at least 64 threads on 16 cores"
+    assert finding.evidence[0].text == (
+        "each rank has at least 8 threads on which torch computes: nobody sets OMP_NUM_THREADS, as torchrun would"
+    )
     assert finding.locations == ()
     assert found(cpu_oversubscription, node(spawned, chosen=True)) is None
     script = Setting(rank=0, name="OMP_NUM_THREADS", value="1")
