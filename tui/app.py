@@ -90,6 +90,8 @@ class DoctorApp(App[ScreenEnd]):
         self._wear(self._tone)
         self._canvas.focus()
         self.set_interval(1.0, self._notice_time)
+        # Whoever had the terminal meanwhile has left nothing of what was on it.
+        self.app_resume_signal.subscribe(self, lambda app: self._canvas.refresh())
         with suppress(ValueError, NotImplementedError, RuntimeError):
             for number, end in SIGNALS.items():
                 asyncio.get_running_loop().add_signal_handler(number, self.exit, end)

@@ -65,13 +65,16 @@ def test_a_lost_terminal_ends_the_screen(tmp_path: Path) -> None:
 def test_it_is_suspended_and_comes_back_and_takes_a_new_size(tmp_path: Path) -> None:
     with terminal(tmp_path, "profile", "--demo") as screen:
         screen.until("3 Communication")
+        screen.send(" ")
+        screen.until("held")
         screen.send("\x1a")
         process = psutil.Process(screen.process.pid)
         screen.until_true(lambda: process.status() == psutil.STATUS_STOPPED, "the stop")
         assert LEFT in screen.written
         since = len(screen.written)
         screen.process.send_signal(signal.SIGCONT)
-        screen.until("Vital signs", since)
+        for unchanged in ("2 Ranks", "Vital signs", "Where a step goes", "Findings", "q quit"):
+            screen.until(unchanged, since)
         since = len(screen.written)
         screen.resize(60, 20)
         screen.until("3 Comm  4 GPUs", since)
