@@ -54,7 +54,8 @@ JUDGED_ROWS = 40_000
 JUDGED_WINDOW_NS = 60_000_000_000
 """… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
 JUDGED_STEPS = 60
-RECORD_EVERY_NS = 5_000_000_000
+RECORD_EVERY_NS = 2_000_000_000
+"""A recorded run is shown again in moments that are so far apart, where it was short."""
 _FAILED = ("raised", "signalled", "left-by-exit")
 _SIGNALS = 128
 """A higher exit code is that of a shell for a process that a signal has killed."""

@@ -7,7 +7,8 @@ One monitor writes, whichever came first; others read. Tables (times in ns since
 * ``findings``: what held, since when and until when (null while it holds);
 * ``snapshots``: what was shown, as zlib-compressed JSON, for replays.
 
-A table never holds more than ``MOST_ROWS`` (snapshots: ``MOST_SNAPSHOTS``): then every other moment is dropped.
+A table never holds more than ``MOST_ROWS`` (snapshots: ``MOST_SNAPSHOTS``): then moments are dropped where they lie
+closest, but the newest, so that the whole course stays, evenly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import fcntl
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -159,11 +160,25 @@ class _Reading:
 
 
 def _thin(connection: sqlite3.Connection, table: str, most: int) -> None:
-    """Drop every other moment but the newest few when a table has grown too long."""
+    """Drop some moments when a table has grown too long."""
     (rows,) = connection.execute(f"select count(*) from {table}").fetchone()
     if rows > most:
         moments = [row[0] for row in connection.execute(f"select distinct at_ns from {table} order by at_ns")]
-        connection.executemany(f"delete from {table} where at_ns = ?", [(at_ns,) for at_ns in moments[1:-1:2]])
+        connection.executemany(f"delete from {table} where at_ns = ?", [(at_ns,) for at_ns in dropped(moments)])
+
+
+def dropped(moments: Sequence[int]) -> list[int]:
+    """Which of the moments, ascending, to do without: an eighth of them, those closest to their neighbours.
+
+    The first stays, and the newest eighth; of two neighbours one does, too.
+    """
+    wanted = max(1, len(moments) // 8)
+    places = range(1, len(moments) - wanted)
+    gone: set[int] = set()
+    for place in sorted(places, key=lambda place: moments[place + 1] - moments[place - 1]):
+        if len(gone) < wanted and not gone & {place - 1, place + 1}:
+            gone.add(place)
+    return [moments[place] for place in sorted(gone)]
 
 
 def _steps(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:

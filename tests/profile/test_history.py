@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ddpdoctor.diagnosis.summarise import summarise
 from ddpdoctor.diagnosis.summary import RunSummary, RunVerdict
 from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor import history
-from ddpdoctor.monitor.history import FILE, HistoryWriter, recorded_moments
+from ddpdoctor.monitor.history import FILE, HistoryWriter, dropped, recorded_moments
 from ddpdoctor.monitor.playback import Replay, final_snapshot
 from ddpdoctor.monitor.run_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.series import MOST_SLICES, Series
@@ -83,6 +84,19 @@ def test_a_long_run_is_thinned_and_keeps_its_beginning_and_its_end(
     assert rows == (rows[0], SECOND_NS, 59 * SECOND_NS)
     assert isinstance(rows[0], int)
     assert rows[0] <= 20
+
+
+def test_of_a_long_run_no_part_is_forgotten() -> None:
+    moments: list[int] = []
+    for second in range(20_000):
+        moments.append(second)
+        if len(moments) > 100:
+            gone = set(dropped(moments))
+            moments = [moment for moment in moments if moment not in gone]
+    assert (moments[0], moments[-1]) == (0, 19_999)
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    assert max(gaps) <= 4 * 20_000 / len(moments), "every part of the course is there"
+    assert gaps[-10:] == [1] * 10, "the newest moments lie close"
 
 
 def test_a_directory_that_cannot_be_written_costs_the_history_only(tmp_path: Path) -> None:
