@@ -78,7 +78,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         facts = tuple(
             Fact(
                 text=f"{group.ranks}: no gradient for {', '.join(group.names)}: {group.tensors:,} parameters, "
-                f"{group.elements:,} elements, {group.size_bytes:,} bytes",
+                f"{group.elements:,} elements, {group.size_bytes:,} bytes"
+                + (f"; {group.elsewhere}" if group.elsewhere else ""),
                 basis=record.job.kind,
                 numbers={"parameters": group.tensors, "elements": group.elements, "bytes": group.size_bytes},
                 rank=group.first_rank,

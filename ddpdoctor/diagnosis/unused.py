@@ -29,6 +29,8 @@ class UnusedOnRanks(msgspec.Struct, frozen=True, kw_only=True):
     first_rank: int
     names: tuple[str, ...]
     """Folded names, as in ``encoder.layers.3.* (12 parameters)``."""
+    elsewhere: str
+    """Those of them that have a gradient on another rank, where every rank lacks some: in words, as a predicate."""
     tensors: int
     elements: int
     size_bytes: int
@@ -166,7 +168,12 @@ def _describe(
     by_names: dict[frozenset[str], list[int]] = {}
     for rank, names in sorted(missing.items()):
         by_names.setdefault(names, []).append(rank)
-    groups = tuple(_group(record, number, wraps[ranks[0]], names, ranks) for names, ranks in by_names.items())
+    everywhere = frozenset.intersection(*by_names)
+    contrasted = len(by_names) > 1 and set(missing) == set(wraps)
+    groups = tuple(
+        _group(record, number, wraps[ranks[0]], names, ranks, names - everywhere if contrasted else frozenset())
+        for names, ranks in by_names.items()
+    )
     differs = len(by_names) > 1 or set(missing) != set(wraps)
     first = groups[0]
     name = wraps[min(missing)].module_class or "the model"
@@ -178,7 +185,7 @@ def _describe(
     )
     if differs:
         without = sorted(set(wraps) - set(missing))
-        contrast = f"all have one on {rank_list(without)}" if without else "other ranks lack others"
+        contrast = f"all have one on {rank_list(without)}" if without else first.elsewhere or "other ranks lack others"
         sentence = f"on {first.ranks} {sentence}; {contrast}, so the job hangs or fails in the next step"
     wrapped = site_location(record.site(wraps[min(missing)].site))
     backward = first.location
@@ -191,7 +198,9 @@ def _describe(
     )
 
 
-def _group(record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ranks: list[int]) -> UnusedOnRanks:
+def _group(
+    record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ranks: list[int], elsewhere: frozenset[str]
+) -> UnusedOnRanks:
     known = {tensor.name: tensor for tensor in wrap.parameters}
     tensors = [known[name] for name in names if name in known]
     elements = 0
@@ -206,6 +215,7 @@ def _group(record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ra
         ranks=rank_list(ranks),
         first_rank=ranks[0],
         names=folded(names),
+        elsewhere=f"of these, other ranks have one for {', '.join(folded(elsewhere))}" if elsewhere else "",
         tensors=len(names),
         elements=elements,
         size_bytes=sum(tensor.size_bytes for tensor in tensors),

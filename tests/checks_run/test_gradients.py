@@ -45,6 +45,17 @@ def test_ranks_that_use_different_parameters_will_hang() -> None:
     assert "find_unused_parameters=True" in finding.remedy
 
 
+def test_ranks_that_lack_different_parameters_are_told_apart_by_what_they_lack_alone() -> None:
+    (finding,) = unused(JobBuilder(2), {0: ("head.weight", "head.bias"), 1: ("head.bias",)})
+    assert isinstance(finding, Finding)
+    assert finding.title == (
+        "on rank 0 2 of 13 parameters of Net got no gradient (50 elements, 200 bytes): head.bias, head.weight; "
+        "of these, other ranks have one for head.weight, so the job hangs or fails in the next step"
+    )
+    assert finding.evidence[0].text.endswith("; of these, other ranks have one for head.weight")
+    assert "of these" not in finding.evidence[1].text
+
+
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
 def test_options_that_serve_unused_parameters_silence_it(option: str) -> None:
     assert unused(JobBuilder(2), {0: ("head.weight",)}, **{option: True}) == []
