@@ -2,7 +2,8 @@
 
 What it finds
     .item(), .cpu(), .tolist() and .numpy() on a result of the DDP model in the loop over the training loader, in every
-    step. All places of a file become one finding.
+    step. In a live run: .item(), .cpu(), .tolist(), float(), int() and truth values of tensors on the GPU in nine of
+    ten sampled steps, where they wait for at least 1 % of the step. All places of a file become one finding.
 
 Why it is bad
     The read waits until the GPU has done everything that was asked of it. Python cannot run ahead any more: the next
@@ -27,15 +28,26 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.input_speed import reads_in_every_step
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
 
-CHECK = Check(code="DDP406", name="host-sync-in-loop", severity={"source": Severity.ADVICE})
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.host_reads import ReadInEveryStep
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP406",
+    name="host-sync-in-loop",
+    severity=dict.fromkeys(("source", "run"), Severity.ADVICE),
+    needs=frozenset({"step_tracks", "host_reads"}),
+)
+_REMEDY = "Add up detached tensors on the GPU, and read them every 50 steps or once an epoch."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -49,6 +61,37 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             title if len(events) == 1 else f"{title} (one of {len(events)} places)",
-            remedy="Add up detached tensors on the GPU, and read them every 50 steps or once an epoch.",
+            remedy=_REMEDY,
             locations=tuple(event.module.location(event.node) for event in events),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the lines that were seen to read from the GPU in every step, one finding a file."""
+    from ddpdoctor.diagnosis.host_reads import sampled_reads
+    from ddpdoctor.diagnosis.wording import milliseconds_text
+
+    files: dict[str, list[ReadInEveryStep]] = {}
+    for read in sampled_reads(record):
+        files.setdefault(read.location.file, []).append(read)
+    for reads in files.values():
+        reads.sort(key=lambda read: read.location.line)
+        worst = max(reads, key=lambda read: read.wait_ns)
+        places = f" (one of {len(reads)} places)" if len(reads) > 1 else ""
+        yield CHECK.finding(
+            "run",
+            f"{worst.name} waits for the GPU in every step, {milliseconds_text(worst.wait_ns)} each{places}",
+            remedy=_REMEDY,
+            locations=tuple(dict.fromkeys(read.location for read in reads)),
+            ranks=tuple(sorted({rank for read in reads for rank in read.ranks})),
+            evidence=tuple(
+                Fact(
+                    text=f"{read.name} in {read.steps_with} of {read.steps} sampled steps, "
+                    f"{read.calls_per_step:.1f} times a step, which waits {milliseconds_text(read.wait_ns)} of it",
+                    basis="run",
+                    numbers={"steps_with": read.steps_with, "steps": read.steps, "wait_ns": read.wait_ns},
+                    location=read.location,
+                )
+                for read in reads[:8]
+            ),
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access
-from ddpdoctor.record.measured import BucketLayout, OptimizerSize
+from ddpdoctor.record.measured import BucketLayout, HostRead, MatmulPrecision, OptimizerSize
 from ddpdoctor.record.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.training import UnusedSearch
 
@@ -34,6 +34,8 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("cpu_threads", "cpu_threads", CpuThreads),
     ("optimizer_size", "optimizer_sizes", OptimizerSize),
     ("bucket_layout", "bucket_layouts", BucketLayout),
+    ("matmul_precision", "matmul_precisions", MatmulPrecision),
+    ("host_read", "host_reads", HostRead),
     ("unused_search", "unused_searches", UnusedSearch),
 )
 """Event, stream, and what its rows are."""

@@ -75,6 +75,12 @@ _HARMED_BY = {
     "note_progress": ("passes",),
     "_note_save": ("files",),
     "looked": ("unused_searches",),
+    "_begin_counting": ("matmul_precisions",),
+    "_end_counting": ("matmul_precisions",),
+    "_note_weights": ("matmul_precisions",),
+    "_sample_reads": ("host_reads",),
+    "_note_read": ("host_reads",),
+    "finish": ("host_reads",),
     "pulse": ("call_tracks", "step_tracks"),
 }
 """Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
@@ -95,6 +101,8 @@ _LIVE = frozenset(
         "call_tracks",
         "optimizer_sizes",
         "bucket_layouts",
+        "matmul_precisions",
+        "host_reads",
         "unused_searches",
     }
 )
@@ -105,6 +113,8 @@ _ONLY_LIVE = (
     "gpus",
     "host_uses",
     "bucket_layouts",
+    "matmul_precisions",
+    "host_reads",
     "unused_searches",
 )
 """… and what nothing else does."""

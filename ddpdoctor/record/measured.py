@@ -220,6 +220,33 @@ class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
     """All the memory of the GPU that it trains on; 0 without one."""
 
 
+class MatmulPrecision(msgspec.Struct, frozen=True, kw_only=True):
+    """What linear and convolution layers multiplied in one training forward, on a GPU that has TF32."""
+
+    rank: int
+    wrap: int
+    weights: int
+    """Elements of their weights."""
+    full_weights: int
+    """Those that were multiplied in full float32: under no autocast, and not as TF32."""
+
+
+class HostRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's that read a result back from the GPU, in the steps that were sampled for that."""
+
+    rank: int
+    site: int = -1
+    method: str
+    """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
+    calls: int
+    steps_with: int
+    """Steps in which it read."""
+    steps: int
+    """Steps that were sampled."""
+    wait_ns: int
+    """Time inside of the calls, in all of the steps."""
+
+
 class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How DDP has put the gradients of one module into buckets, first ready first."""
 

@@ -18,7 +18,17 @@ from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, St
 from ddpdoctor.record.files import Access, FileEvent
 from ddpdoctor.record.lines import LinesExecuted
 from ddpdoctor.record.machine import JobMachine
-from ddpdoctor.record.measured import BucketLayout, CallTrack, Gpu, HostUse, OptimizerSize, Pulse, StepTrack
+from ddpdoctor.record.measured import (
+    BucketLayout,
+    CallTrack,
+    Gpu,
+    HostRead,
+    HostUse,
+    MatmulPrecision,
+    OptimizerSize,
+    Pulse,
+    StepTrack,
+)
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
 from ddpdoctor.record.stacks import StackDump
@@ -421,6 +431,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One a rank of this node, of a live run."""
     optimizer_sizes: tuple[OptimizerSize, ...] = ()
     bucket_layouts: tuple[BucketLayout, ...] = ()
+    matmul_precisions: tuple[MatmulPrecision, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
 

@@ -44,6 +44,8 @@ STREAMS = (
     "host_uses",
     "optimizer_sizes",
     "bucket_layouts",
+    "matmul_precisions",
+    "host_reads",
     "unused_searches",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

@@ -11,6 +11,8 @@ from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.checks.gradients import missing_no_sync
 from ddpdoctor.checks.speed import (
     exposed_communication,
+    full_precision_matmul,
+    host_sync_in_loop,
     input_bound,
     low_scaling_efficiency,
     poor_overlap,
@@ -18,7 +20,7 @@ from ddpdoctor.checks.speed import (
     straggler,
 )
 from ddpdoctor.finding import Finding, Frame, Severity
-from ddpdoctor.record.measured import Gpu
+from ddpdoctor.record.measured import Gpu, HostRead, MatmulPrecision
 from ddpdoctor.record.model import Loader, Pass, Site, TensorInfo, Wrap
 from tests.diagnosis.measured_job import MeasuredJob
 
@@ -111,18 +113,14 @@ def test_a_straggler_of_two_is_known_in_every_phase(phase: str) -> None:
 def test_a_rank_that_is_slower_in_everything_is_advice() -> None:
     slow = {"data_wait": 2.0, "forward": 4.0, "backward": 4.0, "optimizer": 4.0}
     (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: slow}))
-    assert finding.title == (
-        "rank 1 keeps rank 0 waiting for 17% of the step (14.0 ms), slower in all it does"
-    )
+    assert finding.title == ("rank 1 keeps rank 0 waiting for 17% of the step (14.0 ms), slower in all it does")
     assert finding.severity is Severity.ADVICE
 
 
 def test_a_slow_half_of_the_ranks_is_found_together() -> None:
     slow = {rank: {"forward": 30.0} for rank in (2, 3)}
     (finding,) = said(straggler, MeasuredJob(4).run(60, COMPUTE, slow))
-    assert finding.title == (
-        "ranks 2 and 3 keep the others waiting for 31% of the step (30.0 ms), for their forward"
-    )
+    assert finding.title == ("ranks 2 and 3 keep the others waiting for 31% of the step (30.0 ms), for their forward")
 
 
 def test_ranks_that_take_turns_are_no_stragglers() -> None:
@@ -283,3 +281,64 @@ def test_ranks_that_take_turns_have_to_lose_twice_what_gradients_may() -> None:
 
 def test_waiting_for_a_straggler_is_laid_to_it_alone() -> None:
     assert codes(MeasuredJob(4).run(60, COMPUTE, {2: {"forward": 60.0}})) == ["DDP403"]
+
+
+def multiplied(*seen: tuple[int, int, int]) -> list[Finding]:
+    """What is said of ranks that multiplied so many weights, and so many of them in full precision."""
+    job = MeasuredJob(2, device="cuda", backend="nccl").run(60, COMPUTE)
+    wraps = tuple(Wrap(rank=rank, wrap=0, module_class="Net", site=0) for rank in job.ranks)
+    precisions = tuple(
+        MatmulPrecision(rank=rank, wrap=0, weights=weights, full_weights=full) for rank, weights, full in seen
+    )
+    record = job.record(wraps=wraps, matmul_precisions=precisions, sites=(Site((Frame("/job/train.py", 7, "main"),)),))
+    return [item for item in full_precision_matmul.in_run(record) if isinstance(item, Finding)]
+
+
+def test_a_model_that_is_multiplied_in_full_float32_is_advice_at_its_wrap() -> None:
+    (finding,) = multiplied((0, 25_000_000, 24_000_000), (1, 25_000_000, 24_500_000))
+    assert finding.title == "Net is multiplied in full float32: the tensor cores of the GPU stay unused"
+    assert (finding.severity, finding.ranks) == (Severity.ADVICE, (0, 1))
+    assert [place.line for place in finding.locations] == [7]
+    assert "of 25,000,000 weights" in finding.evidence[0].text
+    for seen in (
+        ((0, 25_000_000, 0), (1, 25_000_000, 25_000_000)),  # one rank alone
+        ((0, 25_000_000, 10_000_000),),  # the smaller part
+        ((0, 900_000, 900_000),),  # a small model
+        (),
+    ):
+        assert multiplied(*seen) == []
+
+
+def read_back(*reads: tuple[int, str, int, int, float], line: int = 12) -> list[Finding]:
+    """What is said of reads: rank, method, steps with one, steps sampled, milliseconds of waiting per step."""
+    job = MeasuredJob(2, device="cuda", backend="nccl").run(60, COMPUTE)
+    sampled = tuple(
+        HostRead(
+            rank=rank,
+            site=0,
+            method=method,
+            calls=2 * with_,
+            steps_with=with_,
+            steps=steps,
+            wait_ns=int(wait * 1e6 * steps),
+        )
+        for rank, method, with_, steps, wait in reads
+    )
+    record = job.record(host_reads=sampled, sites=(Site((Frame("/job/train.py", line, "main"),)),))
+    return [item for item in host_sync_in_loop.in_run(record) if isinstance(item, Finding)]
+
+
+def test_a_read_in_every_step_is_advice_with_its_line_and_what_it_waits() -> None:
+    (finding,) = read_back((0, "item", 20, 20, 3.0), (1, "item", 19, 20, 2.0), (0, "__bool__", 20, 20, 1.0))
+    assert finding.title == ".item() waits for the GPU in every step, 3.0 ms each (one of 2 places)"
+    assert (finding.severity, finding.ranks) == (Severity.ADVICE, (0, 1))
+    assert [place.line for place in finding.locations] == [12]
+    assert finding.evidence[1].text.startswith(
+        "the truth value of a tensor in 20 of 20 sampled steps, 2.0 times a step"
+    )
+    for read in (
+        (0, "item", 17, 20, 3.0),  # not in every step
+        (0, "item", 9, 9, 3.0),  # too few steps
+        (0, "item", 20, 20, 0.01),  # hardly waits
+    ):
+        assert read_back(read) == []

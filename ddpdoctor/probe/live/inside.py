@@ -30,6 +30,7 @@ class Live:
         self._pulse: Optional[PulseThread] = None
         self._groups: Optional[GroupBook] = None
         self._waits: Optional[Groups] = None
+        self._training: Optional[Training] = None
         self._settings = Settings(journal, lambda: self.observer.step_ring is not None)
 
     def before_torch(self) -> None:
@@ -50,7 +51,8 @@ class Live:
         self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), evidence.note_progress)
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
-        Training(observer, torch, capabilities, reductions, evidence).install()
+        self._training = Training(observer, torch, capabilities, reductions, evidence)
+        self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(journal, torch, self._groups, self.world_made)
         self._waits.install()
@@ -71,7 +73,8 @@ class Live:
 
     def stop(self) -> None:
         """Measure no longer, and write what is there."""
-        if self.observer.step_ring is not None and self._pulse is not None:
+        if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
+            self._training.close()
             self.observer.steps.finish()
             self.observer.stop()
             self._pulse.last_beat()
@@ -92,6 +95,7 @@ class Live:
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""
-        if self.observer.step_ring is not None and self._pulse is not None:
+        if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
+            self._training.close()
             self.observer.steps.finish()
             self._pulse.last_beat()

@@ -32,12 +32,13 @@ class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "armed", "buckets", "counted", "forwards", "iterations", "layout", "layouts", "offset", "rate", "rated_at",
-        "read_ns", "size_bytes",
+        "armed", "buckets", "counted", "forwards", "iterations", "layout", "layouts", "offset", "on_gpu", "rate",
+        "rated_at", "read_ns", "size_bytes",
     )
 
-    def __init__(self, size_bytes: int, buckets: int) -> None:
+    def __init__(self, size_bytes: int, buckets: int, *, on_gpu: bool) -> None:
         self.size_bytes = size_bytes
+        self.on_gpu = on_gpu
         self.buckets = buckets
         self.layout: Optional[tuple[str, str]] = None
         """Sizes of the buckets and their parameters, in the logger's words; None before they were told."""
@@ -126,7 +127,7 @@ class Reductions:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
             self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
-        reducer = self._reducers[ddp] = Reducer(size_bytes, 1)
+        reducer = self._reducers[ddp] = Reducer(size_bytes, 1, on_gpu=on_cuda)
         if self._set_rate is not None:
             self._set_rate(ddp, 1)
         return reducer

@@ -16,7 +16,9 @@ from ..capabilities import Capabilities
 from ..optimizer_sizes import OptimizerSizes
 from ..unseen import leave_no_frame
 from .evidence import FORWARDS_NOTED, Evidence
+from .host_reads import HostReads
 from .observer import Observer, rows_of
+from .precision import COUNTED_FORWARD, Precision
 from .reductions import Reducer, Reductions
 from .steps import ACTIVE, CANDIDATE, Source
 from .stopwatch import BACKWARD, DATA_WAIT, EVALUATION, FORWARD, OPTIMIZER, SAVING
@@ -37,6 +39,8 @@ class Training:
         self._evidence = evidence
         self._sources: dict[int, Source] = {}
         self._sizes = OptimizerSizes(observer.journal, torch)
+        self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
+        self._reads = HostReads(observer, torch, capabilities.is_compiling, _is_on_gpu)
         self._backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
 
@@ -51,6 +55,10 @@ class Training:
         optimizer = sys.modules["torch.optim.optimizer"]
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
+
+    def close(self) -> None:
+        """No step is made any more: tell what was sampled, and take back what was replaced for that."""
+        self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1)
 
     def _watch_loaders(self, data: Any) -> None:
         iterator_class = self._capabilities.loader_iterator
@@ -216,6 +224,10 @@ class Training:
                 steps.trains(now_ns)
                 observer.journal.forwards += ddp.training
                 reducer = self._reductions.forward_begins(ddp)
+                if reducer.forwards == COUNTED_FORWARD:
+                    observer.journal.guarded(self._begin_counting, ddp)
+                if reducer.on_gpu and not self._reads.is_over:
+                    observer.journal.guarded(self._sample_reads)
             else:
                 if steps.state == CANDIDATE and not ddp.training:
                     steps.evaluating = True
@@ -237,10 +249,23 @@ class Training:
             observer.watch.leave(_now_ns())
             if reducer is not None:
                 self._reductions.forward_ended(ddp, reducer)
+                if reducer.forwards == COUNTED_FORWARD:
+                    observer.journal.guarded(self._end_counting, ddp)
                 if observer.steps.device_times is not None:
                     observer.steps.device_times.ends(FORWARD)
         except Exception as error:
             observer.fault("forward", error)
+
+    def _begin_counting(self, ddp: Any) -> None:
+        if self._precision.is_of_interest(ddp):
+            self._precision.begins(ddp.module, ddp.device_type)
+
+    def _end_counting(self, ddp: Any) -> None:
+        wrap = self._evidence.wrap_number(ddp)
+        self._precision.ended(ddp.module, -1 if wrap is None else wrap)
+
+    def _sample_reads(self) -> None:
+        self._reads.forward_begins(self._observer.steps.current)
 
     def _backward_begins(self) -> None:
         observer = self._observer
@@ -311,3 +336,7 @@ class Training:
             observer.watch.leave(_now_ns())
         except Exception as error:
             observer.fault("pause", error)
+
+
+def _is_on_gpu(tensor: Any) -> bool:
+    return bool(tensor.is_cuda)
