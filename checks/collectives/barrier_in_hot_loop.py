@@ -47,7 +47,7 @@ CHECK = Check(
     code="DDP313",
     name="barrier-in-hot-loop",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
-    needs=frozenset({"collectives", "forwards"}),
+    needs=frozenset({"backwards", "collectives", "forwards"}),
     needs_live=frozenset({"step_tracks", "call_tracks"}),
     advice_in_run=True,
 )

@@ -100,20 +100,16 @@ def _calls_by_place(track: CallTrack, steps: RankSteps) -> dict[tuple[str, int],
     return found
 
 
-def training_loops(record: RunRecord, rank: int) -> dict[tuple[int, int, int], list[int]]:
-    """The steps of a rank by the call chain of their training forward, its loader and its pass; of long passes only."""
+def _of_rank(record: RunRecord, rank: int) -> dict[int, tuple[int, int, str]]:
+    """Calls, steps and kind of each call chain that runs a barrier in every step of a rank."""
+    track = record.track(rank)
+    if track is None:
+        return {}
     loops: dict[tuple[int, int, int], list[int]] = {}
     for forward in record.forwards:
         if forward.rank == rank and forward.step > 0 and forward.wrapped:
             loops.setdefault((forward.site, forward.pass_loader, forward.pass_ordinal), []).append(forward.step)
-    return {loop: steps for loop, steps in loops.items() if len(steps) >= FEWEST_STEPS}
-
-
-def _of_rank(record: RunRecord, rank: int) -> dict[int, tuple[int, int, str]]:
-    """Calls, steps and kind of each call chain that runs a barrier in every step of a rank."""
-    track, loops = record.track(rank), training_loops(record, rank)
-    if track is None:
-        return {}
+    loops = {loop: steps for loop, steps in loops.items() if len(steps) >= FEWEST_STEPS}
     seen: dict[int, set[tuple[int, int]]] = {}
     kinds: dict[int, str] = {}
     calls: dict[int, int] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.diagnosis.hot_barriers import training_loops
+from ddpdoctor.diagnosis.hot_barriers import FEWEST_STEPS
 from ddpdoctor.diagnosis.wording import bytes_text, count, location_of
 from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted
 from ddpdoctor.record.model import RunRecord
@@ -17,23 +19,22 @@ RARELY = 0.5
 
 
 class _Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a rank ran a line in the training steps of the loop that it belongs to."""
+    """How often a rank ran a line after the backwards of one call chain: a step may have several forwards."""
 
     calls: int
-    """In those steps."""
     ran: int
-    """Steps in which it ran."""
+    """Backwards that it followed."""
     steps: int
+    """All of them."""
     size_bytes: int
     """Of the largest call."""
-    in_every_step: bool
-    """The last step of a pass may lack it."""
 
 
 def counted_reductions(record: RunRecord) -> Iterator[Confirmed | Refuted]:
-    """Say of each line that reduced after training forwards on every rank whether it did so in every step.
+    """Say of each line that reduced during training on every rank whether it did so in every step.
 
-    The rank that ran it least counts. Where it ran in most steps, but not in all, nothing is said.
+    The rank that ran it least counts. The first step or the last may lack it. Where it ran in most steps, but not in
+    all, nothing is said.
     """
     per_rank = [_of_rank(record, rank) for rank in record.rank_numbers()]
     for frame in per_rank[0] if per_rank else ():
@@ -41,47 +42,38 @@ def counted_reductions(record: RunRecord) -> Iterator[Confirmed | Refuted]:
         if location is None or not all(frame in found for found in per_rank):
             continue
         least = min((found[frame] for found in per_rank), key=lambda counted: counted.ran)
-        steps = count(least.steps, "training step")
-        if least.in_every_step:
+        told = f"{least.ran:,} of {count(least.steps, 'training step')}"
+        if least.ran >= least.steps - 1:
+            times = f"{count(least.calls, 'time')}, {bytes_text(least.size_bytes)} each"
             fact = Fact(
-                text=f"each rank ran it {count(least.calls, 'time')} in {steps}, {bytes_text(least.size_bytes)} a time",
+                text=f"each rank ran it in {told} ({times})",
                 basis=record.job.kind,
                 numbers={"calls": least.calls, "steps": least.steps, "bytes_per_call": least.size_bytes},
             )
             yield Confirmed(location=location, fact=fact)
         elif least.ran <= RARELY * least.steps:
-            yield Refuted(location=location, reason=f"it ran in {least.ran} of {steps}")
+            yield Refuted(location=location, reason=f"it ran in {told}")
 
 
 def _of_rank(record: RunRecord, rank: int) -> dict[Frame, _Counted]:
     track = record.track(rank)
     if track is None:
         return {}
-    rows: dict[Frame, list[int]] = {}
+    backwards = sorted((entry.time_ns, entry.site) for entry in record.backwards if entry.rank == rank)
+    times_ns = [time_ns for time_ns, _ in backwards]
+    rows: dict[tuple[Frame, int], list[tuple[int, int]]] = {}
     for row in range(len(track)):
         signature, frame = record.signatures[track.signature[row]], record.site(track.site[row]).innermost
-        if signature.kind in _REDUCTIONS and signature.origin == "user" and frame is not None:
-            rows.setdefault(frame, []).append(row)
-    passes: dict[int, list[list[int]]] = {}
-    for (forward, _, _), steps in training_loops(record, rank).items():
-        passes.setdefault(forward, []).append(steps)
+        newest = bisect_right(times_ns, track.started_ns[row]) - 1
+        if signature.kind in _REDUCTIONS and signature.origin == "user" and frame is not None and newest >= 0:
+            rows.setdefault((frame, backwards[newest][1]), []).append((newest, signature.size_bytes))
     found: dict[Frame, _Counted] = {}
-    for frame, own in rows.items():
-        loops = []
-        for forward in sorted({track.forward_site[row] for row in own} & passes.keys()):
-            of_loop = {step for steps in passes[forward] for step in steps}
-            inside = [row for row in own if track.forward_site[row] == forward and track.step[row] in of_loop]
-            ran = len({track.step[row] for row in inside})
-            loops.append(
-                _Counted(
-                    calls=len(inside),
-                    ran=ran,
-                    steps=len(of_loop),
-                    size_bytes=max((record.signatures[track.signature[row]].size_bytes for row in inside), default=0),
-                    in_every_step=ran >= len(of_loop) - len(passes[forward]),
-                )
-            )
-        if loops:
-            # Of several loops that come to a line the one that does so most often.
-            found[frame] = max(loops, key=lambda loop: loop.ran / loop.steps)
+    made = Counter(site for _, site in backwards)
+    for (frame, site), own in rows.items():
+        ran = len({backward for backward, _ in own})
+        counted = _Counted(calls=len(own), ran=ran, steps=made[site], size_bytes=max(size for _, size in own))
+        known = found.get(frame)
+        # Of several loops that come to a line the one that does so most often.
+        if made[site] >= FEWEST_STEPS and (known is None or ran / made[site] > known.ran / known.steps):
+            found[frame] = counted
     return found

@@ -33,7 +33,8 @@ def main():
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for step, (x,) in enumerate(loader):
-            loss = model(x.to(device)).square().mean()
+            views = [model(view.to(device)) for view in (x, -x)]
+            loss = sum(view.square().mean() for view in views)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -98,8 +99,8 @@ def test_a_job_that_is_too_large_for_its_machines_is_told_so_before_launch(tmp_p
     assert cores["title"] == "a node with 8 ranks runs 40 threads on 8 cores"
     assert (hot["code"], hot["severity"], hot["basis"]) == ("DDP313", "advice", ["rehearsal", "source"])
     assert hot["locations"][0]["line"] == line_of("# the log")
-    numbers = hot["evidence"][0]["numbers"]
-    assert numbers == {"calls": numbers["steps"], "steps": numbers["steps"], "bytes_per_call": 4}
+    steps = report["rehearsal"]["steps"]
+    assert hot["evidence"][0]["numbers"] == {"calls": steps, "steps": steps, "bytes_per_call": 4}
     assert (unseen["basis"], unseen["locations"][0]["line"]) == (["source"], line_of("# never reached"))
     assert unseen["unconfirmed"].startswith("not rehearsed: no rank came to")
 

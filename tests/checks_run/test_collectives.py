@@ -19,6 +19,7 @@ from ddpdoctor.diagnosis.model_mismatch import find_model_mismatch
 from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
 from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
 from ddpdoctor.record.model import Group
+from ddpdoctor.record.training import Backward
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 from tests.diagnosis.test_causes import LOOP_LINE, forwards, on_loader
 
@@ -59,57 +60,55 @@ def test_a_barrier_in_some_steps_or_in_a_short_loop_is_none(steps: int, barriers
     assert list(barrier_in_hot_loop.in_run(hot(steps, barriers).record())) == []
 
 
-def summed(steps: Iterable[int], lines: Iterable[int] = (70,), first_pass: int = 6) -> JobBuilder:
-    """Two passes of one loop, six steps in all, with a reduction at each line in some of the steps."""
-    job, wanted = JobBuilder(2), set(steps)
-    job.streams["forwards"] = ()
-    for step in range(1, 7):
-        job.step(job.ranks, step)
+def trained(job: JobBuilder, steps: int, reduces: Iterable[int], line: int = 50) -> JobBuilder:
+    """So many steps with a backward at a line, and a reduction at line 70 after some of them."""
+    for step in range(1, steps + 1):
         job.reduce_gradients(job.ranks)
-        for line in lines if step in wanted else ():
-            job.call(job.ranks, "all_reduce", line, 2, reduce_op="sum")
-        job.streams["forwards"] += tuple(
-            forwards(job, rank, 40, step=step, pass_loader=0, pass_ordinal=int(step > first_pass)) for rank in job.ranks
+        job.streams["backwards"] = (
+            *job.streams.get("backwards", ()),
+            *(Backward(rank=rank, ordinal=step, site=job.site(line), time_ns=job.tick()) for rank in job.ranks),
         )
+        if step in reduces:
+            job.call(job.ranks, "all_reduce", 70, 2, reduce_op="sum")
     return job
 
 
-@pytest.mark.parametrize("steps", [range(1, 7), range(1, 6)], ids=["every step", "all but the last"])
-def test_reductions_in_every_step_confirm_what_the_source_suspects_and_nothing_else(steps: Iterable[int]) -> None:
-    (confirmed,) = barrier_in_hot_loop.in_run(summed(steps).record())
+def said_of(job: JobBuilder) -> list[SaidOfRun]:
+    return list(barrier_in_hot_loop.in_run(job.record()))
+
+
+@pytest.mark.parametrize("ran", [6, 5], ids=["every step", "all but the last"])
+def test_reductions_in_every_step_confirm_what_the_source_suspects_and_nothing_else(ran: int) -> None:
+    (confirmed,) = said_of(trained(JobBuilder(2), 6, range(1, ran + 1)))
     assert isinstance(confirmed, Confirmed)
     assert (confirmed.location.file, confirmed.location.line) == (SCRIPT, 70)
-    times = len(list(steps))
-    assert confirmed.fact.text == f"each rank ran it {times} times in 6 training steps, 8 bytes a time"
-    assert confirmed.fact.numbers == {"calls": times, "steps": 6, "bytes_per_call": 8}
+    assert confirmed.fact.text == f"each rank ran it in {ran} of 6 training steps ({ran} times, 8 bytes each)"
+    assert confirmed.fact.numbers == {"calls": ran, "steps": 6, "bytes_per_call": 8}
 
 
 @pytest.mark.parametrize("steps", [(1, 2, 3), (6,)])
 def test_reductions_in_half_of_the_steps_or_fewer_refute_it(steps: tuple[int, ...]) -> None:
-    (refuted,) = barrier_in_hot_loop.in_run(summed(steps).record())
+    (refuted,) = said_of(trained(JobBuilder(2), 6, steps))
     assert isinstance(refuted, Refuted)
     assert (refuted.location.line, refuted.reason) == (70, f"it ran in {len(steps)} of 6 training steps")
 
 
 def test_reductions_that_tell_nothing_say_nothing() -> None:
-    assert list(barrier_in_hot_loop.in_run(summed((1, 2, 3, 4)).record())) == [], "in most steps"
-    assert list(barrier_in_hot_loop.in_run(summed(range(1, 7), first_pass=3).record())) == [], "in short passes"
-    assert list(barrier_in_hot_loop.in_run(healthy_job(steps=6).record())) == [], "after no training forward"
-    lone = summed(range(1, 7))
-    lone.call(0, "all_reduce", 80)
-    (confirmed,) = barrier_in_hot_loop.in_run(lone.record())
-    assert isinstance(confirmed, Confirmed)
-    assert confirmed.location.line == 70, "not the line that one rank ran"
+    assert said_of(trained(JobBuilder(2), 6, (1, 2, 3, 4))) == [], "in most steps"
+    assert said_of(trained(JobBuilder(2), 3, range(4))) == [], "in few steps"
+    before = JobBuilder(2)
+    before.call(before.ranks, "all_reduce", 70)
+    assert said_of(trained(before, 6, ())) == [], "before the training"
+    lone = trained(JobBuilder(2), 6, ())
+    lone.call(0, "all_reduce", 70)
+    assert said_of(lone) == [], "on one rank only"
 
 
-def test_a_line_that_two_loops_come_to_is_in_every_step_of_one() -> None:
-    job = summed(range(1, 7))
-    for step in range(1, 5):
-        job.step(job.ranks, step, 90)
-        job.streams["forwards"] += tuple(forwards(job, rank, 90, step=step) for rank in job.ranks)
-    job.call(job.ranks, "all_reduce", 70, 2, reduce_op="sum")
-    (confirmed,) = barrier_in_hot_loop.in_run(job.record())
+def test_a_line_that_several_loops_come_to_is_in_every_step_of_one() -> None:
+    job = trained(JobBuilder(2), 8, (8,), 90)
+    (confirmed,) = said_of(trained(trained(job, 6, range(1, 7)), 8, (8,), 91))
     assert isinstance(confirmed, Confirmed)
+    assert confirmed.fact.numbers["steps"] == 6
 
 
 def test_a_broadcast_of_a_lone_forward_that_met_training_is_luck() -> None:
