@@ -55,6 +55,7 @@ def events(record: RunRecord) -> Iterator[dict[str, Any]]:
 
 
 def _step_events(track: StepTrack, origin_ns: int) -> Iterator[dict[str, Any]]:
+    sent_ns = 0
     for row in range(len(track)):
         start_ns, end_ns = track.started_at_ns[row], track.ended_at_ns[row]
         figures = {
@@ -72,8 +73,10 @@ def _step_events(track: StepTrack, origin_ns: int) -> Iterator[dict[str, Any]]:
                 at_ns += length_ns
         if track.window_ns[row] > 0 and track.reduced_at_ns[row]:
             exposed = {"exposed_us": track.exposed_ns[row] / 1_000, "bytes": track.reduced_bytes[row]}
-            first_ns = track.reduced_at_ns[row] - track.window_ns[row]
-            yield _slice("gradients", track.rank, GRADIENTS, first_ns - origin_ns, track.window_ns[row], exposed)
+            # A window that was scaled up from one backward of several may be longer than there was time for it.
+            first_ns = max(track.reduced_at_ns[row] - track.window_ns[row], start_ns, sent_ns)
+            sent_ns = max(track.reduced_at_ns[row], first_ns)
+            yield _slice("gradients", track.rank, GRADIENTS, first_ns - origin_ns, sent_ns - first_ns, exposed)
 
 
 def _phases(track: StepTrack, row: int, step_ns: int) -> list[tuple[str, int]]:
@@ -91,8 +94,9 @@ def _phases(track: StepTrack, row: int, step_ns: int) -> list[tuple[str, int]]:
 
 def _call_events(track: CallTrack, record: RunRecord, origin_ns: int) -> Iterator[dict[str, Any]]:
     for row in range(len(track)):
-        left_ns = track.left_at_ns[row] or record.job.ended_ns
         entered_ns = track.entered_at_ns[row]
+        next_ns = track.entered_at_ns[row + 1] if row + 1 < len(track) else record.job.ended_ns
+        left_ns = track.left_at_ns[row] or next_ns
         kind, group, site = track.kind[row], track.group[row], track.site[row]
         line = record.site(site).innermost if site < len(record.sites) else None
         figures: dict[str, Any] = {"bytes": track.size_bytes[row], "sequence": track.sequence[row]}

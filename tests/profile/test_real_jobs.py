@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from tests.jobs_of_tests import kill_marked, marked
+from tests.profile.trace_format import violations
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAIN = (sys.executable, "-m", "ddpdoctor")
@@ -140,6 +141,7 @@ def test_the_report_on_an_example_begins_with_its_verdict(
     assert text.startswith(first_line), text
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}
+    assert violations(trace) == []
     again = _start(started, tmp_path, *MAIN, "report")
     assert again.communicate(timeout=60)[0].decode() == text
     as_json = _start(started, tmp_path, *MAIN, "report", "--output-format", "json")
