@@ -93,7 +93,6 @@ def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
 @pytest.mark.parametrize(
     ("text", "reason", "output"),
     [
-        (training("raise ValueError('no good')"), "raised ValueError at train.py:15: no good", "no good"),
         (training("open('missing.bin')"), "raised FileNotFoundError at train.py:15", "missing.bin"),
         (training(ARGUMENTS), "left with exit code 2", "the following arguments are required: --data"),
         (NO_DDP, "without wrapping a model in DistributedDataParallel", "nothing to train"),
@@ -102,7 +101,6 @@ def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
         (WITHOUT_THE_PROBE + training(), "0 of 2 ranks reported", ""),
     ],
     ids=[
-        "raises",
         "no data set",
         "missing arguments",
         "no DDP",

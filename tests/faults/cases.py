@@ -177,7 +177,6 @@ FAULTS: dict[str, Fault] = {
         script=training_script(within="if rank == 0 and step == 4 and fault(): dist.all_reduce(value)  # here"),
         code="DDP301",
         culprit=0,
-        quick=True,
     ),
     "missing collective on rank 1": Fault(
         script=training_script(

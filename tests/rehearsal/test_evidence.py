@@ -123,12 +123,9 @@ def test_an_exception_names_its_line_and_is_told_from_its_echo(rehearse_script: 
         ("os._exit(7)", "left-by-exit", 7),
         ("sys.exit(2)", "left-by-exit", 2),
         ("sys.exit('no data set')", "left-by-exit", 1),
-        ("sys.exit(0)", "finished", 0),
-        ("sys.exit()", "finished", 0),
-        ("pass", "finished", 0),
     ],
 )
-def test_ways_out_of_a_process(rehearse_script: Rehearse, leave: str, end: str, code: int) -> None:
+def test_bad_ways_out_of_a_process(rehearse_script: Rehearse, leave: str, end: str, code: int) -> None:
     record = rehearse_script(
         f"""
         dist.init_process_group("gloo")
@@ -142,6 +139,20 @@ def test_ways_out_of_a_process(rehearse_script: Rehearse, leave: str, end: str, 
     )
     left = record.of_rank(1)
     assert left is not None and (left.end, left.exit_code) == (end, code)
+
+
+def test_good_ways_out_of_a_process(rehearse_script: Rehearse) -> None:
+    record = rehearse_script(
+        """
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            sys.exit(0)
+        if dist.get_rank() == 2:
+            sys.exit()
+        """,
+        nproc=3,
+    )
+    assert [(rank.end, rank.exit_code) for rank in record.ranks] == [("finished", 0)] * 3
 
 
 def test_a_script_that_spawns_its_ranks(rehearse_script: Rehearse) -> None:
