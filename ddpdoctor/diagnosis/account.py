@@ -142,7 +142,7 @@ def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
     numbers: dict[str, int | float] = {"step": turn.step}
     extra = ""
     if turn.signature is not None:
-        what, subject = details(turn.signature), turn.signature.subject
+        what, subject = details(turn.signature), _named(turn.signature.subject)
         extra = f"{subject and f' on {subject}'}{what and f' ({what})'}"
         numbers["bytes"] = turn.signature.size_bytes
     return Fact(
@@ -240,9 +240,15 @@ def _swapped_title(divergence: Divergence) -> str:
     for turn in divergence.turns:
         if turn.signature is not None and turn.signature.subject:
             by_subject.setdefault(turn.signature.subject, []).append(turn)
-    parts = [f"{subject} of {_ranks(turns)}" for subject, turns in by_subject.items()]
+    unnamed = iter(("a parameter", *["another"] * len(by_subject)))
+    parts = [f"{_named(subject) or next(unnamed)} of {_ranks(turns)}" for subject, turns in by_subject.items()]
     first = next(turn for turn in divergence.turns if turn.row is not None)
     return f"the ranks run a loop in different orders: {_call(first)} pairs {' with '.join(parts)}"
+
+
+def _named(subject: str) -> str:
+    """The subject of a loop's turn as the script calls it; empty for a digest of its content."""
+    return "" if subject.startswith("#") else subject
 
 
 def _aborted_title(divergence: Divergence) -> str:

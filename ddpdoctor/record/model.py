@@ -319,7 +319,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     uneven: bool | None = None
     """The tensors of its list, one for each rank, differ in size; None where it has no list or that was not seen."""
     subject: str = ""
-    """What this turn of the loop around it is about, by its name in the script; empty where that is unknown."""
+    """What this turn of the loop around it is about, by its name in the script, or a digest behind a ``#``; empty
+    where neither is known."""
 
 
 class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ class Subjects:
         if not isinstance(tensor, self._torch.nn.Parameter):
             return ""
         digest = tensor_digest(tensor, DIGESTED_BYTES)
-        return f"parameter {digest}" if digest else ""
+        return f"#{digest}" if digest else ""
 
 
 def loop_targets(tree: ast.AST, line: int) -> tuple[str, ...]:

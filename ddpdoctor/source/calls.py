@@ -9,6 +9,7 @@ from functools import partial
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.attributes import bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.choices import method_of_any, of_any_class
 from ddpdoctor.source.effort import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.external import call_external, call_method
 from ddpdoctor.source.frames import CallFrame
@@ -150,6 +151,9 @@ def _call_option(
 
         machine.fork([partial(call_one, option) for option in options])
         return derived(results)
+    method = method_of_any(options)
+    if method is not None:
+        return apply(machine, node, method, positional, named, complete)
     for option in options:
         if isinstance(option, Built) and option.name == DDP:
             return apply(machine, node, option, positional, named, complete)
@@ -161,7 +165,7 @@ def _call_option(
     for option in options:
         if isinstance(option, (Function, ProjectClass, Instance, Partial, Built)):
             value = apply(machine, node, option, positional, named, complete)
-            return join(value, derived((value,)))
+            return of_any_class(value) or join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 
 from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.targets import overwrite
 from ddpdoctor.source.values import (
     UNIFORM,
     Bound,
     Const,
     External,
+    Function,
     Items,
     Lanes,
     Mapped,
@@ -59,11 +61,21 @@ def container_method(
 
 
 def one_of_classes(registry: Mapped) -> Value | None:
-    """What a dict of classes gives for a name that is not known; None for one that holds anything else."""
+    """What a dict of classes, or of functions that make optimizers, gives for a name that is not known.
+
+    None for a dict that holds anything else.
+    """
     values = [value for _, value in registry.entries]
-    if not values or not all(isinstance(value, (External, ProjectClass)) for value in values):
-        return None
-    return reduce(join, values)
+    known = (isinstance(value, (External, ProjectClass)) or _makes_optimizers(value) for value in values)
+    return reduce(join, values) if values and all(known) else None
+
+
+def _makes_optimizers(value: Value) -> bool:
+    """Whether a function returns what it makes of ``torch.optim``, or of classes of its own by such a name."""
+    if not isinstance(value, Function):
+        return False
+    results = [node.value for node in descend(value.node) if isinstance(node, ast.Return) and node.value is not None]
+    return bool(results) and all("optim." in ast.unparse(result) for result in results)
 
 
 def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:

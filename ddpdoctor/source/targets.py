@@ -10,9 +10,11 @@ from ddpdoctor.source.noted_training import note_attribute_set
 from ddpdoctor.source.values import (
     Built,
     Const,
+    Function,
     Instance,
     Items,
     Mapped,
+    ProjectClass,
     TensorSize,
     Value,
     by_rank,
@@ -33,6 +35,13 @@ def scope_of(machine: Machine, name: str) -> int:
             if machine.store.get(scope, name) is not None:
                 return scope
     return frame.scope
+
+
+def _scope_that_holds(machine: Machine, name: str) -> int:
+    """The scope of the variable that a name stands for here."""
+    frame = machine.frames[-1]
+    scopes = (*frame.scopes, machine.scope_modules[frame.module.name])
+    return next((scope for scope in scopes if machine.store.get(scope, name) is not None), frame.scope)
 
 
 def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
@@ -90,7 +99,12 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
     if isinstance(container, Mapped) and key is not ...:
         entries = dict(container.entries)
         entries[key] = value
-        assign_to(machine, target.value, Mapped(tuple(entries.items())))
+        changed = Mapped(tuple(entries.items()))
+        if isinstance(target.value, ast.Name) and isinstance(value, (Function, ProjectClass)):
+            # A registry, which is often filled by a decorator, far from where its name belongs.
+            machine.assign(_scope_that_holds(machine, target.value.id), target.value.id, changed)
+        else:
+            assign_to(machine, target.value, changed)
     elif isinstance(container, (Mapped, Items, TensorSize)):
         assign_to(machine, target.value, derived((container, value)))
 

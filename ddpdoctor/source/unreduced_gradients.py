@@ -81,9 +81,14 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
         elsewhere = any(load.receiver == event.receiver and load.ranks & ~event.ranks for load in loads)
         if options and all(is_training_state(option) for option in options) and not elsewhere:
             seen.add(event.node)
-            name = options[0].name
-            what = "optimizer" if name == OPTIMIZER else name.rpartition(".")[2]
-            yield LonelyLoad(event, guard, what)
+            yield LonelyLoad(event, guard, _class_of(options))
+
+
+def _class_of(options: list[Built]) -> str:
+    names = {option.name for option in options}
+    if len(names) == 1 and OPTIMIZER not in names:
+        return options[0].name.rpartition(".")[2]
+    return "scheduler" if all("lr_scheduler" in name for name in names) else "optimizer"
 
 
 def _guard(projection: Projection, event: Event) -> Guard | None:

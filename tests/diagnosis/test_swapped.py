@@ -34,6 +34,13 @@ def test_ranks_that_agree_are_told_together() -> None:
     assert account.title(divergence).endswith("pairs a of ranks 0 and 2 with b of rank 1")
 
 
+def test_parameters_without_a_name_are_told_apart_but_not_shown() -> None:
+    divergence = find_divergence(looped(healthy_job(), ("#15f7", "#2b3c"), ("#2b3c", "#15f7")).record())
+    assert divergence is not None
+    assert account.title(divergence).endswith("pairs a parameter of rank 0 with another of rank 1")
+    assert not any("#" in fact.text for fact in account.facts(divergence, "rehearsal"))
+
+
 def test_one_order_other_things_and_turns_that_do_not_follow_each_other_prove_nothing() -> None:
     assert find_divergence(looped(healthy_job(), ("a", "b"), ("a", "b")).record()) is None
     assert find_divergence(looped(healthy_job(), ("own 0", "b"), ("own 1", "b")).record()) is None
