@@ -18,6 +18,7 @@ from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import descend, last_name
 from ddpdoctor.source.noted_training import bare_forward
 from ddpdoctor.source.own_data import chooses_keys
+from ddpdoctor.source.own_seeds import drawn_apart, of_unread
 from ddpdoctor.source.ranks import FIRST, guessed_lanes
 from ddpdoctor.source.signatures import signature_of
 from ddpdoctor.source.store import NEVER
@@ -102,9 +103,11 @@ def apply(
 ) -> Value:
     """Call a value."""
     if function.__class__ is External:
-        return call_external(machine, node, function.name, positional, named, complete)
+        result = call_external(machine, node, function.name, positional, named, complete)
+        return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is Bound:
-        return call_method(machine, node, function, positional, named, complete)
+        result = call_method(machine, node, function, positional, named, complete)
+        return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, positional, named, complete)
         if function.receiver is not None and machine.wrapped:
@@ -265,7 +268,7 @@ def call_function(
         if around.owner is not None and around.owner.node is function.node:
             active += 1
     if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.is_dull(function.node)):
-        return derived([*positional, *named.values()])
+        return of_unread(machine, function, [*positional, *named.values()])
     known = machine.effort.passes_over(function.node, machine.steps)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
         return _passed_over(machine, function, module, known, on_yield)

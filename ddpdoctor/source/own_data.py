@@ -46,7 +46,7 @@ MEMBERS: Tag = ("members", 0)
 """Of a collection whose length depends on what is in it."""
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
-OWN_KINDS = frozenset({"batch", "ddp", "own", "clock", "files", "random", "counted", "members", EXTENT})
+OWN_KINDS = frozenset({"batch", "ddp", "own", "clock", "files", "random", "drawn", "counted", "members", EXTENT})
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 _CLOCK = re.compile(r"^(time|datetime)\.")
@@ -169,6 +169,8 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
         return "clock"
     if "files" in kinds:
         return "files"
+    if "drawn" in kinds:
+        return "random"
     if "random" in kinds:
         return None if _seeds(machine) else "random"
     return "state" if "own" in kinds else None
