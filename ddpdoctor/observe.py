@@ -77,17 +77,24 @@ def live_source(
 
 
 def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
-    """What was shown last of a run, and its record; a run that is over and that nobody watched is looked at now.
+    """What was shown last of a run, and its record.
 
-    Raises RecordError when the directory cannot be read.
+    A run that went on when nobody watched it any more, or that nobody watched, is looked at now, once it is over; its
+    GPUs are those of what was shown. Raises RecordError when the directory cannot be read.
     """
     plan = read_plan(directory)
-    source = RunSource(directory, plan, None, is_over=not live_processes(directory))
+    is_over = not live_processes(directory)
+    source = RunSource(directory, plan, None, is_over=is_over)
     try:
         try:
-            snapshot = final_snapshot(directory)
+            shown = final_snapshot(directory)
         except RecordError:
+            shown = None
+        snapshot = shown
+        if snapshot is None or (is_over and snapshot.state != "ended"):
             snapshot = source.final_snapshot()
+        if shown is not None:
+            snapshot = msgspec.structs.replace(snapshot, gpus=shown.gpus, gpus_note=shown.gpus_note)
         return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
     finally:
         source.close()

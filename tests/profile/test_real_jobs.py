@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -118,6 +119,16 @@ def test_a_second_terminal_attaches_to_a_job_of_plain_torchrun_and_leaves_it_alo
     reached = _until(job.stdout, "epoch ")[-1][1]
     _until(job.stdout, "epoch ")
     assert job.poll() is None, reached
+    kill_marked(tmp_path)
+    job.communicate()
+    report = subprocess.run((*MAIN, "report", "run dir"), cwd=tmp_path, capture_output=True, timeout=60)
+    assert _steps_in(report.stdout) > _steps_in(out), "what came after the detaching is in the report"
+
+
+def _steps_in(report: bytes) -> int:
+    found = re.search(rb"([\d,]+)\s+steps", report)
+    assert found is not None, report.decode()
+    return int(found[1].replace(b",", b""))
 
 
 @pytest.mark.parametrize(
