@@ -53,12 +53,14 @@ REMEDY = "Change the model before the wrap, or wrap it again after the change."
 def in_source(script: Script) -> Iterator[Finding]:
     """Report changes of a wrapped model's parameters."""
     for change in changes_after_wrap(whole_projection(script)):
+        place = change.event.module.location(change.node)
         yield CHECK.finding(
             "source",
             f"{change.what} after the model was wrapped: DDP listed what it averages when it was built",
             remedy=REMEDY,
-            locations=(change.event.module.location(change.node),),
+            locations=(place,),
             evidence=(
+                Fact(text=f"{change.what} here", basis="source", location=place),
                 Fact(
                     text="the model is wrapped here",
                     basis="source",

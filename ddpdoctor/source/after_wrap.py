@@ -145,23 +145,33 @@ def _switches(projection: Projection) -> Iterator[_Found]:
     """``p.requires_grad = False`` in a loop over parameters, and ``requires_grad_()``."""
     for event in training_events(projection, "parameters", "named_parameters"):
         number = _wrap_of(projection, event)
-        loop = next(
-            (node for node in event.module.ancestors(event.node) if isinstance(node, (ast.For, ast.stmt))), None
-        )
-        if number is None or not isinstance(loop, ast.For):
+        if number is None:
             continue
-        for node in descend(loop):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                target = node.targets[0]
-                if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                    rests = node in loop.body and _is_whole(projection, event, number)
-                    yield _switch(projection, event, number, node, bool(node.value.value), rests)
+        for loop, over_all in _loops_over(event):
+            for node in descend(loop):
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                    target = node.targets[0]
+                    if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
+                        rests = over_all and node in loop.body and _is_whole(projection, event, number)
+                        yield _switch(projection, event, number, node, bool(node.value.value), rests)
     for event in training_events(projection, "requires_grad_"):
         number = _wrap_of(projection, event)
         argument = event.argument("requires_grad", 0)
         value = constant(argument) if argument is not None else True
         if number is not None and isinstance(value, bool):
             yield _switch(projection, event, number, event.node, value, _is_whole(projection, event, number))
+
+
+def _loops_over(event: Event) -> Iterator[tuple[ast.For, bool]]:
+    """The loops over what an event gives, or over a variable that is made from it, and whether over all of it."""
+    statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.stmt)), None)
+    if isinstance(statement, ast.For):
+        yield statement, True
+    elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+        name = statement.targets[0].id
+        for node in descend(event.module.body_around(event.node)):
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Name) and node.iter.id == name:
+                yield node, False
 
 
 def _is_whole(projection: Projection, event: Event, number: int) -> bool:
