@@ -113,7 +113,11 @@ def _cut_to(record: RunRecord) -> int | None:
 
 
 def _unknown_gaps(record: RunRecord) -> Iterator[str]:
-    """Say that the script was ended before its end, where what it did not reach cannot be named."""
+    """Say that no model was wrapped, and that the script was ended where what it did not reach cannot be named."""
+    from ddpdoctor.diagnosis.replicas import trained_by_hand
+
+    if trained_by_hand(record):
+        yield "no model was wrapped in DistributedDataParallel: the script averages by collectives of its own"
     lines = record.stream("lines")
     if lines.state == "truncated" and any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
         yield f"the rehearsal ended the script, and the lines that it did not reach are not known: {lines.reason}"
@@ -131,6 +135,7 @@ def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
 
 def _judgement(record: RunRecord, root: str) -> _Judgement:
     from ddpdoctor.diagnosis.account import whereabouts
+    from ddpdoctor.diagnosis.replicas import trained_by_hand
 
     job = record.job
     if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in"):
@@ -167,7 +172,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     if job.world_size == 1:
         reason = "the process group has 1 rank, with which there is nothing to compare"
         return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
-    if not record.wraps:
+    if not record.wraps and not trained_by_hand(record):
         return _no_wrap(record)
     if record.steps() == 0:
         reason = "the script ended before every rank had made an optimizer step"

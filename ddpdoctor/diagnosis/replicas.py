@@ -102,6 +102,19 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     return any(2 * count >= elements for interval, count in moved.items() if interval)
 
 
+def trained_by_hand(record: RunRecord) -> bool:
+    """Tell whether every rank stepped, wrapped nothing, and reduced as much as it trains by calls of the user's own.
+
+    Scattered reductions are another wrapper's, whose state no rank holds whole.
+    """
+    if record.wraps or any(signature.kind.startswith("reduce_scatter") for signature in record.signatures):
+        return False
+    trained = dict.fromkeys(record.rank_numbers(), 0)
+    for step in record.optimizer_steps:
+        trained[step.rank] = max(trained.get(step.rank, 0), step.elements)
+    return bool(trained) and all(averaged_by_hand(record, rank, elements) for rank, elements in trained.items())
+
+
 def may_be_averaged_later(record: RunRecord) -> bool:
     """Tell whether the user's files hold a call that could average a model and that no rank came to."""
     reached = {

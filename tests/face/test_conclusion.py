@@ -9,6 +9,8 @@ from ddpdoctor.conclusion import could_not_rehearse, judge
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Loader, Rank, RankException, StreamState
+from ddpdoctor.record.training import OptimizerStep
+from tests.diagnosis.jobs import JobBuilder
 from tests.face.examples import SAMPLE, TRAIN, record
 
 ROOT = str(SAMPLE)
@@ -18,6 +20,27 @@ def test_a_rehearsal_whose_ranks_wrapped_stepped_and_ended_is_completed() -> Non
     section = judge(record(), ROOT)
     assert (section.status, section.reason) == ("completed", "")
     assert (section.ranks, section.steps, section.seconds, section.device) == (2, 2, 2.5, "cpu")
+
+
+@pytest.mark.parametrize(("line", "status"), [(60, "completed"), (None, "failed")])
+def test_ranks_that_wrapped_nothing_have_to_average_by_hand(line: int | None, status: str) -> None:
+    job = JobBuilder(2)
+    steps = []
+    for ordinal in range(2):
+        steps += [
+            OptimizerStep(rank=rank, optimizer=0, ordinal=ordinal, elements=100, time_ns=job.tick()) for rank in (0, 1)
+        ]
+        if line is not None:
+            job.call(job.ranks, "all_reduce", line, 100, reduce_op="sum")
+    for rank in job.ranks:
+        job.leave(rank, "finished", main_finished=True)
+    section = judge(job.record(optimizer_steps=tuple(steps)), ROOT)
+    assert section.status == status
+    assert section.notes == (
+        ("no model was wrapped in DistributedDataParallel: the script averages by collectives of its own",)
+        if line is not None
+        else ()
+    )
 
 
 def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
