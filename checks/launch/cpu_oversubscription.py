@@ -4,9 +4,10 @@ What it finds
     In a live run: ranks whose main thread could have run, and found no free core, for a fifth of the time or more,
     while the busy threads of the ranks and their loaders' workers were more than one and a half per core. In a
     rehearsal: ranks of a node whose threads and workers will be more than two per core. How many ranks there are, the
-    launch command says or the settings (`ranks-per-node` in [tool.ddpdoctor.job]); the cores, the settings (`cores`),
+    launch command says or the settings (`ranks-per-node` in `[tool.ddpdoctor.job]`); the cores, the settings (`cores`),
     or this machine where it has the job's GPUs. torchrun lets torch compute on one thread a rank, unless
-    OMP_NUM_THREADS says otherwise; ranks that a script starts itself take one for each core.
+    OMP_NUM_THREADS says otherwise; where a script starts its ranks itself, each takes one for each core, which counts
+    where it trains on the CPU.
 
 Why it is bad
     A rank that waits for a core launches its kernels late and answers its peers late, and all ranks wait for the one
