@@ -184,6 +184,9 @@ def test_wraps_loaders_passes_and_files_are_known(record: RunRecord) -> None:
         (0, 20, "exhausted", 20),
         (1, 20, "exhausted", 20),
     }
+    assert {(one.averaged, one.looped, one.joined) for one in training} == {(10, False, False)}
+    evaluated = [one for one in record.passes if one.loader == 1]
+    assert {(one.averaged, one.looped, one.joined) for one in evaluated} == {(0, True, False)}
     by_rank = {rank: {index for one in training if one.rank == rank for index in one.indices} for rank in (0, 1)}
     assert all(len(indices) >= 80 for indices in by_rank.values())
     assert len({one.index_digest for one in training}) == 4

@@ -14,6 +14,7 @@ from .calls import Calls
 from .evidence import Evidence
 from .flights import Flights
 from .observer import Observer
+from .passes import Passes
 from .pulse import PulseThread
 from .reductions import Reductions
 from .searches import Searches
@@ -46,12 +47,14 @@ class Live:
         for name, cost in capabilities.missing.items():
             journal.event("missing_capability", name=name, cost=cost)
         self._groups = GroupBook(journal, torch)
-        evidence = Evidence(observer, torch, capabilities)
+        passes = Passes(observer, torch, capabilities)
+        passes.install()
+        evidence = Evidence(observer, torch, passes)
         evidence.install()
-        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), evidence.note_progress)
+        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), passes.note_progress)
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
-        self._training = Training(observer, torch, capabilities, reductions, evidence)
+        self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(journal, torch, self._groups, self.world_made)

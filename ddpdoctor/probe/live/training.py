@@ -18,6 +18,7 @@ from ..unseen import leave_no_frame
 from .evidence import FORWARDS_NOTED, Evidence
 from .host_reads import HostReads
 from .observer import Observer, rows_of
+from .passes import Passes
 from .precision import COUNTED_FORWARD, Precision
 from .reductions import Reducer, Reductions
 from .steps import ACTIVE, CANDIDATE, Source
@@ -30,13 +31,20 @@ class Training:
     """Replaces what a training loop calls."""
 
     def __init__(
-        self, observer: Observer, torch: Any, capabilities: Capabilities, reductions: Reductions, evidence: Evidence
+        self,
+        observer: Observer,
+        torch: Any,
+        capabilities: Capabilities,
+        reductions: Reductions,
+        evidence: Evidence,
+        passes: Passes,
     ) -> None:
         self._observer = observer
         self._torch = torch
         self._capabilities = capabilities
         self._reductions = reductions
         self._evidence = evidence
+        self._passes = passes
         self._sources: dict[int, Source] = {}
         self._sizes = OptimizerSizes(observer.journal, torch)
         self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
@@ -87,7 +95,7 @@ class Training:
             watched = observer.thread == get_ident()
             if watched:
                 training._pause_begins(DATA_WAIT)
-                observer.journal.guarded(training._evidence.pass_is_asked_for, loader)
+                observer.journal.guarded(training._passes.pass_is_asked_for, loader)
             try:
                 iterator = iterate(loader)
             except BaseException as error:
@@ -98,7 +106,7 @@ class Training:
                     training._pause_ended()
             if watched:
                 training._remember(loader, iterator)
-                observer.journal.guarded(training._evidence.pass_begins, loader, iterator, sys._getframe(1))
+                observer.journal.guarded(training._passes.pass_begins, loader, iterator, sys._getframe(1))
             return iterator
 
         iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
@@ -181,7 +189,7 @@ class Training:
         try:
             now_ns = _now_ns()
             observer.watch.leave(now_ns)
-            self._evidence.drawn(iterator, batch, frame)
+            self._passes.drawn(iterator, batch, frame)
             fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
             observer.steps.fetch_ended(rows_of(batch), fresh and self._has_started_workers(iterator), now_ns)
         except Exception as error:
@@ -199,7 +207,7 @@ class Training:
             observer.watch.leave(_now_ns())
             if exhausted and source is not None:
                 observer.steps.pass_ended(source)
-                self._evidence.pass_ended(iterator)
+                self._passes.pass_ended(iterator)
         except Exception as error:
             observer.fault("fetch", error)
 
@@ -234,7 +242,7 @@ class Training:
                 if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
                     phase = EVALUATION
                     steps.pause(now_ns)
-            if reducer is None or reducer.forwards <= FORWARDS_NOTED or self._evidence.has_new_loader:
+            if reducer is None or reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
                 self._evidence.forward_begins(ddp, frame)
             observer.watch.enter(phase, now_ns)
             if reducer is not None and steps.device_times is not None:
@@ -290,7 +298,7 @@ class Training:
             observer.steps.backward_ended(now_ns)
             if observer.steps.device_times is not None:
                 observer.steps.device_times.ends(BACKWARD)
-            self._evidence.backward_ended(averages)
+            self._passes.backward_ended(averages)
         except Exception as error:
             observer.fault("backward", error)
 
