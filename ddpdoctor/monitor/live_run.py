@@ -21,6 +21,7 @@ from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.rank_gpus import environment_of
 from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
+from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.incarnations import superseded
 from ddpdoctor.record.model import RunRecord, StreamState
@@ -31,6 +32,11 @@ STALL_AFTER_S = 5.0
 """A rank without any sign of life for so long, while others wait for it, is stuck."""
 QUIET_AFTER_NS = 1_000_000_000
 """Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
+WATCHED_ROWS = 80_000
+"""Steps of all ranks together that are kept in memory while a run is watched, twice what the checks look at; …"""
+WHOLE_ROWS = 400_000
+"""… and that are read again for its end: of up to 97 ranks all that the rings hold."""
+FEWEST_ROWS = 256
 ASK_AGAIN_NS = 1_000_000_000
 """Ranks that stand still are asked for their evidence again after so long, then after twice that, and so on."""
 
@@ -70,15 +76,17 @@ class LiveRun:
 
         With ``window_ns`` steps and explicit collectives reach so far back from the newest step, and no further.
         """
-        assembly = self._up_to_date()
+        assembly = self._up_to_date(whole=not window_ns)
         assembly.live.window_ns = window_ns
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
                 words = self._words_of(pid)
                 assembly.book.gone(pid, now_ns, None if words is None else -words.signal)
         self._silence.look(assembly.book, now_ns)
+        newest_ns = min(assembly.live.newest_ends_ns(), default=0)
+        self.is_quiet = not self._is_over and now_ns - newest_ns > QUIET_AFTER_NS
+        assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
         record = self._record(now_ns)
-        self.is_quiet = not self._is_over and _is_quiet(record, now_ns)
         if self.is_quiet:
             self._ask_for_evidence(now_ns)
             self._stuck = self._liveness.look(assembly.live.steps)
@@ -87,10 +95,16 @@ class LiveRun:
         elif self._asked:
             # What is recorded of the next standstill need not join on to this one's.
             self.divergence, self._watch, self._asked = None, Watch(), 0
+            assembly.live.forget_flights()
         return record
 
-    def _up_to_date(self) -> Assembly:
-        """What was written until now, of the newest process of each rank only."""
+    def _up_to_date(self, *, whole: bool) -> Assembly:
+        """What was written until now, of the newest process of each rank only; ``whole``: as far back as it reaches."""
+        live = self._assembly.live
+        ranks = len(live.steps) or len(self._assembly.files.find_processes()) or 1
+        before, live.most_rows = live.most_rows, _rows_of_each(ranks, whole=whole)
+        if whole and before < live.most_rows:
+            live.reopen()
         self._assembly.poll()
         newly = superseded(self._assembly.book)
         if newly:
@@ -206,6 +220,7 @@ class LiveRun:
         return self._environment
 
 
-def _is_quiet(record: RunRecord, now_ns: int) -> bool:
-    newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
-    return not newest or now_ns - min(newest) > QUIET_AFTER_NS
+def _rows_of_each(ranks: int, *, whole: bool) -> int:
+    """Steps of each rank that are kept."""
+    shared = WHOLE_ROWS if whole else WATCHED_ROWS
+    return min(layout.NUMBERED_ROWS, max(FEWEST_ROWS, shared // ranks))

@@ -19,6 +19,8 @@ NumberOf = Callable[[int, str, int], int]
 """The record's number for a process's own: process, kind, number there."""
 RankOf = Callable[[int], "int | None"]
 _PHASES = get_args(Phase)
+CALLS_A_STEP = 4
+"""Explicit collectives that are kept of each step, where not all steps of the rings are."""
 WAITING_AFTER_MS = 500
 """A training thread waits in a collective that is under way once its stack has stood for so long."""
 
@@ -34,6 +36,10 @@ class LiveRings:
         self.calls: dict[int, NumberedTail] = {}
         self.window_ns = 0
         """How far back from the newest step the tracks reach; 0 for as far as the rings do."""
+        self.most_rows = layout.NUMBERED_ROWS
+        """Steps of each rank that are kept, the newest; of the explicit collectives those since the first of them."""
+        self.tells_collectives = True
+        """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
         self.lacks: dict[str, str] = {}
@@ -46,8 +52,31 @@ class LiveRings:
         for pid in processes:
             self._open(pid, layout.steps_name(pid), layout.STEPS_MAGIC, layout.STEP_FIELDS, self.steps)
             self._open(pid, layout.calls_name(pid), layout.CALLS_MAGIC, layout.CALL_FIELDS, self.calls)
-        for tail in (*self.steps.values(), *self.calls.values()):
+        for tail in self.steps.values():
+            tail.most_rows = self.most_rows
             tail.read()
+        for pid, tail in self.calls.items():
+            tail.most_rows = min(layout.NUMBERED_ROWS, CALLS_A_STEP * self.most_rows)
+            tail.read()
+            steps = self.steps.get(pid)
+            if self.most_rows < layout.NUMBERED_ROWS and steps is not None and len(steps.numbers):
+                tail.forget_before("entered_at_ns", steps.columns["started_at_ns"][0])
+
+    def reopen(self) -> None:
+        """Forget all rows, so that the next look takes in as many as there are and as are wanted by then."""
+        for tail in (*self.steps.values(), *self.calls.values()):
+            tail.close()
+        self.steps.clear()
+        self.calls.clear()
+
+    def newest_ends_ns(self) -> list[int]:
+        """When the newest step of each rank ended; 0 where it has made none."""
+        ends = [tail.columns["ended_at_ns"] for pid, tail in self.steps.items() if self._rank_of(pid) is not None]
+        return [column[-1] if column else 0 for column in ends]
+
+    def forget_flights(self) -> None:
+        """Keep of the flight recorder's entries the newest only."""
+        self._flights.keep_newest()
 
     def step_tracks(self) -> tuple[StepTrack, ...]:
         """One track a rank, ascending."""
@@ -75,6 +104,8 @@ class LiveRings:
     def collectives(self) -> tuple[CollectiveTrack, ...]:
         """What the ranks wrote of torch's flight recorder: one track a rank, ascending."""
         tracks = []
+        if not self.tells_collectives:
+            return ()
         for pid in self._flights.processes():
             rank = self._rank_of(pid)
             if rank is None:

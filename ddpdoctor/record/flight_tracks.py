@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+MOST_KEPT = 2_000
+"""As many as torch's own recorder holds."""
 _COLUMNS = ("record", "group", "sequence", "signature", "site", "started_ns", "over")
 
 
@@ -17,11 +19,14 @@ class FlightTracks:
     def __init__(self) -> None:
         self._entries: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
         """By process, then by recorder and number in it."""
+        self._columns: dict[int, dict[str, array[int]]] = {}
+        """Of each process, until it tells more."""
 
     def take(self, pid: int, event: dict[str, Any]) -> None:
         """Take in one dump."""
         recorder, time_ns = int(event["recorder"]), int(event["time_ns"])
         entries = self._entries.setdefault(pid, {})
+        self._columns.pop(pid, None)
         if not event["continues"]:
             for key in [key for key in entries if key[0] == recorder]:
                 del entries[key]
@@ -38,7 +43,20 @@ class FlightTracks:
         return {pid for pid, entries in self._entries.items() if entries}
 
     def columns(self, pid: int) -> dict[str, array[int]]:
-        """The columns of a track, in the order of their start, in the process's own numbers."""
+        """The columns of a track, in the order of their start, in the process's own numbers; not to be changed."""
+        if pid not in self._columns:
+            self._columns[pid] = self._made(pid)
+        return dict(self._columns[pid])
+
+    def keep_newest(self) -> None:
+        """Forget all but the newest ``MOST_KEPT`` entries of each process."""
+        for pid, entries in self._entries.items():
+            if len(entries) > MOST_KEPT:
+                newest = sorted(entries.items(), key=lambda item: item[1]["started_ns"])[-MOST_KEPT:]
+                self._entries[pid] = dict(newest)
+                self._columns.pop(pid, None)
+
+    def _made(self, pid: int) -> dict[str, array[int]]:
         entries = sorted(self._entries[pid].values(), key=lambda entry: entry["started_ns"])
         columns = {
             name: array("q", [entry[name] for entry in entries])

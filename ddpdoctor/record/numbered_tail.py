@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
 import zlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,8 @@ class NumberedTail:
         """Number of each row that was read, ascending."""
         self.dropped = 0
         """Rows that were overwritten before they were read."""
+        self.most_rows = layout.NUMBERED_ROWS
+        """So many of the newest rows are kept."""
         self._next = 0
         self._finishing = fields.index("left_at_ns") if "left_at_ns" in fields else -1
         self._unfinished: list[int] = []
@@ -142,9 +146,20 @@ class NumberedTail:
         return _SLOTS_AT_ONCE if taken == slots else taken
 
     def _catch_up(self) -> int:
-        """Take in the whole ring: rows were overwritten before they were read."""
-        rows = [row for row in self._slots(0, layout.NUMBERED_ROWS) if row is not None and row[0] >= self._next]
-        for row in sorted(rows):
+        """Take in the newest rows of the whole ring: some were overwritten before they were read."""
+        content = self._bytes_at(layout.HEAD_BYTES, layout.NUMBERED_ROWS * self._row_bytes)
+        whole = content[: len(content) // self._row_bytes * self._row_bytes]
+        slots = struct.iter_unpack(f"<q{self._row_bytes - 8}x", whole)
+        newer = [(number, slot) for slot, (number,) in enumerate(slots) if number >= self._next]
+        rows: list[tuple[int, ...]] = []
+        for number, slot in sorted(newer, reverse=True):
+            row = self._parsed(content[slot * self._row_bytes : (slot + 1) * self._row_bytes])
+            # A row in a slot that is not its own was put there by nobody.
+            if row is not None and number % layout.NUMBERED_ROWS == slot:
+                rows.append(row)
+            if len(rows) == self.most_rows:
+                break
+        for row in reversed(rows):
             self.dropped += row[0] - self._next
             self._append(row)
         return len(rows)
@@ -179,10 +194,18 @@ class NumberedTail:
         return row[1 + self._finishing] != 0
 
     def _keep_newest(self) -> None:
-        """Keep as many rows as the ring itself holds, so that a run of a month needs no more memory."""
-        over = len(self.numbers) - layout.NUMBERED_ROWS
-        if over <= layout.NUMBERED_ROWS // 4:
-            return
+        """Keep so many rows that a run of a month needs no more memory."""
+        over = len(self.numbers) - self.most_rows
+        if over > self.most_rows // 4:
+            self._forget(over)
+
+    def forget_before(self, field: str, time_ns: int) -> None:
+        """Forget the rows in front whose ``field``, which ascends, is smaller, once they are many."""
+        before = bisect_left(self.columns[field], time_ns)
+        if before > len(self.numbers) // 4:
+            self._forget(before)
+
+    def _forget(self, over: int) -> None:
         for column in (self.numbers, *self.columns.values()):
             del column[:over]
         self.dropped += over

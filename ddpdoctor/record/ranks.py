@@ -87,6 +87,11 @@ class RankBook:
         """Ranks whose hooks were installed."""
         return tuple(sorted({e.rank for e in self.processes.values() if e.rank is not None and e.torch}))
 
+    def any_ended(self) -> bool:
+        """Tell whether some rank has ended, or has raised what will end it."""
+        ranks = (entry for entry in self.processes.values() if entry.rank is not None)
+        return any(entry.exceptions or entry.exit or entry.os_exit or entry.gone_ns for entry in ranks)
+
     def early_exceptions(self) -> list[dict[str, Any]]:
         """What was raised in processes that neither are ranks nor work for one, first in time first."""
         raised = [

@@ -43,6 +43,22 @@ def sequences(tail: NumberedTail) -> list[int]:
     return list(tail.columns["sequence"])
 
 
+def test_a_reader_keeps_as_many_of_the_newest_rows_as_it_is_told_whether_it_comes_early_or_late(path: Path) -> None:
+    writer, early = ring(path), tail(path)
+    early.most_rows = 100
+    for first in range(0, 9_000, 1000):
+        write(writer, first, first + 1000)
+        kept = sequences(early)
+        assert kept == list(range(first + 1000 - len(kept), first + 1000))
+        assert 100 <= len(kept) <= 125
+    late = tail(path)
+    late.most_rows = 100
+    assert sequences(late) == list(range(8_900, 9_000))
+    assert late.dropped == 8_900
+    late.forget_before("entered_at_ns", 6)
+    assert (list(late.numbers), late.dropped) == ([], 9_000)
+
+
 def test_rows_are_read_as_they_come(path: Path) -> None:
     writer, reader = ring(path), tail(path)
     assert sequences(reader) == []
