@@ -83,15 +83,17 @@ def from_parting(record: RunRecord, matcher: Matcher, parting: Parting, blocked:
     lanes = Lanes(record, matcher, parting.group)
     group = record.groups[parting.group]
     present = [rank for rank in group.ranks if lanes.row(rank, parting.position) is not None]
-    common = last_common_position(lanes, present, parting.position)
-    if parting.form == "desync":
-        common = parting.position - 1
+    form, common = parting.form, last_common_position(lanes, present, parting.position)
+    if form == "desync":
+        parted = _parted_before(lanes, present, parting.position)
+        # Where lines parted just before the steps did, a call of one rank alone is the reason.
+        form, common = ("desync", parting.position - 1) if parted is None else ("mismatch", parted)
     after = turns(record, lanes, group.ranks, common + 1, blocked)
     proof = turns(record, lanes, present, parting.position, blocked) if common + 1 < parting.position else ()
-    naming = step_culprit if parting.form == "desync" else line_culprit
+    naming = step_culprit if form == "desync" else line_culprit
     culprit, reason = naming(lanes, after, common)
     return Divergence(
-        form=parting.form,
+        form=form,
         group=group,
         sequence=common + 1,
         last_common=lanes.turn(present[0], common, False),
@@ -103,6 +105,22 @@ def from_parting(record: RunRecord, matcher: Matcher, parting: Parting, blocked:
         culprit=culprit,
         culprit_reason=reason,
     )
+
+
+def _parted_before(lanes: Lanes, ranks: list[int], position: int) -> int | None:
+    """The last entry before ranks called from different lines and then drifted apart; None where they did not."""
+    first = position
+    while first > 0 and _steps_differ(lanes, ranks, first - 1):
+        if len({lanes.line(rank, first - 1) for rank in ranks}) > 1:
+            break
+        first -= 1
+    common = last_common_position(lanes, ranks, first)
+    return common if common + 1 < first else None
+
+
+def _steps_differ(lanes: Lanes, ranks: list[int], position: int) -> bool:
+    rows = {rank: lanes.row(rank, position) for rank in ranks}
+    return len({lanes.tracks[rank].step[row] for rank, row in rows.items() if row is not None}) > 1
 
 
 def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: Mapping[int, Blocked]) -> Divergence:

@@ -169,6 +169,26 @@ def test_a_forward_that_broadcast_before_the_skipped_backward_hides_nothing() ->
     assert (code, divergence.culprit) == ("DDP312", 1)
 
 
+def test_an_extra_forward_and_backward_that_were_paired_with_the_next_step_are_the_cause_of_the_drift() -> None:
+    job = JobBuilder(2)
+    for step in (1, 2, 3):
+        job.step(job.ranks, step)
+        job.call(job.ranks, "broadcast", 40, 8, origin="ddp-forward", root=0)
+        job.reduce_gradients(job.ranks)
+    job.step(0, 1, line=12)
+    job.call(0, "broadcast", 12, 8, origin="ddp-forward", root=0)
+    job.reduce_gradients(0, line=13)
+    for rank, steps in ((0, (4, 5)), (1, (4, 5, 6))):
+        for step in steps:
+            job.step(rank, step)
+            job.call(rank, "broadcast", 40, 8, origin="ddp-forward", root=0)
+            job.reduce_gradients(rank)
+    divergence, code = diagnose(job.record())
+    assert (code, divergence.form, divergence.culprit) == ("DDP301", "mismatch", 0)
+    assert [turn.line and turn.line.line for turn in divergence.turns] == [12, 40]
+    assert [turn.line and turn.line.line for turn in divergence.proof] == [50, 50]
+
+
 def test_the_hang_at_the_end_of_a_desynchronised_job_is_no_second_cause() -> None:
     job = desynchronised()
     job.step(0, 4)
