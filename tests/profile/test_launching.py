@@ -113,8 +113,10 @@ def test_the_second_signal_kills_a_job_that_does_not_listen(tmp_path: Path, star
     process = _start(started, tmp_path, *_python(code))
     _wait_for(tmp_path / "ready")
     process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=1)
+    # Of two signals of one kind that come before the first is heard, the second is lost.
+    assert process.stderr is not None
+    assert any(b"SIGINT goes to the job" in line for line in process.stderr)
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL

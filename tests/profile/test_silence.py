@@ -35,7 +35,7 @@ def _complaint(
     process = subprocess.Popen([sys.executable, *options, "-c", SLEEPS], env=environment)
     processes.append(process)
     silence, record = Silence(process.pid, (program, "train.py")), RunRecord(job=Job(kind="run"))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (said := silence.reason(RankBook(), record, ended=True)).startswith((program, "Python")):
         silence.look(RankBook(), time.time_ns())
         if time.monotonic() > deadline:

@@ -13,7 +13,7 @@ from ddpdoctor.monitor.snapshot import Playback, SnapshotSource
 from ddpdoctor.tui.app import DoctorApp, ScreenEnd
 
 UTF8 = {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 @asynccontextmanager

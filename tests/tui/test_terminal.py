@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.jobs_of_tests import kill_marked, marked
 from tests.tui.terminals import LIMIT_S, terminal
 
 LEFT = b"\x1b[?1049l"
@@ -133,10 +134,10 @@ def _job(directory: Path) -> Iterator[list[psutil.Process]]:
             "hang",
         ),
         cwd=directory,
+        env=marked(os.environ, directory),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
     processes: list[psutil.Process] = []
     try:
@@ -147,11 +148,7 @@ def _job(directory: Path) -> Iterator[list[psutil.Process]]:
             processes = psutil.Process(process.pid).children(recursive=True)
         yield processes
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for each in processes:
-            with suppress(psutil.Error):
-                each.kill()
+        kill_marked(directory)
         process.wait()
 
 
@@ -164,8 +161,8 @@ def test_an_attached_screen_follows_a_job_names_who_hangs_it_and_leaves_it_alone
         screen.until_true(lambda: len(set(_steps(screen.text()))) >= 3, "steps that move")
         screen.send("2\r")
         screen.until("Stack, innermost first")
-        screen.send("t")
-        screen.until("time.sleep(0.02)")
+        screen.send("t")  # Where it finds the rank is not certain: on a busy machine seldom in its sleep.
+        screen.until_true(lambda: re.search(r"taken \d+ s ago", screen.text()) is not None, "the stack")
         (tmp_path / "hang").touch()
         screen.until("STALLED")
         screen.until("the culprit")
