@@ -82,8 +82,9 @@ def _with_seen(suspicion: Finding, confirmations: Sequence[Confirmation]) -> Fin
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:
     """Merge findings of the source with those of the run.
 
-    A merged finding keeps title, severity, ranks and remedy of the run, and holds the evidence of both; where the
-    source alone can tell a rank test from a rank's own data, it gives the code. The result is sorted from worst to
+    A merged finding keeps title, severity and ranks of the run, and holds the evidence of both. Of a parting the source
+    gives the code, as it can tell a rank test from a rank's own data, and the remedy where the run names no rank. The
+    result is sorted from worst to
     mildest, then by place.
     """
     run = list(_distinct(seen))
@@ -115,11 +116,16 @@ def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
         if (cause.code, seen.code) in _WHY:
             return msgspec.structs.replace(seen, code=cause.code, name=cause.name, remedy=cause.remedy)
     names = {(cause.code, cause.name) for cause in causes if cause.code in SUSPECTED}
-    if seen.code not in _BY_TRACE or len(names) != 1 or seen.code in {code for code, _ in names}:
+    if seen.code not in _BY_TRACE or len(names) != 1:
         return seen
     ((code, name),) = names
     cause = next(cause for cause in causes if cause.code == code)
-    return msgspec.structs.replace(seen, code=code, name=name, remedy=cause.remedy)
+    if seen.code == code and (len(seen.ranks) == 1 or len(causes) > 1):
+        return seen
+    # Where the run can name no rank, the source knows which of the two calls a rank test keeps from some.
+    first = [place for place in seen.locations if any(meets(place, known) for known in cause.locations[:1])]
+    places = (*first, *(place for place in seen.locations if place not in first))
+    return msgspec.structs.replace(seen, code=code, name=name, remedy=cause.remedy, locations=places)
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:

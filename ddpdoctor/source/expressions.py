@@ -14,7 +14,7 @@ from ddpdoctor.source.environment import is_set, variable
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_attribute
 from ddpdoctor.source.operators import ORDERINGS, binary, compare, formatted, negated, unary
-from ddpdoctor.source.own_data import extent_of
+from ddpdoctor.source.own_data import decided, extent_of
 from ddpdoctor.source.parts import filtered, is_rank_key, picked, sliced
 from ddpdoctor.source.targets import assign_to, item_at, scope_of
 from ddpdoctor.source.values import (
@@ -305,11 +305,8 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
         return first
     if not isinstance(condition, Lanes) and not any(isinstance(value, Lanes) for _, value in outcomes):
-        return (
-            by_lane[0]
-            if machine.mask & 1
-            else next((value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1), by_lane[0])
-        )
+        present = (value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1)
+        return decided(machine, node.test, condition, next(present, by_lane[0]))
     return lanes_of(by_lane, guessed)
 
 

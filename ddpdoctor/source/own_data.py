@@ -133,6 +133,12 @@ def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | No
     return _described(machine, node, kind)
 
 
+def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) -> Value:
+    """What a conditional expression gives, marked where every rank decides by itself which of the two it is."""
+    own = own_test(machine, test, condition) if isinstance(value, Unknown) and value.varying else None
+    return value if own is None or own.kind == "files" else tagged(value, frozenset({DECIDED}))
+
+
 def mark_decided(store: Store, cells: Iterable[Cell]) -> None:
     """Mark what the arms of a rank's own condition wrote; dicts with other keys in each arm have open keys.
 

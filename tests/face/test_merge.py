@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.merge import Refutation, merge, unrefuted
 from tests.face.examples import TRAIN, at, finding, hang, unsharded, unsharded_seen
@@ -45,6 +47,16 @@ def test_a_divergence_in_the_source_is_the_cause_of_an_exit_that_the_run_saw_on_
 def test_a_divergence_in_the_source_merges_through_the_stack_of_a_waiting_rank() -> None:
     (merged,) = merge([_suspected_divergence(22)], [hang()])
     assert merged.title == hang().title
+
+
+def test_a_parting_of_which_the_run_blames_no_rank_is_told_with_the_remedy_and_the_call_of_the_source() -> None:
+    places = at(22), at(9)
+    seen = finding("DDP301", "rank-divergent-collective", Severity.ERROR, *places, basis="rehearsal", ranks=(0, 1))
+    (merged,) = merge([_suspected_divergence(9)], [seen])
+    assert (merged.remedy, merged.location) == (_suspected_divergence(9).remedy, at(9))
+    blamed = msgspec.structs.replace(seen, ranks=(1,))
+    (merged,) = merge([_suspected_divergence(9)], [blamed])
+    assert (merged.remedy, merged.location) == (blamed.remedy, at(22))
 
 
 def test_a_divergence_elsewhere_in_the_source_stays_a_finding_of_its_own() -> None:
