@@ -100,7 +100,7 @@ def _traffic_columns(view: View) -> list[Column[Traffic]]:
 def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int) -> list[Line]:
     """The buckets in the order in which they became ready, with bars in proportion."""
     total = sum(bucket.size_bytes for bucket in buckets)
-    remark = f"{len(buckets)} of together {size(total)}" if buckets else ""
+    remark = f"{len(buckets)} of {size(total)} together" if buckets else ""
     head = heading("Gradient buckets, first ready first", width, view.glyphs, remark)
     if not buckets:
         return [head, line(Cell("  not known yet", "dim"))]
