@@ -26,7 +26,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 HARM, OUTPUT = sys.argv[1:3]
 RUN = os.environ.get("DDPDOCTOR_RUN", "")
 STEPS = 8
-PLANTED = ("Steps", "Stopwatch", "Reductions", "Evidence", "Flights", "GroupBook", "NumberedRing", "UserCode")
+PLANTED = (
+    "Steps", "Stopwatch", "Reductions", "Evidence", "Passes", "Precision", "HostReads", "Settings", "Flights",
+    "GroupBook", "NumberedRing", "UserCode",
+)  # fmt: skip
 
 
 class Attention(nn.Module):

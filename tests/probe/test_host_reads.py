@@ -26,8 +26,13 @@ def _observer(directory: Path) -> Observer:
     return observer
 
 
+class _OnCpu(HostReads):
+    def waits_for_gpu(self, tensor: Any) -> bool:
+        return bool(tensor.dtype != torch.int64)
+
+
 def _reads(observer: Observer) -> HostReads:
-    return HostReads(observer, torch, torch.compiler.is_compiling, lambda tensor: tensor.dtype != torch.int64)
+    return _OnCpu(observer, torch, torch.compiler.is_compiling)
 
 
 def _train(observer: Observer, reads: HostReads, steps: int, body: Callable[[int], Any]) -> None:

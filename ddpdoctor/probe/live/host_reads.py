@@ -38,21 +38,22 @@ class Place:
 
 
 class HostReads:
-    """The sampling of one rank. ``counts`` tells whether reading a tensor waits for a GPU."""
+    """The sampling of one rank."""
 
-    def __init__(
-        self, observer: Observer, torch: Any, is_compiling: Callable[[], bool], counts: Callable[[Any], bool]
-    ) -> None:
+    def __init__(self, observer: Observer, torch: Any, is_compiling: Callable[[], bool]) -> None:
         self._observer = observer
         self._tensor_class = torch.Tensor
         self._is_compiling = is_compiling
-        self._counts = counts
         self._first = 0
         """The first step that is sampled; 0 before the first training forward."""
         self._installed: dict[str, tuple[Any, Any]] = {}
         """What was put in the place of each method, and what the class itself had there; None for what it inherits."""
         self._places: dict[tuple[str, CodeType, int], Place] = {}
         self.is_over = False
+
+    def waits_for_gpu(self, tensor: Any) -> bool:
+        """Tell whether reading a tensor waits for a GPU."""
+        return bool(tensor.is_cuda)
 
     def forward_begins(self, step: int) -> None:
         """A training forward of a model on a GPU begins, in the step of this number."""
@@ -117,7 +118,7 @@ class HostReads:
 
     def _note_read(self, name: str, tensor: Any, frame: Optional[FrameType], wait_ns: int) -> None:
         steps = self._observer.steps
-        if steps.state not in (ACTIVE, STEPPED) or not self._counts(tensor):
+        if steps.state not in (ACTIVE, STEPPED) or not self.waits_for_gpu(tensor):
             return
         while frame is not None and frame.f_code.co_filename.endswith(_PRINTING):
             frame = frame.f_back

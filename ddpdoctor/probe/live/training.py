@@ -48,7 +48,7 @@ class Training:
         self._sources: dict[int, Source] = {}
         self._sizes = OptimizerSizes(observer.journal, torch)
         self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
-        self._reads = HostReads(observer, torch, capabilities.is_compiling, _is_on_gpu)
+        self._reads = HostReads(observer, torch, capabilities.is_compiling)
         self._backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
 
@@ -344,7 +344,3 @@ class Training:
             observer.watch.leave(_now_ns())
         except Exception as error:
             observer.fault("pause", error)
-
-
-def _is_on_gpu(tensor: Any) -> bool:
-    return bool(tensor.is_cuda)
