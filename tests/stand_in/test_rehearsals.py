@@ -42,6 +42,10 @@ def main():
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
+    own = torch.full((2 + dist.get_rank(),), float(dist.get_rank()), device="cuda")
+    parts = [torch.empty(2 + rank, device="cuda") for rank in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    assert [part.tolist() for part in parts] == [[0.0] * 2, [1.0] * 3]
     dist.destroy_process_group()
 
 if __name__ == "__main__":

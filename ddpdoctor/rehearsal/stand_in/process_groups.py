@@ -59,6 +59,7 @@ class _Backends:
         # torch asks its own module, where gloo must be called gloo.
         distributed.get_backend = self._get_backend(functions.get_backend)
         distributed.barrier = self._barrier(functions.barrier)
+        distributed.all_gather = self._all_gather(functions.all_gather)
 
     def _with_gloo(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
@@ -98,6 +99,24 @@ class _Backends:
             return self._distributed.Backend(NCCL) if asks_for_nccl(asked) and real == "gloo" else real
 
         return get_backend
+
+    def _all_gather(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """NCCL serves lists of unequal sizes, and gloo does not: there each rank broadcasts its part, as NCCL does."""
+
+        @functools.wraps(function)
+        def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+            even = len({part.numel() for part in tensor_list}) < 2
+            if even or not asks_for_nccl(self._asked.get(self._name(group), "")):
+                return function(tensor_list, tensor, group=group, async_op=async_op)
+            distributed, work = self._distributed, None
+            ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
+            tensor_list[distributed.get_rank(group)].copy_(tensor.detach())
+            for rank, part in zip(ranks, tensor_list):
+                last = rank == ranks[-1]
+                work = distributed.broadcast(part, src=rank, group=group, async_op=async_op and last)
+            return work
+
+        return all_gather
 
     def _barrier(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
