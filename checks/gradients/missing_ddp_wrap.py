@@ -37,6 +37,7 @@ from ddpdoctor.source.script import Script
 from ddpdoctor.source.unwrapped_training import missing_wraps
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.diverged import Independent
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -73,28 +74,42 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report optimizers that make a different model on every rank."""
     from ddpdoctor.diagnosis.diverged import independent_models
-    from ddpdoctor.diagnosis.wording import rank_list
 
     basis = record.job.kind
     for found in independent_models(record):
-        what = "the model is" if found.alone else f"{found.unequal:,} of the optimizer's parameters are"
         told = (
             (found.step_location, "this step uses them"),
             (found.loader_location, "this loader gives every rank its own part of the data"),
         )
         yield CHECK.finding(
             basis,
-            f"the gradients of this backward stay on their rank: {what} not wrapped in DistributedDataParallel, and "
-            f"{rank_list(found.ranks)} train different models",
-            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
+            _title(found),
+            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop."
+            if found.alone
+            else "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
             locations=() if found.backward_location is None else (found.backward_location,),
             evidence=(
                 Fact(
                     text=f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "
-                    "parameters differ between ranks, and so do the parameters after it",
+                    f"parameters differ between ranks, and so do the parameters after it: {', '.join(found.names)}",
                     basis=basis,
                     numbers={"steps": found.steps, "parameters": found.unequal, "compared": found.compared},
                 ),
                 *(Fact(text=text, basis=basis, location=place) for place, text in told),
             ),
         )
+
+
+def _title(found: Independent) -> str:
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    if found.alone:
+        return (
+            "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel, "
+            f"and {rank_list(found.ranks)} train different models"
+        )
+    are = "parameter of the optimizer is" if found.unequal == 1 else "parameters of the optimizer are"
+    return (
+        f"{found.unequal:,} {are} in no module that DistributedDataParallel wraps: gradients stay on their rank, "
+        f"and {rank_list(found.ranks)} train different models"
+    )

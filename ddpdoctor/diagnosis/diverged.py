@@ -58,6 +58,8 @@ class Independent(msgspec.Struct, frozen=True, kw_only=True):
     """Steps compared; the gradients differ in every one."""
     unequal: int
     compared: int
+    names: tuple[str, ...]
+    """Of those that differ: their places in the optimizer, and their shapes."""
     alone: bool
     """The script wraps nothing in DDP at all; otherwise these parameters are in no wrapped module."""
     backward_location: Location | None
@@ -113,12 +115,14 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
         if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):
             continue
         step_ns = first.steps[ranks[0]].time_ns
-        before = [b for b in record.backwards if b.rank == ranks[0] and b.time_ns < step_ns and not b.wraps]
+        own = [b for b in record.backwards if b.rank == ranks[0] and b.time_ns < step_ns]
+        before = [b for b in own if not b.wraps] or own
         yield Independent(
             ranks=ranks,
             steps=len(steps),
             unequal=len(first.unequal),
             compared=first.compared,
+            names=folded(first.unequal),
             alone=not record.wraps,
             backward_location=site_location(record.site(before[-1].site)) if before else None,
             step_location=site_location(record.site(first.steps[ranks[0]].site)),

@@ -278,6 +278,19 @@ def test_a_job_without_a_wrap_trains_independent_models() -> None:
     assert "the model is not wrapped in DistributedDataParallel" in finding.title
 
 
+def test_parameters_beside_a_wrap_are_told_by_the_backward_that_reaches_both() -> None:
+    job = unwrapped()
+    rows = job.rows["backwards"]
+    streams = {
+        "wraps": tuple(job.wrapped(rank) for rank in job.ranks),
+        "backwards": tuple(msgspec.structs.replace(row, wraps=(0,)) for row in rows),
+    }
+    (finding,) = said(job.seen(**streams))
+    assert (finding.code, finding.locations[0].line) == ("DDP214", BACKWARD_LINE)
+    assert "in no module that DistributedDataParallel wraps" in finding.title
+    assert all(name in finding.evidence[0].text for name in NAMES)
+
+
 def test_a_call_that_could_average_and_was_not_reached_leaves_it_open() -> None:
     job = unwrapped()
     job.call(job.ranks, "all_reduce", 70)
