@@ -69,6 +69,11 @@ class Silence:
     def _never_heard(self) -> str:
         if _PYTHON.match(self._program) and has_torch(self._command[0]) is False:
             return f"{self._command[0]} has no torch"
+        if _PYTHON.match(self._program):
+            return (
+                "no process of the job made a process group: it trains without DDP, ended before, or starts its ranks "
+                f"without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
+            )
         hint = _PASSING_ON.get(self._program, "")
         return (
             "no process of the job made a process group: it trains without DDP, ended before, or "

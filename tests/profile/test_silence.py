@@ -64,6 +64,10 @@ def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of() -
     assert "torchrun does not pass on the variables DDPDOCTOR_RUN and PYTHONPATH" in silence.reason(
         RankBook(), young, ended=True
     )
+    assert Silence(None, ("python3", "train.py")).reason(RankBook(), young, ended=True) == (
+        "no process of the job made a process group: it trains without DDP, ended before, or starts its ranks without "
+        "the variables DDPDOCTOR_RUN and PYTHONPATH"
+    )
     book = _book((0, 10, 1))
     assert silence.reason(book, young, ended=False) == ""
     assert silence.reason(book, young, ended=True).startswith("no process of the job made a process group")

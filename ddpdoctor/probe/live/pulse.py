@@ -13,11 +13,13 @@ from ...record import layout
 from ..heartbeat import WAITING_CPU_SHARE, register_for_stacks, take_last_words, thread_clock, write_stacks
 from .flights import Flights
 from .observer import Observer
+from .standing_line import StandingLine
 from .stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
 
 BEAT_S = 0.2
 SITE_AFTER_MS = 500
-"""The user's line is told once the stack of the training thread has stood for so long."""
+"""The user's line is told once the stack of the training thread has stood for so long; before, the line below which it
+does something."""
 SUSPICIOUS_AFTER_MS = 1_500
 """A collective that is under way for so long while nothing else happens: the flight recorder is read."""
 IDLE_AFTER_MS = 3_000
@@ -41,6 +43,9 @@ class PulseThread:
         self._stack_since_ns = self._stack_cpu_ns = 0
         self._answered = 0
         self._site = -1
+        self._standing = StandingLine(observer.journal.user_code)
+        self._step = self._stepped_ns = 0
+        """The newest step, and when it was first seen."""
         self._progress: tuple[int, ...] = ()
         self._progress_ns = 0
         self._dumped: tuple[int, ...] = ()
@@ -96,10 +101,13 @@ class PulseThread:
         stack = _places(frame)
         cpu_ns = time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns()
         if stack != self._stack:
-            self._stack, self._stack_since_ns, self._stack_cpu_ns, self._site = stack, now_ns, cpu_ns, -1
+            self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
         unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
-        if unchanged_ms >= SITE_AFTER_MS and self._site < 0:
-            self._site = journal.site(frame)
+        if observer.steps.current != self._step:
+            self._step, self._stepped_ns = observer.steps.current, now_ns
+        standing = self._standing.look(frame, self._stepped_ns, now_ns)
+        told = frame if unchanged_ms >= SITE_AFTER_MS else standing
+        self._site = journal.site(told) if told is not None else -1
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
         self._suspect((enqueued, completed, observer.steps.current, under_way), call is not None, now_ns)
