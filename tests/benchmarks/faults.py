@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from ddpdoctor.examine import ExamineRequest
 from tests.faults.cases import FAULTS
 from tests.faults.healthy import HEALTHY, examine_healthy
 from tests.faults.judge import run_fault
+from tests.scratch import scratch_directory
 
 MEDIAN_S = 2.0
 WORST_S = 5.0
@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", default="")
     chosen = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-faults-") as state:
-        os.environ["XDG_STATE_HOME"] = state
+    with scratch_directory() as state:
+        os.environ["XDG_STATE_HOME"] = str(state)
         missed = _fault_table(chosen.runs, chosen.only)
         return int(_healthy_table(chosen.runs, chosen.only) or missed)
 
@@ -94,10 +94,10 @@ def _healthy_table(runs: int, only: str) -> bool:
 @contextmanager
 def _in_directory() -> Iterator[Path]:
     before = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-fault-") as folder:
+    with scratch_directory() as folder:
         os.chdir(folder)
         try:
-            yield Path(folder)
+            yield folder
         finally:
             os.chdir(before)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from ddpdoctor.observe import live_source
+from tests.scratch import scratch_directory
 
 STEPS_PER_S = 10.0
 WATCHED_S = 20.0
@@ -47,15 +47,22 @@ def watch(directory: str, ranks: int) -> tuple[float, float, float]:
 
 def measure(ranks: int) -> tuple[float, float, float]:
     """Start so many simulated ranks and watch them."""
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-benchmark-") as directory:
-        (Path(directory) / "job.json").write_text('{"version": 1, "kind": "run"}')
-        command = (sys.executable, "-m", "tests.benchmarks.simulated_ranks", directory, str(ranks), str(STEPS_PER_S))
+    with scratch_directory() as directory:
+        (directory / "job.json").write_text('{"version": 1, "kind": "run"}')
+        command = (
+            sys.executable,
+            "-m",
+            "tests.benchmarks.simulated_ranks",
+            str(directory),
+            str(ranks),
+            str(STEPS_PER_S),
+        )
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             assert writer.stdin is not None
             try:
                 writer.stdout.readline()
-                words = (sys.executable, "-m", "tests.benchmarks.monitor_cost", "watch", directory, str(ranks))
+                words = (sys.executable, "-m", "tests.benchmarks.monitor_cost", "watch", str(directory), str(ranks))
                 done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
             finally:
                 writer.stdin.close()

@@ -8,11 +8,11 @@ buffers, a backward, an optimizer's step, one explicit collective. Measured is t
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.cheapest_block import cheapest_us, tell
+from tests.scratch import scratch_directory
 
 STEPS = 10_000
 BLOCKS = 10
@@ -49,7 +49,7 @@ def measure() -> tuple[float, float]:
     torch.autograd.backward = nothing
     dist.distributed_c10d.all_reduce = dist.all_reduce = nothing
 
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-benchmark-") as directory:
+    with scratch_directory() as directory:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
         model = ddp_class(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -68,7 +68,7 @@ def measure() -> tuple[float, float]:
         before: list[Any] = []
         after: list[Any] = []
         without_us = cheapest_us(step, calls=STEPS, blocks=BLOCKS)
-        journal = Journal(directory, {"project_root": str(Path(__file__).parents[2]), "kind": "run"})
+        journal = Journal(str(directory), {"project_root": str(Path(__file__).parents[2]), "kind": "run"})
         live = Live(journal, ProcessEnd(journal))
         live.after_torch(torch)
         live.world_made(0, 1)

@@ -17,12 +17,10 @@ import argparse
 import math
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -30,6 +28,7 @@ from typing import IO
 import psutil
 
 from ddpdoctor.launch.environment import free_port, observed
+from tests.scratch import scratch_directory
 
 BLOCKS = 200
 STEPS = 5
@@ -209,12 +208,9 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--ranks", type=int, default=2 if (os.cpu_count() or 1) >= 4 else 1)
     parser.add_argument("--traceml", default="")
     options = parser.parse_args(arguments)
-    directory = Path(tempfile.mkdtemp(prefix="ddpdoctor-benchmark-"))
-    try:
+    with scratch_directory() as directory:
         traceml = traceml_python(directory, options.traceml)
         rounds = measure(directory, options.blocks, options.ranks, traceml)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     return report(rounds, options.ranks, left_out=traceml is None)
 
 

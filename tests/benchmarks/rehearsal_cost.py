@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+from tests.scratch import scratch_directory
 
 RUNS = 3
 FACTOR = 1.5
@@ -78,13 +78,10 @@ def launch_once(directory: Path, steps: int) -> float:
 
 def main() -> int:
     """Print the two medians and their ratio; 1 when the bound is exceeded."""
-    directory = Path(tempfile.mkdtemp(prefix="ddpdoctor-benchmark-"))
-    try:
+    with scratch_directory() as directory:
         steps = rehearse_once(directory)[1]
         launch_once(directory, steps)
         pairs = [(rehearse_once(directory)[0], launch_once(directory, steps)) for _ in range(RUNS)]
-    finally:
-        shutil.rmtree(directory)
     rehearsal_s, launch_s = (statistics.median(column) for column in zip(*pairs, strict=True))
     bound_s = FACTOR * launch_s + ALLOWANCE_S
     print(f"rehearsal of {SCRIPT.name}, {steps} steps on 2 ranks, median of {RUNS}")

@@ -13,9 +13,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.scratch import scratch_directory
 
 RUNS = 20
 BOUND = 20.0
@@ -60,8 +61,7 @@ def commands(directory: Path) -> Mapping[str, tuple[str, ...]]:
 
 def measure(runs: int = RUNS) -> dict[str, float]:
     """Return the median CPU time of each command in seconds."""
-    directory = Path(tempfile.mkdtemp(prefix="ddpdoctor-benchmark-"))
-    try:
+    with scratch_directory() as directory:
         (directory / "project").mkdir()
         bytecode = directory / "bytecode"
         measured = commands(directory / "project")
@@ -71,8 +71,6 @@ def measure(runs: int = RUNS) -> dict[str, float]:
         for _ in range(runs):
             for name, arguments in measured.items():
                 times[name].append(run_once(arguments, bytecode))
-    finally:
-        shutil.rmtree(directory)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 

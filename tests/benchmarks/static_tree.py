@@ -17,8 +17,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from tests.scratch import scratch_directory
 
 SCRIPTS = 330
 """Some train by frameworks that do it all, and count as no entry scripts; 300 are left at least."""
@@ -88,16 +89,13 @@ def torchfix_s(executable: str, directory: Path) -> float:
 
 def main(arguments: tuple[str, ...] = ()) -> int:
     """Print the table; 1 when a bound is exceeded."""
-    around = Path(tempfile.mkdtemp(prefix="ddpdoctor-benchmark-"))
-    directory = around / "tree"
-    try:
+    with scratch_directory() as around:
+        directory = around / "tree"
         directory.mkdir()
         make_tree(directory)
         measure(ANALYSIS, directory)
         pairs = [(measure(PARSING, directory), measure(ANALYSIS, directory)) for _ in range(RUNS)]
         other_s = torchfix_s(arguments[0], directory) if arguments else None
-    finally:
-        shutil.rmtree(around)
     parse_s = statistics.median(parsing[0] for parsing, _ in pairs)
     check_s = statistics.median(analysis[0] for _, analysis in pairs)
     memory_mb = max(analysis[1] for _, analysis in pairs)

@@ -8,11 +8,11 @@ machine does only makes a block dearer, and exits with 1 when the tap costs more
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks.cheapest_block import cheapest_us, tell
+from tests.scratch import scratch_directory
 
 BLOCKS = 40
 CALLS = 200
@@ -41,7 +41,7 @@ def measure() -> tuple[float, float]:
     from ddpdoctor.rehearsal.subjects import Subjects
     from ddpdoctor.rehearsal.tap import Tap
 
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-benchmark-") as directory:
+    with scratch_directory() as directory:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
         value = torch.ones(100)
 
@@ -49,8 +49,8 @@ def measure() -> tuple[float, float]:
             nested(lambda: dist.all_reduce(value), DEPTH)
 
         without_us = cheapest_us(reduce, calls=CALLS, blocks=BLOCKS)
-        journal = Journal(directory, {"project_root": str(Path(__file__).parents[2])})
-        journal.rank, journal.ring = 0, CollectiveRing(directory)
+        journal = Journal(str(directory), {"project_root": str(Path(__file__).parents[2])})
+        journal.rank, journal.ring = 0, CollectiveRing(str(directory))
         groups = GroupBook(journal, torch)
         Tap(journal, torch, ReducedLosses(journal), Subjects(journal, torch, lambda tensor: ""), groups).install()
         groups.note_world()

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 from tests.harm.harms import ENDS_ITSELF, HARMS, Refused, weights
+from tests.scratch import scratch_directory
 
 
 def main() -> int:
     """Print the table; 1 when a job came to other weights, or to none."""
     chosen = sys.argv[1:] or HARMS
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-harm-") as folder:
-        expected = weights("nothing", Path(folder) / "unwatched", watched=False)
+    with scratch_directory() as folder:
+        expected = weights("nothing", folder / "unwatched", watched=False)
         for harm in chosen:
             try:
                 wanted = expected
                 if harm == ENDS_ITSELF:
-                    wanted = weights(harm, Path(folder) / "unwatched-end", watched=False)
-                same = weights(harm, Path(folder) / harm.replace(" ", "-")) == wanted
+                    wanted = weights(harm, folder / "unwatched-end", watched=False)
+                same = weights(harm, folder / harm.replace(" ", "-")) == wanted
                 verdict = "the same weights" if same else "OTHER WEIGHTS"
             except Refused as refusal:
                 same, verdict = True, f"not done: {refusal}"

@@ -6,9 +6,8 @@ python -m tests.truth [STEPS]
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
+from tests.scratch import scratch_directory
 from tests.truth.measure import PHASES, chapters_of, rows_of
 
 SPECS = (
@@ -26,8 +25,8 @@ SPECS = (
 
 def main() -> int:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-truth-") as directory:
-        rows = list(rows_of(chapters_of(Path(directory), steps, SPECS)))
+    with scratch_directory() as directory:
+        rows = list(rows_of(chapters_of(directory, steps, SPECS)))
     for row in rows:
         print(f"{'ok ' if row.holds else 'OFF'}  {row.name:<64} {_shown(row.true):>12} {_shown(row.measured):>12}")
     off = sum(not row.holds for row in rows)
