@@ -53,25 +53,44 @@ class NumberedRing:
     def flush(self, unfinished: tuple[int, tuple[int, ...]] | None = None) -> None:
         """Write what waits, after a row that is not finished and may be among what waits; for one thread at a time."""
         if unfinished is not None:
-            self._write(*unfinished)
+            self.moved_bytes += self._put_down(unfinished[0], self._packed(*unfinished))
+        first = 0
+        rows: list[bytes] = []
         while self._waiting:
-            self._write(*self._waiting.popleft())
+            number, fields = self._waiting.popleft()
+            # Rows that lie side by side are written at once: each write may cost the training thread a turn.
+            if rows and (number != first + len(rows) or number % layout.NUMBERED_ROWS == 0):
+                self.moved_bytes += self._put_down(first, b"".join(rows), len(rows))
+                rows = []
+            if not rows:
+                first = number
+            rows.append(self._packed(number, fields))
+        if rows:
+            self.moved_bytes += self._put_down(first, b"".join(rows), len(rows))
 
     def begin(self, fields: tuple[int, ...]) -> None:
         """Write the next row at once, unfinished: what it stands for may end the process."""
-        self.begun_bytes += self._written(self.next, fields)
+        self.begun_bytes += self._put_down(self.next, self._packed(self.next, fields))
 
-    def _write(self, number: int, fields: tuple[int, ...]) -> None:
-        self.moved_bytes += self._written(number, fields)
-
-    def _written(self, number: int, fields: tuple[int, ...]) -> int:
+    def _packed(self, number: int, fields: tuple[int, ...]) -> bytes:
+        """A row as it lies in the file; one of zeros, which no reader takes for a row, where a number is too large."""
         try:
             row = self._row.pack(number, *fields)
-            offset = layout.HEAD_BYTES + number % layout.NUMBERED_ROWS * self._row_bytes
-            return os.pwrite(self._descriptor, row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little"), offset)
-        except (OSError, ValueError, struct.error):
+        except struct.error:
             self.lost += 1
-            return 0
+            return bytes(self._row_bytes)
+        return row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little")
+
+    def _put_down(self, first: int, content: bytes, rows: int = 1) -> int:
+        """Write rows that lie side by side; how many bytes that were."""
+        offset = layout.HEAD_BYTES + first % layout.NUMBERED_ROWS * self._row_bytes
+        try:
+            written = os.pwrite(self._descriptor, content, offset)
+        except (OSError, ValueError):
+            written = 0
+        if written != len(content):
+            self.lost += rows - written // self._row_bytes
+        return written
 
     @property
     def pulse_bytes(self) -> int:
