@@ -26,6 +26,8 @@ class OptimizerSizes:
         self._at_step = at_step
         self._any_device = any_device
         self._steps: dict[int, int] = {}
+        self.measured: set[int] = set()
+        """Identities of those whose steps matter no more."""
         self._counted: dict[int, ReferenceType[Any]] = {}
         """Parameters that were counted, by identity: an optimizer inside another one steers some of the same."""
 
@@ -36,6 +38,7 @@ class OptimizerSizes:
             return
         self._steps[id(optimizer)] = made
         if made == self._at_step:
+            self.measured.add(id(optimizer))
             self._measure(optimizer)
 
     def _measure(self, optimizer: Any) -> None:

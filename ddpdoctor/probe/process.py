@@ -44,6 +44,8 @@ class ProcessEnd:
         self._reported: set[int] = set()
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the last event is written."""
+        self.before_counting: Callable[[], None] = lambda: None
+        """Called before it is looked up how much has been trained."""
         self.before_os_exit: Callable[[], None] = lambda: None
         """Called before the script leaves by ``os._exit``."""
         self.consequence: Callable[[BaseException], str] = lambda error: ""
@@ -154,6 +156,7 @@ class ProcessEnd:
     def _activity(self) -> tuple[int, ...]:
         """What training has been done; a script that trains on after ``sys.exit`` has caught it."""
         journal = self._journal
+        journal.guarded(self.before_counting)
         collectives = journal.ring.count if journal.ring is not None else 0
         return journal.forwards, journal.backwards, journal.optimizer_steps, collectives
 

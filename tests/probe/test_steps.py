@@ -7,6 +7,7 @@ from ddpdoctor.probe.live.steps import Source, Steps
 from ddpdoctor.probe.live.stopwatch import (
     BACKWARD,
     DATA_WAIT,
+    EPOCH_NS,
     EVALUATION,
     EXPLICIT,
     FORWARD,
@@ -288,7 +289,8 @@ def test_what_the_logger_measured_goes_to_the_step_of_its_backward() -> None:
         loop.fetch(source)
         loop.forward()
         if number:  # it is told in the forward after
-            ready_ns = loop.steps._pending[0][0][2] - 5 * MS
+            assert loop.steps._pending is not None
+            ready_ns = loop.steps._pending.ended_ns + EPOCH_NS - 5 * MS
             loop.steps.sampled(number * MS, 2 * number * MS, ready_ns, ready_ns + MS)
         loop.backward()
         loop.step()

@@ -19,9 +19,10 @@ from ..capabilities import Capabilities
 from ..groups import GroupBook
 from ..unseen import leave_no_frame
 from .observer import Observer
-from .stopwatch import BACKWARD, EPOCH_NS, EXPLICIT, EXPLICIT_BYTES, EXPLICIT_CALLS
 
 _now_ns = time.monotonic_ns
+Call = tuple[int, int, int, int]
+"""Kind, group, sequence number and bytes."""
 _PAYLOAD = {
     "all_reduce": (0, "tensor"),
     "all_reduce_coalesced": (0, "tensors"),
@@ -70,16 +71,21 @@ class Calls:
         groups: GroupBook,
     ) -> None:
         self._observer = observer
+        self._keep, self._make_room = observer.moments.keep, observer.moments.make_room
+        self._call_has_begun, self._call_has_ended = observer.course.call_began, observer.course.call_ended
         self._torch = torch
         self._capabilities = capabilities
         self._groups = groups
         self._sequences: dict[int, int] = {}
-        self._pending: dict[int, tuple[Any, tuple[int, int, int, int]]] = {}
+        self._pending: dict[int, tuple[Any, Call]] = {}
         """Asynchronous collectives that nobody has waited for, by the identity of their work."""
-        self._sites: dict[tuple[CodeType, int, Optional[CodeType], int], int] = {}
+        self._sites: dict[tuple[int, int, int, int], tuple[int, CodeType, Optional[CodeType]]] = {}
+        """Number of the site of each pair of instructions; holds their code, for its ``id`` must not be used again."""
         self._inside = False
         self._bytes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Buffers of each DDP module."""
+        self._newest: Optional[tuple[weakref.ref[Any], int, int]] = None
+        """The module that broadcast last, the bytes of its buffers, and its group."""
 
     def install(self) -> None:
         """Replace what this torch has."""
@@ -109,8 +115,9 @@ class Calls:
             if is_compiling():
                 return function(*arguments, **options)
             watched = not calls._inside and observer.thread == get_ident()
-            noted = watched and calls._begins(kind, has_sequence, payload, arguments, options, sys._getframe(1))
-            work = None
+            noted = work = None
+            if watched:
+                noted = calls._begins(kind, has_sequence, payload, arguments, options, sys._getframe(1))
             try:
                 work = function(*arguments, **options)
                 return work
@@ -129,7 +136,7 @@ class Calls:
         @functools.wraps(wait)
         def wait_for_work(work: Any, *arguments: Any, **options: Any) -> Any:
             watched = not calls._inside and observer.thread == get_ident() and id(work) in calls._pending
-            noted = watched and calls._wait_begins(work, sys._getframe(1))
+            noted = calls._wait_begins(work, sys._getframe(1)) if watched else None
             try:
                 return wait(work, *arguments, **options)
             except BaseException as error:
@@ -147,7 +154,7 @@ class Calls:
         @functools.wraps(synchronise)
         def _sync_buffers(ddp: Any) -> None:
             watched = not calls._inside and observer.thread == get_ident()
-            noted = watched and calls._buffers_begin(ddp, sys._getframe(1))
+            noted = calls._buffers_begin(ddp, sys._getframe(1)) if watched else None
             try:
                 synchronise(ddp)
             except BaseException as error:
@@ -167,15 +174,17 @@ class Calls:
         arguments: tuple[Any, ...],
         options: dict[str, Any],
         frame: FrameType,
-    ) -> bool:
-        """Note a call; False when it could not be noted."""
+    ) -> Optional[Call]:
+        """Note a call; None when it could not be noted."""
         self._inside = True
+        observer = self._observer
+        if observer.backwards:
+            return None
         try:
-            if self._observer.watch.is_in(BACKWARD):
-                return False
             # What moves comes first and is not asked: a tensor takes its time to say that it lacks an attribute.
             others = arguments if payload is None else arguments[1:]
-            group = self._groups.number_of(options.get("group") or _group_among(others))
+            plain = not others and not options
+            group = self._groups.number_of(None if plain else options.get("group") or _group_among(others))
             sequence = -1
             if has_sequence:
                 sequence = self._sequences.get(group, 0)
@@ -183,80 +192,68 @@ class Calls:
             size_bytes = 0
             if payload is not None:
                 at, name = payload
-                moved = arguments[at] if len(arguments) > at else options.get(name)
-                size_bytes = _bytes_of(moved)
-            noted = self._enter(kind, group, sequence, size_bytes, frame)
-            call, ring = self._observer.open_call, self._observer.call_ring
-            if has_sequence and call is not None and ring is not None and not _is_asynchronous(others, options):
-                ring.begin(call[1])  # Where the ranks' calls do not fit, gloo aborts the process inside of it.
-            return noted
+                size_bytes = _bytes_of(arguments[at] if len(arguments) > at else options.get(name))
+            call = self._enter((kind, group, sequence, size_bytes), frame)
+            if has_sequence and (plain or not _is_asynchronous(others, options)):
+                # Where the ranks' calls do not fit, gloo aborts the process inside of it: the row is written first.
+                observer.moments.take_in()
+                begun, ring = observer.course.open_call, observer.call_ring
+                if begun is not None and ring is not None:
+                    ring.begin(begun[1])
+            return call
         except Exception as error:
-            self._observer.fault("call", error)
-            return False
+            observer.fault("call", error)
+            return None
 
-    def _wait_begins(self, work: Any, frame: FrameType) -> bool:
+    def _wait_begins(self, work: Any, frame: FrameType) -> Optional[Call]:
         self._inside = True
         try:
-            _, (kind, group, sequence, size_bytes) = self._pending.pop(id(work))
-            return self._enter(kind, group, sequence, size_bytes, frame)
+            return self._enter(self._pending.pop(id(work))[1], frame)
         except Exception as error:
             self._observer.fault("wait", error)
-            return False
+            return None
 
-    def _buffers_begin(self, ddp: Any, frame: FrameType) -> bool:
+    def _buffers_begin(self, ddp: Any, frame: FrameType) -> Optional[Call]:
         self._inside = True
         try:
-            size_bytes = self._bytes.get(ddp)
-            if size_bytes is None:
-                size_bytes = self._bytes[ddp] = _bytes_of(ddp.modules_buffers)
-            group = self._groups.number_of(ddp.process_group)
+            newest = self._newest
+            _, size_bytes, group = newest if newest is not None and newest[0]() is ddp else self._meet(ddp)
             # Its own count: DDP decides from the forwards before whether it broadcasts.
             key = -1 - group
             sequence = self._sequences.get(key, 0)
             self._sequences[key] = sequence + 1
-            return self._enter(_BUFFERS, group, sequence, size_bytes, frame)
+            return self._enter((_BUFFERS, group, sequence, size_bytes), frame)
         except Exception as error:
             self._observer.fault("broadcast", error)
-            return False
+            return None
 
-    def _enter(self, kind: int, group: int, sequence: int, size_bytes: int, frame: FrameType) -> bool:
-        observer = self._observer
-        ring = observer.call_ring
-        if ring is None:
-            return False
-        site = self._site(frame)
-        now_ns = _now_ns()
-        observer.watch.enter(EXPLICIT, now_ns)
-        observer.open_call = (
-            ring.next,
-            (kind, group, sequence, observer.steps.current, now_ns + EPOCH_NS, 0, size_bytes, site),
-        )
-        return True
+    def _meet(self, ddp: Any) -> tuple[weakref.ref[Any], int, int]:
+        """A DDP module, the bytes of its buffers, and its group."""
+        size_bytes = self._bytes.get(ddp)
+        if size_bytes is None:
+            size_bytes = self._bytes[ddp] = _bytes_of(ddp.modules_buffers)
+        self._newest = weakref.ref(ddp), size_bytes, self._groups.number_of(ddp.process_group)
+        return self._newest
 
-    def _ended(self, noted: bool, work: Any) -> None:
+    def _enter(self, call: Call, frame: FrameType) -> Call:
+        self._keep((self._call_has_begun, *call, self._site(frame), _now_ns()))
+        self._make_room()
+        return call
+
+    def _ended(self, call: Optional[Call], work: Any) -> None:
         self._inside = False
-        if not noted:
+        if call is None:
             return
-        observer = self._observer
         try:
-            now_ns = _now_ns()
-            watch = observer.watch
-            watch.leave(now_ns)
-            observer.steps.called(now_ns)
-            call, observer.open_call = observer.open_call, None
-            if call is None or observer.call_ring is None:
-                return
-            kind, group, sequence, step, entered_at_ns, _, size_bytes, site = call[1]
             if work is not None and hasattr(work, "is_completed"):
-                self._await(work, (kind, group, sequence, size_bytes))
-                return
-            watch.tally[EXPLICIT_CALLS] += 1
-            watch.tally[EXPLICIT_BYTES] += size_bytes
-            observer.call_ring.put((kind, group, sequence, step, entered_at_ns, now_ns + EPOCH_NS, size_bytes, site))
+                self._keep((self._observer.course.call_started, _now_ns()))
+                self._await(work, call)
+            else:
+                self._keep((self._call_has_ended, _now_ns()))
         except Exception as error:
-            observer.fault("call", error)
+            self._observer.fault("call", error)
 
-    def _await(self, work: Any, call: tuple[int, int, int, int]) -> None:
+    def _await(self, work: Any, call: Call) -> None:
         """Remember an asynchronous collective without keeping it alive."""
         key, pending = id(work), self._pending
         if len(pending) < _MOST_PENDING:
@@ -264,18 +261,19 @@ class Calls:
 
     def _site(self, frame: FrameType) -> int:
         """The call's place; looked up in full once for each pair of the two innermost places."""
-        outer = frame.f_back
-        key = (
-            frame.f_code,
-            frame.f_lasti,
-            outer.f_code if outer is not None else None,
-            outer.f_lasti if outer is not None else 0,
-        )
-        site = self._sites.get(key)
-        if site is None:
-            site = self._observer.journal.site(frame)
-            if len(self._sites) < _MOST_SITES:
-                self._sites[key] = site
+        outer, code = frame.f_back, frame.f_code
+        # Code hashes all its constants anew each time that it is looked up itself.
+        if outer is None:
+            outer_code, key = None, (id(code), frame.f_lasti, 0, 0)
+        else:
+            outer_code = outer.f_code
+            key = (id(code), frame.f_lasti, id(outer_code), outer.f_lasti)
+        known = self._sites.get(key)
+        if known is not None:
+            return known[0]
+        site = self._observer.journal.site(frame)
+        if len(self._sites) < _MOST_SITES:
+            self._sites[key] = site, code, outer_code
         return site
 
 

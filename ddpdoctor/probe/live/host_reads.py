@@ -118,6 +118,7 @@ class HostReads:
 
     def _note_read(self, name: str, tensor: Any, frame: Optional[FrameType], wait_ns: int) -> None:
         steps = self._observer.steps
+        self._observer.moments.take_in()
         if steps.state not in (ACTIVE, STEPPED) or not self.waits_for_gpu(tensor):
             return
         while frame is not None and frame.f_code.co_filename.endswith(_PRINTING):

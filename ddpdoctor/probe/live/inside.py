@@ -59,6 +59,7 @@ class Live:
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(journal, torch, self._groups, self.world_made)
         self._waits.install()
+        self._process_end.before_counting = observer.moments.take_in
         self._process_end.before_exit = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
 
@@ -78,7 +79,7 @@ class Live:
         """Measure no longer, and write what is there."""
         if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
             self._training.close()
-            self.observer.steps.finish()
+            self.observer.finish()
             self.observer.stop()
             self._pulse.last_beat()
 
@@ -94,11 +95,11 @@ class Live:
                 self._pulse.start()
             self._journal.guarded(self._settings.note_others)
         elif self.observer.is_training_thread():
-            self.observer.steps.finish()  # A step does not reach from one world into the next.
+            self.observer.finish()  # A step does not reach from one world into the next.
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""
         if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
             self._training.close()
-            self.observer.steps.finish()
+            self.observer.finish()
             self._pulse.last_beat()

@@ -8,6 +8,8 @@ from typing import Any, Optional
 from ...record import layout
 from ...record.numbered_ring import NumberedRing
 from ..journal import Journal
+from .course import Course
+from .moments import Moments
 from .steps import Steps
 from .stopwatch import Stopwatch
 
@@ -18,17 +20,30 @@ MOST_FAULTS = 3
 class Observer:
     """What one rank knows of its own training."""
 
+    __slots__ = (
+        "_faults", "backwards", "course", "journal", "moments", "on_device", "step_ring", "steps", "thread", "watch",
+    )
+
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.thread = _NOBODY
         """The training thread; nobody's before there is a world, and when the probe has switched itself off."""
         self.watch = Stopwatch()
         self.steps = Steps(self.watch, self._put_step)
+        self.course = Course(self.watch, self.steps, journal)
+        self.moments = Moments(self.fault)
+        """What the hooks have noted and ``course`` has not been told."""
+        self.backwards = 0
+        """Backwards that are running; more than one when checkpointing recomputes inside of one."""
+        self.on_device = False
+        """A module is trained on a GPU."""
         self.step_ring: Optional[NumberedRing] = None
-        self.call_ring: Optional[NumberedRing] = None
-        self.open_call: Optional[tuple[int, tuple[int, ...]]] = None
-        """The explicit collective that the training thread is in: number and fields of its row."""
         self._faults = 0
+
+    @property
+    def call_ring(self) -> Optional[NumberedRing]:
+        """The ring of explicit collectives."""
+        return self.course.call_ring
 
     def start(self) -> None:
         """This process is a rank: what its current thread does is measured from now on."""
@@ -39,7 +54,7 @@ class Observer:
                 self.step_ring = NumberedRing(
                     f"{directory}/{layout.steps_name(journal.pid)}", layout.STEPS_MAGIC, len(layout.STEP_FIELDS)
                 )
-                self.call_ring = NumberedRing(
+                self.course.call_ring = NumberedRing(
                     f"{directory}/{layout.calls_name(journal.pid)}", layout.CALLS_MAGIC, len(layout.CALL_FIELDS)
                 )
             except OSError as error:
@@ -61,21 +76,20 @@ class Observer:
         if self._faults >= MOST_FAULTS:
             self.thread = _NOBODY
 
-    def flush(self) -> None:
-        """Take the rows to their files; for the heartbeat's thread, and at the end."""
-        if self.call_ring is not None:
-            self.call_ring.flush(self.open_call)
-        if self.step_ring is not None:
-            self.step_ring.flush()
+    def finish(self) -> None:
+        """The last step is over."""
+        with self.moments.lock:
+            self.moments.take_in()
+            self.steps.finish()
 
     def become_forked_child(self) -> None:
         """A child that a rank forked measures nothing."""
         self.thread = _NOBODY
+        self.moments.become_forked_child()
         for ring in (self.step_ring, self.call_ring):
             if ring is not None:
                 ring.close()
-        self.step_ring = self.call_ring = None
-        self.open_call = None
+        self.step_ring = self.course.call_ring = self.course.open_call = None
 
     def _put_step(self, row: tuple[int, ...]) -> None:
         if self.step_ring is not None:

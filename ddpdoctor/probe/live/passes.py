@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from array import array
 from types import FrameType
 from typing import Any, Callable, Optional
@@ -84,7 +85,9 @@ class Passes:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if passes._observer.thread >= 0:
+            current = iterator.__dict__.get("_ddpdoctor_pass", passes)
+            keeps = current is passes or (current is not None and current.drawn is not None)
+            if keeps and passes._observer.thread >= 0:
                 passes._journal.guarded(passes._keep, iterator, index)
             return index
 
@@ -109,14 +112,14 @@ class Passes:
         """A pass over a loader begins."""
         self._journal.guarded(self._pass_begins, loader, iterator, frame)
 
-    def drawn(self, iterator: Any, batch: Any, frame: FrameType) -> None:
-        """A batch was handed out to the code at ``frame``."""
+    def drawn(self, iterator: Any, batch: Any) -> None:
+        """A batch was handed out to the code that called the caller's caller."""
         current = iterator.__dict__.get("_ddpdoctor_pass")
         if current is not None:
             if current.drawn is not None and current.ordinal == 0:
                 self._journal.guarded(self._note_samples, current, iterator, batch)
             if not current.yielded:
-                current.looped = self._is_looped(frame)
+                current.looped = self._is_looped(sys._getframe(3))
                 self.has_new_loader = self.has_new_loader or not current.ordinal
             current.yielded += 1
             self.newest = current
@@ -133,11 +136,11 @@ class Passes:
         for current in list(self._open.values()):
             self._journal.event("pass_progress", number=current.number, **self._come_so_far(current))
 
-    def backward_ended(self, averages: bool) -> None:
-        """A backward was made with the newest batch; ``averages`` tells whether DDP averaged gradients in it."""
+    def backward_ended(self, current: Optional[Pass], averages: bool) -> None:
+        """A backward was made with a batch of a pass; ``averages`` tells whether DDP averaged gradients in it."""
         self._averaged += averages
-        if self.newest is not None:
-            self.newest.backwards += 1
+        if current is not None:
+            current.backwards += 1
 
     def _pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
         number = loader.__dict__.get("_ddpdoctor_loader", LOADERS_NOTED)
@@ -146,6 +149,7 @@ class Passes:
             iterator._ddpdoctor_pass = None
             return
         self._noted += 1
+        self._observer.moments.take_in()
         # The workers' first indices were drawn when the iterator was made.
         early = iterator.__dict__.pop("_ddpdoctor_early", None)
         keeps = ordinal < PASSES_WITH_INDICES and getattr(iterator, "_dataset_kind", 1) == 0
@@ -197,6 +201,7 @@ class Passes:
         )
 
     def _come_so_far(self, current: Pass) -> dict[str, Any]:
+        self._observer.moments.take_in()
         return {
             "yielded": current.yielded,
             "backwards": current.backwards,

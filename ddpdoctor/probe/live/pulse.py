@@ -93,38 +93,42 @@ class PulseThread:
             write_stacks(journal, self._watched)
             self._dump("asked")
             self._answered = requested
-        phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.open_call
         now_ns = time.monotonic_ns()
-        observer.steps.flush_old(now_ns)
-        observer.flush()
+        with observer.moments.lock:
+            observer.moments.take_in()
+            observer.steps.flush_old(now_ns)
+            phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.course.open_call
+            step, evaluating = observer.steps.current, observer.steps.evaluating
+        calls_ring.flush(call)
+        steps_ring.flush()
         frame = sys._current_frames().get(self._watched)
         stack = _places(frame)
         cpu_ns = time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns()
         if stack != self._stack:
             self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
         unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
-        if observer.steps.current != self._step:
-            self._step, self._stepped_ns = observer.steps.current, now_ns
+        if step != self._step:
+            self._step, self._stepped_ns = step, now_ns
         standing = self._standing.look(frame, self._stepped_ns, now_ns)
         told = frame if unchanged_ms >= SITE_AFTER_MS else standing
         self._site = journal.site(told) if told is not None else -1
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
-        self._suspect((enqueued, completed, observer.steps.current, under_way), call is not None, now_ns)
+        self._suspect((enqueued, completed, step, under_way), call is not None, now_ns)
         kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
         if call is None and phase == BACKWARD and enqueued > completed:
             kind = _REDUCTION
         if phase == OTHER and self._finished:
             phase = FINISHED
-        elif phase == OTHER and not observer.steps.current:
+        elif phase == OTHER and not step:
             phase = STARTING
-        elif phase == OTHER and observer.steps.evaluating:
+        elif phase == OTHER and evaluating:
             phase = EVALUATION
         pulse = (
             now_ns + EPOCH_NS,
             phase,
             since_ns + EPOCH_NS,
-            observer.steps.current,
+            step,
             kind,
             sequence,
             enqueued,

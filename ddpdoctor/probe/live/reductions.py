@@ -6,7 +6,7 @@ DDP's own logger measures; it is read in the forward after, when it has put toge
 from __future__ import annotations
 
 import functools
-import time
+import weakref
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
@@ -14,15 +14,16 @@ from ..capabilities import Capabilities
 from .device_times import DeviceTimes
 from .observer import Observer
 from .searches import Searches
-from .stopwatch import BUCKETS, EPOCH_NS, REDUCED_BYTES, SYNCHRONISED
+from .stopwatch import EPOCH_NS
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""
-SHORT_STEP_RATE, SHORT_STEP_NS = 5, 25_000_000
-"""A measured iteration costs about 50 µs with its reading: of shorter steps the logger measures one of so many."""
+SHORT_STEP_RATE, SHORT_STEP_NS = 10, 25_000_000
+"""A measured iteration costs 80 µs and more with its reading: of shorter steps the logger measures one of so many."""
 CUDA_RATE = 20
 """On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
+LONGEST_NS = 1 << 62
 LAYOUTS_NOTED = 4
 """Of each module: how its buckets lie is told so often, which is when they are made, rebuilt and changed since."""
 MOST_BUCKETS = 4_096
@@ -32,9 +33,9 @@ class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "armed", "buckets", "counted", "forwards", "iterations", "layout", "layouts", "offset", "on_gpu", "rate",
-        "rated_at", "read_ns", "size_bytes",
-    )
+        "buckets", "ended_ns", "forwards", "iterations", "layout", "layouts", "next_read", "offset", "on_gpu", "rate",
+        "rated_at", "read_ns", "shortest_ns", "size_bytes", "synchronises",
+    )  # fmt: skip
 
     def __init__(self, size_bytes: int, buckets: int, *, on_gpu: bool) -> None:
         self.size_bytes = size_bytes
@@ -43,8 +44,8 @@ class Reducer:
         self.layout: Optional[tuple[str, str]] = None
         """Sizes of the buckets and their parameters, in the logger's words; None before they were told."""
         self.layouts = 0
-        self.armed = False
-        """Its next backward reduces."""
+        self.synchronises = False
+        """Its newest forward was one whose backward reduces."""
         self.forwards = 0
         """Forwards that record gradients."""
         self.iterations = 0
@@ -55,13 +56,19 @@ class Reducer:
         self.rated_at = 0
         """Iteration in which the rate was set; of that one the logger may have measured a part only."""
         self.read_ns = 0
-        """When the logger was last read, and at which iteration."""
-        self.counted = 0
+        """When the logger was last read."""
+        self.next_read = 1
+        """The next iteration that the logger measures the whole of, by the count of ``iterations``."""
+        self.ended_ns = 0
+        """When the newest forward that synchronises ended."""
+        self.shortest_ns = LONGEST_NS
+        """The shortest time between two of them since the logger was read: a pause only lengthens it."""
 
-    def measured(self, iteration: int) -> bool:
-        """Tell whether DDP's logger has measured the whole of an iteration."""
-        number = iteration + (self.offset or 0)
-        return iteration > self.rated_at and (number <= ALWAYS_MEASURED or number % self.rate == 0)
+    def next_measured(self, iteration: int) -> int:
+        """The first iteration after ``iteration`` of which DDP's logger measures the whole."""
+        later = max(iteration, self.rated_at) + 1
+        number = later + (self.offset or 0)
+        return later if number <= ALWAYS_MEASURED else later + -number % self.rate
 
 
 class Reductions:
@@ -83,64 +90,75 @@ class Reductions:
         self._wrap_number = wrap_number
         self._armed: list[Reducer] = []
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
+        self._newest: Optional[tuple[weakref.ref[Any], Reducer]] = None
+        """The module that was last asked for, which is nearly always the next one, too."""
 
-    def forward_begins(self, ddp: Any) -> Reducer:
-        """A forward that records gradients begins."""
-        reducer = self._reducers.get(ddp) or self._meet(ddp)
-        reducer.forwards += 1
-        if bool(ddp.require_backward_grad_sync) != reducer.armed:
-            reducer.armed = not reducer.armed
-            if reducer.armed:
+    def reducer_of(self, ddp: Any) -> Reducer:
+        """What is known of the module's reducer, in whose forward gradients are recorded."""
+        newest = self._newest
+        return newest[1] if newest is not None and newest[0]() is ddp else self._find(ddp)
+
+    def forward_ended(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
+        """A forward that synchronises is over: DDP's logger has the iteration before."""
+        before = reducer.iterations
+        reducer.iterations = before + 1
+        took_ns, reducer.ended_ns = now_ns - reducer.ended_ns, now_ns
+        if took_ns < reducer.shortest_ns:
+            reducer.shortest_ns = took_ns
+        if before < reducer.next_read:
+            return
+        if now_ns - reducer.read_ns >= READ_EVERY_NS:
+            self._read(ddp, reducer, before)
+            self._rate(ddp, reducer)
+            reducer.read_ns, reducer.shortest_ns = now_ns, LONGEST_NS
+        reducer.next_read = reducer.next_measured(before)
+
+    def forward_began(self, reducer: Reducer, synchronises: bool, training: bool, now_ns: int) -> None:
+        """Taken in later: a forward that records gradients has begun, whose backward will reduce them or not."""
+        if synchronises != (reducer in self._armed):
+            if synchronises:
                 self._armed.append(reducer)
             else:
                 self._armed.remove(reducer)
-        return reducer
+        self._observer.course.forward_began(True, training, now_ns)
 
-    def forward_ended(self, ddp: Any, reducer: Reducer) -> None:
-        """A forward is over: if it synchronises, DDP's logger has the iteration before."""
-        if not reducer.armed:
-            return
-        reducer.iterations += 1
-        before = reducer.iterations - 1
-        if before < 1 or not reducer.measured(before):
-            return
-        now_ns = time.monotonic_ns()
-        if now_ns - reducer.read_ns >= READ_EVERY_NS:
-            self._read(ddp, reducer, before)
-            self._rate(ddp, reducer, now_ns)
+    def backward_ended(self, now_ns: int) -> bool:
+        """Taken in later: a backward is over, and modules whose forward synchronised have reduced their gradients.
 
-    def backward_ended(self, tally: list[int]) -> bool:
-        """A backward is over: modules whose forward synchronised have reduced their gradients; tell whether any has."""
-        if not self._armed:
-            return False
+        Tell whether any has.
+        """
+        modules, size_bytes, buckets = len(self._armed), 0, 0
         for reducer in self._armed:
-            reducer.armed = False
-            tally[SYNCHRONISED] += 1
-            tally[REDUCED_BYTES] += reducer.size_bytes
-            tally[BUCKETS] += reducer.buckets
+            size_bytes += reducer.size_bytes
+            buckets += reducer.buckets
+        self._observer.course.backward_ended(modules, size_bytes, buckets, now_ns)
         self._armed.clear()
-        return True
+        return modules > 0
+
+    def _find(self, ddp: Any) -> Reducer:
+        reducer = self._reducers.get(ddp) or self._meet(ddp)
+        self._newest = weakref.ref(ddp), reducer
+        return reducer
 
     def _meet(self, ddp: Any) -> Reducer:
         on_cuda = ddp.device_type == "cuda"
         if on_cuda and self._observer.steps.make_device_times is None:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
             self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
+            self._observer.on_device = True
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer = self._reducers[ddp] = Reducer(size_bytes, 1, on_gpu=on_cuda)
         if self._set_rate is not None:
             self._set_rate(ddp, 1)
         return reducer
 
-    def _rate(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
-        """Choose how often the logger measures, by how long an iteration took since the last reading."""
-        since_ns, reducer.read_ns = reducer.read_ns, now_ns
-        done, reducer.counted = reducer.iterations - reducer.counted, reducer.iterations
-        if self._set_rate is None or not since_ns:
+    def _rate(self, ddp: Any, reducer: Reducer) -> None:
+        """Choose how often the logger measures, by how long an iteration takes."""
+        if self._set_rate is None or reducer.shortest_ns == LONGEST_NS:
             return
         rate = CUDA_RATE
         if ddp.device_type != "cuda":
-            rate = 1 if now_ns - since_ns >= done * SHORT_STEP_NS else SHORT_STEP_RATE
+            rate = 1 if reducer.shortest_ns >= SHORT_STEP_NS else SHORT_STEP_RATE
         if rate != reducer.rate:
             self._set_rate(ddp, rate)
             reducer.rate, reducer.rated_at = rate, reducer.iterations
@@ -168,7 +186,8 @@ class Reductions:
         reduced_ns = int(data.get("backward_comm_time_end", 0))
         if ready_ns > 0 and window_ns > 0:
             exposed_ns = max(0, window_ns - overlap_ns)
-            self._observer.steps.sampled(exposed_ns, window_ns, _since_epoch(ready_ns), _since_epoch(reduced_ns))
+            moment = exposed_ns, window_ns, _since_epoch(ready_ns), _since_epoch(reduced_ns)
+            self._observer.moments.keep((self._observer.steps.sampled, *moment))
 
     def _note_layout(self, ddp: Any, sizes: str, parameters: str) -> None:
         """Tell how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""

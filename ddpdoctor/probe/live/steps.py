@@ -41,6 +41,7 @@ from .stopwatch import (
 IDLE, CANDIDATE, ACTIVE, STEPPED = range(4)
 """No step is open; a batch was fetched; it was trained on; an optimizer has stepped."""
 MOST_HELD_NS = 1_000_000_000
+_NO_DEVICE = (-1, -1, -1)
 
 
 class Source:
@@ -70,8 +71,63 @@ class Sample:
             self.ready_at_ns, self.reduced_at_ns = ready_at_ns, reduced_at_ns
 
 
+class Pending:
+    """A step that is over, while DDP's logger may yet say something of it."""
+
+    __slots__ = ("_began_ns", "_device_times", "_step", "_tally", "ended_ns", "sample")
+
+    def __init__(
+        self,
+        step: int,
+        began_ns: int,
+        ended_ns: int,
+        tally: list[int],
+        sample: Optional[Sample],
+        device_times: Optional[DeviceTimes],
+    ) -> None:
+        self._step = step
+        self._began_ns = began_ns
+        self.ended_ns = ended_ns
+        self._tally = tally
+        self.sample = sample
+        self._device_times = device_times
+
+    def row(self) -> tuple[int, ...]:
+        """The row of the step, in the order of ``layout.STEP_FIELDS``."""
+        tally, sample = self._tally, self.sample
+        exposed_ns, window_ns, ready_at_ns, reduced_at_ns = -1, -1, 0, 0
+        if sample is not None:
+            # Backwards that were not sampled are taken to be as those that were.
+            share = max(tally[SYNCHRONISED], sample.backwards) / sample.backwards
+            exposed_ns, window_ns = round(sample.exposed_ns * share), round(sample.window_ns * share)
+            ready_at_ns, reduced_at_ns = sample.ready_at_ns, sample.reduced_at_ns
+        device_ns = self._device_times.durations_ns() if self._device_times is not None else _NO_DEVICE
+        return (
+            self._step,
+            self._began_ns + EPOCH_NS,
+            self.ended_ns + EPOCH_NS,
+            tally[DATA_WAIT],
+            tally[FORWARD],
+            tally[BACKWARD],
+            tally[EXPLICIT],
+            tally[OPTIMIZER],
+            exposed_ns,
+            window_ns,
+            ready_at_ns,
+            reduced_at_ns,
+            tally[REDUCED_BYTES],
+            tally[BUCKETS],
+            tally[EXPLICIT_CALLS],
+            tally[EXPLICIT_BYTES],
+            tally[SAMPLES],
+            tally[MICRO_BATCHES],
+            tally[SYNCHRONISED],
+            *device_ns,
+        )
+
+
 class Steps:
-    """The steps of one rank; only the training thread may call it, except for ``flush``."""
+    """The steps of one rank; one thread at a time may call it."""
 
     def __init__(self, watch: Stopwatch, put: Callable[[tuple[int, ...]], None]) -> None:
         self._watch = watch
@@ -92,12 +148,12 @@ class Steps:
         """End of the newest phase that belongs to the open step."""
         self.evaluating = False
         """The newest fetch is taken for one of an evaluation."""
-        self._sample = Sample()
+        self._sample: Optional[Sample] = None
         self.make_device_times: Optional[Callable[[], DeviceTimes]] = None
         """Known once a module is trained on a GPU."""
         self.device_times: Optional[DeviceTimes] = None
         """Those of the open step, if it is one that is measured."""
-        self._pending: list[tuple[list[int], Sample, Optional[DeviceTimes], int]] = []
+        self._pending: Optional[Pending] = None
         """The newest row, held until DDP's logger can be asked about it, which is in the next forward; since when."""
 
     @property
@@ -184,34 +240,22 @@ class Steps:
 
     def sampled(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
         """DDP's logger says how a backward went, of the open step or of the newest row."""
-        sample = self._sample
-        for row, of_row, _, _ in tuple(self._pending):
-            if ready_at_ns < row[2]:
-                sample = of_row
+        pending = self._pending
+        if pending is not None and ready_at_ns < pending.ended_ns + EPOCH_NS:
+            sample = pending.sample = pending.sample or Sample()
+        else:
+            sample = self._sample = self._sample or Sample()
         sample.add(exposed_ns, window_ns, ready_at_ns, reduced_at_ns)
 
     def flush(self) -> None:
-        """Hand out the row that is held; any thread may ask for it."""
-        try:
-            row, sample, device_times, _ = self._pending.pop()
-        except IndexError:
-            return
-        if sample.backwards:
-            # Backwards that were not sampled are taken to be as those that were.
-            share = max(row[_SYNCHRONISED], sample.backwards) / sample.backwards
-            row[_EXPOSED : _EXPOSED + 4] = [
-                round(sample.exposed_ns * share),
-                round(sample.window_ns * share),
-                sample.ready_at_ns,
-                sample.reduced_at_ns,
-            ]
-        if device_times is not None:
-            row[_DEVICE : _DEVICE + 3] = device_times.durations_ns()
-        self._put(tuple(row))
+        """Hand out the row that is held."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._put(pending.row())
 
     def flush_old(self, now_ns: int) -> None:
         """Hand out a row that was held for long: no forward has come since."""
-        if any(now_ns - since_ns > MOST_HELD_NS for _, _, _, since_ns in tuple(self._pending)):
+        if self._pending is not None and now_ns - self._pending.ended_ns > MOST_HELD_NS:
             self.flush()
 
     def finish(self) -> None:
@@ -257,35 +301,8 @@ class Steps:
     def _write(self, ended_ns: int, tally: list[int]) -> None:
         self.flush()
         self.completed += 1
-        row = [
-            self.completed,
-            self._began_ns + EPOCH_NS,
-            ended_ns + EPOCH_NS,
-            tally[DATA_WAIT],
-            tally[FORWARD],
-            tally[BACKWARD],
-            tally[EXPLICIT],
-            tally[OPTIMIZER],
-            -1,
-            -1,
-            0,
-            0,
-            tally[REDUCED_BYTES],
-            tally[BUCKETS],
-            tally[EXPLICIT_CALLS],
-            tally[EXPLICIT_BYTES],
-            tally[SAMPLES],
-            tally[MICRO_BATCHES],
-            tally[SYNCHRONISED],
-            -1,
-            -1,
-            -1,
-        ]
-        self._pending.append((row, self._sample, self.device_times, ended_ns))
-        self._sample = Sample()
+        began_ns, sample, device_times = self._began_ns, self._sample, self.device_times
+        self._pending = Pending(self.completed, began_ns, ended_ns, tally, sample, device_times)
+        self._sample = None
         measures = self.make_device_times is not None and self.completed % MEASURED_EVERY == 0
         self.device_times = self.make_device_times() if measures and self.make_device_times is not None else None
-
-
-_EXPOSED, _SYNCHRONISED, _DEVICE = 8, 18, 19
-"""Positions in a row."""

@@ -31,7 +31,7 @@ EPOCH_NS = time.time_ns() - time.monotonic_ns()
 
 
 class Stopwatch:
-    """The phases of one thread; only that thread may call it."""
+    """The phases of one thread."""
 
     __slots__ = ("_outer", "phase", "since_ns", "tally")
 
@@ -53,15 +53,6 @@ class Stopwatch:
         self.tally[self.phase] += now_ns - self.since_ns
         self.phase = self._outer.pop() if self._outer else OTHER
         self.since_ns = now_ns
-
-    def is_in(self, phase: int) -> bool:
-        """Tell whether a phase is open, be it outside of the current one."""
-        return self.phase == phase or phase in self._outer
-
-    @property
-    def is_outermost(self) -> bool:
-        """Whether the user's own code runs, in no phase at all."""
-        return not self._outer
 
     def settled(self, now_ns: int) -> list[int]:
         """The tally up to now, as a copy."""

@@ -9,8 +9,7 @@ import functools
 import sys
 import time
 from threading import get_ident
-from types import FrameType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ..capabilities import Capabilities
 from ..optimizer_sizes import OptimizerSizes
@@ -18,11 +17,11 @@ from ..unseen import leave_no_frame
 from .evidence import FORWARDS_NOTED, Evidence
 from .host_reads import HostReads
 from .observer import Observer, rows_of
-from .passes import Passes
+from .passes import Pass, Passes
 from .precision import COUNTED_FORWARD, Precision
 from .reductions import Reducer, Reductions
-from .steps import ACTIVE, CANDIDATE, Source
-from .stopwatch import BACKWARD, DATA_WAIT, EVALUATION, FORWARD, OPTIMIZER, SAVING
+from .steps import Source
+from .stopwatch import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
 
 _now_ns = time.monotonic_ns
 
@@ -40,17 +39,27 @@ class Training:
         passes: Passes,
     ) -> None:
         self._observer = observer
+        self._keep, self._make_room = observer.moments.keep, observer.moments.make_room
+        # Kept as they are: to bind a method anew for each moment takes as long as to keep the moment.
+        course = observer.course
+        self._fetch_has_begun, self._fetch_has_ended = course.fetch_began, course.fetch_ended
+        self._forward_has_begun, self._phase_has_ended = reductions.forward_began, course.phase_ended
+        self._backward_has_begun, self._backward_has_ended = course.backward_began, self._take_in_backward
+        self._optimizer_has_begun, self._optimizer_has_stepped = course.optimizer_began, course.optimizer_stepped
         self._torch = torch
         self._capabilities = capabilities
+        self._is_compiling = capabilities.is_compiling
+        self._is_recording: Callable[[], bool] = torch.is_grad_enabled
         self._reductions = reductions
         self._evidence = evidence
         self._passes = passes
-        self._sources: dict[int, Source] = {}
+        self._sources: list[Source] = []
+        """Of each loader, by its number."""
+        self._unknown = Source()
+        """The loader of every iterator that has not said whose it is."""
         self._sizes = OptimizerSizes(observer.journal, torch)
         self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
         self._reads = HostReads(observer, torch, capabilities.is_compiling)
-        self._backwards = 0
-        """Backwards that are running; more than one when checkpointing recomputes inside of one."""
 
     def install(self) -> None:
         """Patch the classes and functions; each once a process."""
@@ -66,6 +75,7 @@ class Training:
 
     def close(self) -> None:
         """No step is made any more: tell what was sampled, and take back what was replaced for that."""
+        self._observer.moments.take_in()
         self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1)
 
     def _watch_loaders(self, data: Any) -> None:
@@ -87,7 +97,7 @@ class Training:
                 leave_no_frame(error)
                 raise
             if watched:
-                training._fetch_ended(iterator, batch, sys._getframe(1))
+                training._fetch_ended(iterator, batch)
             return batch
 
         @functools.wraps(iterate)
@@ -113,13 +123,13 @@ class Training:
 
     def _watch_forwards(self, ddp_class: Any) -> None:
         forward, training, observer = ddp_class.forward, self, self._observer
-        is_compiling = self._capabilities.is_compiling
+        is_compiling = self._is_compiling
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
             if is_compiling() or observer.thread != get_ident():
                 return forward(ddp, *arguments, **options)
-            reducer = training._forward_begins(ddp, sys._getframe(1))
+            reducer = training._forward_begins(ddp)
             try:
                 return forward(ddp, *arguments, **options)
             except BaseException as error:
@@ -135,7 +145,7 @@ class Training:
 
         @functools.wraps(backward)
         def backward_timed(*arguments: Any, **options: Any) -> Any:
-            watched = observer.thread == get_ident() and not training._backwards
+            watched = observer.thread == get_ident() and not observer.backwards
             if watched:
                 training._backward_begins()
             try:
@@ -169,31 +179,25 @@ class Training:
 
         torch.save = save_timed
 
-    def _fetch_begins(self, iterator: Any) -> Any:
-        observer = self._observer
+    def _fetch_begins(self, iterator: Any) -> Optional[Source]:
         try:
             now_ns = _now_ns()
-            number = iterator.__dict__.get("_ddpdoctor_number", -1)
-            source = self._sources.get(number)
-            if source is None:
-                source = self._sources.setdefault(number, Source())
-            observer.steps.fetch_begins(source, self._torch.is_grad_enabled(), now_ns)
-            observer.watch.enter(EVALUATION if observer.steps.evaluating else DATA_WAIT, now_ns)
+            source: Source = iterator.__dict__.get("_ddpdoctor_source", self._unknown)
+            self._keep((self._fetch_has_begun, source, self._is_recording(), now_ns))
             return source
         except Exception as error:
-            observer.fault("fetch", error)
+            self._observer.fault("fetch", error)
             return None
 
-    def _fetch_ended(self, iterator: Any, batch: Any, frame: FrameType) -> None:
-        observer = self._observer
+    def _fetch_ended(self, iterator: Any, batch: Any) -> None:
         try:
             now_ns = _now_ns()
-            observer.watch.leave(now_ns)
-            self._passes.drawn(iterator, batch, frame)
             fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
-            observer.steps.fetch_ended(rows_of(batch), fresh and self._has_started_workers(iterator), now_ns)
+            started_workers = fresh and self._has_started_workers(iterator)
+            self._keep((self._fetch_has_ended, rows_of(batch), started_workers, now_ns))
+            self._passes.drawn(iterator, batch)
         except Exception as error:
-            observer.fault("fetch", error)
+            self._observer.fault("fetch", error)
 
     def _has_started_workers(self, iterator: Any) -> bool:
         """Tell whether a pass is the first of its workers."""
@@ -201,66 +205,66 @@ class Training:
         iterator._ddpdoctor_served = True
         return not known
 
-    def _fetch_failed(self, iterator: Any, source: Any, exhausted: bool) -> None:
-        observer = self._observer
+    def _fetch_failed(self, iterator: Any, source: Optional[Source], exhausted: bool) -> None:
         try:
-            observer.watch.leave(_now_ns())
+            self._keep((self._observer.course.fetch_failed, source if exhausted else None, _now_ns()))
+            self._make_room()
             if exhausted and source is not None:
-                observer.steps.pass_ended(source)
                 self._passes.pass_ended(iterator)
         except Exception as error:
-            observer.fault("fetch", error)
+            self._observer.fault("fetch", error)
 
     def _remember(self, loader: Any, iterator: Any) -> None:
-        """Let an iterator know its loader's number."""
+        """Let an iterator know its loader as a source of steps."""
         try:
             number = loader.__dict__.get("_ddpdoctor_number")
             if number is None:
                 number = len(self._sources)
-                self._sources[number] = Source()
+                self._sources.append(Source())
                 object.__setattr__(loader, "_ddpdoctor_number", number)
-            iterator._ddpdoctor_number = number
+            iterator._ddpdoctor_source = self._sources[number]
         except Exception:  # an iterator of the user's own takes no attributes
             return
 
-    def _forward_begins(self, ddp: Any, frame: FrameType) -> Optional[Reducer]:
-        observer, reducer = self._observer, None
+    def _forward_begins(self, ddp: Any) -> Optional[Reducer]:
+        """What is known of the module's reducer; None where no gradients are recorded."""
+        observer = self._observer
         try:
-            now_ns, steps = _now_ns(), observer.steps
-            phase = FORWARD
-            if self._torch.is_grad_enabled():
-                steps.trains(now_ns)
-                observer.journal.forwards += ddp.training
-                reducer = self._reductions.forward_begins(ddp)
-                if reducer.forwards == COUNTED_FORWARD:
-                    observer.journal.guarded(self._begin_counting, ddp)
+            now_ns, training = _now_ns(), ddp.training
+            self._make_room()
+            if not self._is_recording():
+                self._keep((observer.course.forward_began, False, training, now_ns))
+                self._evidence.forward_begins(ddp, sys._getframe(2))
+                return None
+            reducer = self._reductions.reducer_of(ddp)
+            reducer.forwards += 1
+            reducer.synchronises = synchronises = bool(ddp.require_backward_grad_sync)
+            self._keep((self._forward_has_begun, reducer, synchronises, training, now_ns))
+            if reducer.forwards == COUNTED_FORWARD:
+                observer.journal.guarded(self._begin_counting, ddp)
+            if reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
+                self._evidence.forward_begins(ddp, sys._getframe(2))
+            if observer.on_device:
+                self._device_begins(FORWARD)
                 if reducer.on_gpu and not self._reads.is_over:
                     observer.journal.guarded(self._sample_reads)
-            else:
-                if steps.state == CANDIDATE and not ddp.training:
-                    steps.evaluating = True
-                if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
-                    phase = EVALUATION
-                    steps.pause(now_ns)
-            if reducer is None or reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
-                self._evidence.forward_begins(ddp, frame)
-            observer.watch.enter(phase, now_ns)
-            if reducer is not None and steps.device_times is not None:
-                steps.device_times.begins(FORWARD)
+            return reducer
         except Exception as error:
             observer.fault("forward", error)
-        return reducer
+            return None
 
     def _forward_ended(self, ddp: Any, reducer: Optional[Reducer]) -> None:
         observer = self._observer
         try:
-            observer.watch.leave(_now_ns())
+            now_ns = _now_ns()
+            self._keep((self._phase_has_ended, now_ns))
             if reducer is not None:
-                self._reductions.forward_ended(ddp, reducer)
+                if reducer.synchronises:
+                    self._reductions.forward_ended(ddp, reducer, now_ns)
                 if reducer.forwards == COUNTED_FORWARD:
                     observer.journal.guarded(self._end_counting, ddp)
-                if observer.steps.device_times is not None:
-                    observer.steps.device_times.ends(FORWARD)
+                if observer.on_device:
+                    self._device_ends(FORWARD)
         except Exception as error:
             observer.fault("forward", error)
 
@@ -277,70 +281,67 @@ class Training:
 
     def _backward_begins(self) -> None:
         observer = self._observer
-        self._backwards += 1
+        observer.backwards += 1
         try:
-            now_ns = _now_ns()
-            observer.steps.trains(now_ns)
-            observer.watch.enter(BACKWARD, now_ns)
-            if observer.steps.device_times is not None:
-                observer.steps.device_times.begins(BACKWARD)
+            self._keep((self._backward_has_begun, _now_ns()))
+            if observer.on_device:
+                self._device_begins(BACKWARD)
         except Exception as error:
             observer.fault("backward", error)
 
     def _backward_ended(self) -> None:
         observer = self._observer
-        self._backwards -= 1
+        observer.backwards -= 1
         try:
-            now_ns = _now_ns()
-            observer.watch.leave(now_ns)
-            observer.journal.backwards += 1
-            averages = self._reductions.backward_ended(observer.watch.tally)
-            observer.steps.backward_ended(now_ns)
-            if observer.steps.device_times is not None:
-                observer.steps.device_times.ends(BACKWARD)
-            self._passes.backward_ended(averages)
+            self._keep((self._backward_has_ended, self._passes.newest, _now_ns()))
+            if observer.on_device:
+                self._device_ends(BACKWARD)
         except Exception as error:
             observer.fault("backward", error)
 
+    def _take_in_backward(self, newest: Optional[Pass], now_ns: int) -> None:
+        """Taken in later: a backward is over, made with the newest batch of a pass."""
+        self._passes.backward_ended(newest, self._reductions.backward_ended(now_ns))
+
+    def _device_begins(self, phase: int) -> None:
+        """A phase begins on a GPU: which step that is of must be known at once."""
+        self._observer.moments.take_in()
+        if self._observer.steps.device_times is not None:
+            self._observer.steps.device_times.begins(phase)
+
+    def _device_ends(self, phase: int) -> None:
+        self._observer.moments.take_in()
+        if self._observer.steps.device_times is not None:
+            self._observer.steps.device_times.ends(phase)
+
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         observer = self._observer
-        if observer.thread != get_ident() or self._capabilities.is_compiling():
+        if observer.thread != get_ident() or self._is_compiling():
             return
         try:
-            observer.watch.enter(OPTIMIZER, _now_ns())
-            if observer.steps.device_times is not None:
-                observer.steps.device_times.begins(OPTIMIZER)
+            self._keep((self._optimizer_has_begun, _now_ns()))
+            if observer.on_device:
+                self._device_begins(OPTIMIZER)
         except Exception as error:
             observer.fault("optimizer", error)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         observer = self._observer
-        if observer.thread != get_ident() or self._capabilities.is_compiling():
+        if observer.thread != get_ident() or self._is_compiling():
             return
         try:
             now_ns = _now_ns()
-            observer.watch.leave(now_ns)
-            observer.journal.optimizer_steps += 1
-            if observer.steps.device_times is not None:
-                observer.steps.device_times.ends(OPTIMIZER)
-            observer.steps.optimizer_stepped(id(optimizer), now_ns)
-            self._sizes.stepped(optimizer)
+            if observer.on_device:
+                self._device_ends(OPTIMIZER)  # before the step may be over
+            self._keep((self._optimizer_has_stepped, id(optimizer), now_ns))
+            if id(optimizer) not in self._sizes.measured:
+                self._sizes.stepped(optimizer)
         except Exception as error:
             observer.fault("optimizer", error)
 
     def _pause_begins(self, phase: int) -> None:
         """Something begins that belongs to no step, once the optimizer has stepped."""
-        observer = self._observer
-        try:
-            now_ns = _now_ns()
-            observer.steps.pause(now_ns)
-            observer.watch.enter(phase, now_ns)
-        except Exception as error:
-            observer.fault("pause", error)
+        self._keep((self._observer.course.pause_began, phase, _now_ns()))
 
     def _pause_ended(self) -> None:
-        observer = self._observer
-        try:
-            observer.watch.leave(_now_ns())
-        except Exception as error:
-            observer.fault("pause", error)
+        self._keep((self._phase_has_ended, _now_ns()))

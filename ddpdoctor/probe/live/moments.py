@@ -1,0 +1,55 @@
+"""What the hooks have noted of the training thread, kept in order until somebody has the time to take it in.
+
+Between two hooks a training step drives all that is ours out of the processor's caches, and each function that runs
+then takes microseconds instead of tenths of them. So a hook only keeps a moment, and many are taken in one after the
+other: by the pulse's thread, or by the training thread where it cannot wait for that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Callable
+
+MOST_WAITING = 2_000
+"""A loop whose steps take microseconds makes more of them between two pulses."""
+
+
+class Moments:
+    """A queue of calls: ``keep((function, *arguments))`` is what a hook pays for."""
+
+    def __init__(self, fault: Callable[[str, Exception], None]) -> None:
+        self._fault = fault
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self.keep: Callable[[tuple[Any, ...]], None] = self._waiting.append
+        self.lock = threading.RLock()
+        """Held by whoever takes in, or looks at what has come of it."""
+        self._taking = False
+
+    def take_in(self) -> None:
+        """Make the calls that wait, in their order."""
+        with self.lock:
+            if self._taking:
+                return  # A handler of a signal trains, too; what it has kept comes after what is being taken in.
+            self._taking = True
+            next_one = self._waiting.popleft
+            try:
+                for _ in range(len(self._waiting)):
+                    moment = next_one()
+                    try:
+                        moment[0](*moment[1:])
+                    except Exception as error:
+                        self._fault(moment[0].__name__, error)
+            finally:
+                self._taking = False
+
+    def make_room(self) -> None:
+        """Take in if so much waits that the pulse's thread seems not to come to it."""
+        if len(self._waiting) >= MOST_WAITING:
+            self.take_in()
+
+    def become_forked_child(self) -> None:
+        """The thread that holds the lock may not exist in a child."""
+        self._waiting.clear()
+        self.lock = threading.RLock()
+        self._taking = False
