@@ -57,7 +57,8 @@ def test_a_launcher_that_drops_a_variable_is_told_which_and_how_to_pass_it_on(
     assert "Python is started with -I, which keeps the probe out" in _complaint(processes, whole, "-I")
 
 
-def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of() -> None:
+def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.monitor.silence.has_torch", lambda python: True)
     silence = Silence(None, ("torchrun",))
     young = RunRecord(job=Job(kind="run", started_ns=1, ended_ns=SILENT_AFTER_NS // 2))
     assert silence.reason(RankBook(), young, ended=False) == ""
