@@ -246,8 +246,8 @@ class Training:
                 self._evidence.forward_begins(ddp, sys._getframe(2))
             if observer.on_device:
                 self._device_begins(FORWARD)
-                if reducer.on_gpu and not self._reads.is_over:
-                    observer.journal.guarded(self._sample_reads)
+            if reducer.on_gpu and not self._reads.is_over:
+                observer.journal.guarded(self._sample_reads)
             return reducer
         except Exception as error:
             observer.fault("forward", error)
@@ -277,6 +277,7 @@ class Training:
         self._precision.ended(ddp.module, -1 if wrap is None else wrap)
 
     def _sample_reads(self) -> None:
+        self._observer.moments.take_in()
         self._reads.forward_begins(self._observer.steps.current)
 
     def _backward_begins(self) -> None:
