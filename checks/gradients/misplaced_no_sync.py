@@ -48,10 +48,13 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING | {"collectives", "passes"},
 )
-REMEDY = "Put forward and backward under no_sync() for all micro-steps but the last of each step."
+REMEDY = (
+    "Switch synchronisation off, by no_sync() around forward and backward or by require_backward_grad_sync, for all "
+    "micro-steps but the last of each step."
+)
 TITLES = {
-    "never-synchronised": "every training forward runs under no_sync(), so the gradients are never averaged",
-    "last-unsynchronised": "no_sync() is entered in the micro-step after which the optimizer steps, so its gradients "
+    "never-synchronised": "synchronisation is off in every training forward, so the gradients are never averaged",
+    "last-unsynchronised": "synchronisation is off in the micro-step after which the optimizer steps, so its gradients "
     "are not averaged",
     "backward-only": "no_sync() around the backward alone has no effect: DDP decided in the forward to synchronise",
 }
