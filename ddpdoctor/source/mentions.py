@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ddpdoctor.source.deciding_names import deciding_names
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import NodeIndex, children_of, last_name
 from ddpdoctor.source.noted_names import NOTED_CALLS, TELLING_WORDS, worth_walking
@@ -54,9 +55,11 @@ _TELLING = (
         "register_buffer",
     }
 )
-_EVALUATING = frozenset({"no_grad", "inference_mode"})
-_STOPS_EARLY = ("patience", "early_stop", "earlystop", "plateau")
-"""In the text of a script, in whatever case: what an evaluation returns may decide how long or how fast ranks train."""
+_OF_ITS_OWN = frozenset(
+    {"no_grad", "inference_mode", "set_grad_enabled", "eval", "item", "tolist", "isnan", "isfinite"}
+    | {"time", "monotonic", "perf_counter", "random", "exists", "isfile", "is_file", "listdir", "glob"}
+)
+"""Words of functions that may return what only their rank knows: of its batches, its clock, its files."""
 _STOPS = re.compile(r"patience|early_?stop|(should|must|want|want_to|to|do)_stop|stop_?training", re.IGNORECASE)
 """Of words in functions that decide whether ranks go on training."""
 _NEARLY_FREE = 12
@@ -84,25 +87,23 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
     """Follow names from function to function; a name stands for every function that is called so."""
     synchronising: set[str] = set()
     telling: set[str] = set()
-    evaluating: set[str] = set()
+    own: set[str] = set()
     callers: dict[str, list[frozenset[str]]] = {}
     defined: set[str] = set()
-    stops_early = False
     for module in modules:
         known: _ModuleMentions | None = module.__dict__.get("_mentions")
         if known is None:
             known = module.__dict__["_mentions"] = _in_module(module)
         synchronising |= known.synchronising
         telling |= known.telling
-        evaluating |= known.evaluating
+        own |= known.own
         defined |= known.defined
-        stops_early = stops_early or known.stops_early
     for module in modules:
         found: Mapping[str, frozenset[str]] = module.__dict__["_mentions"].callers
         for name in found.keys() & defined:
             callers.setdefault(name, []).append(found[name])
-    if stops_early:
-        telling |= evaluating
+    if own:
+        telling |= {name for module in modules for name in own & _deciding_in(module)}
     return Mentions(_with_callers(synchronising, callers), _with_callers(telling, callers))
 
 
@@ -126,18 +127,23 @@ def is_small(node: ast.AST) -> bool:
     return True
 
 
+def _deciding_in(module: Module) -> frozenset[str]:
+    names: frozenset[str] | None = module.__dict__.get("_deciding_names")
+    if names is None:
+        names = module.__dict__["_deciding_names"] = deciding_names(module)
+    return names
+
+
 class _ModuleMentions(msgspec.Struct, frozen=True):
     """What the text of one module says."""
 
     synchronising: frozenset[str]
     """Definitions in which a synchronising word stands."""
     telling: frozenset[str]
-    evaluating: frozenset[str]
-    """Definitions that run a model without gradients."""
+    own: frozenset[str]
+    """Definitions that matter if what they return decides something: it may be what only their rank knows."""
     defined: frozenset[str]
     """All definitions: only what one of these is called can lead from one to another."""
-    stops_early: bool
-    """The text may decide by an evaluation how long, or at which rate, ranks train."""
     callers: Mapping[str, frozenset[str]]
     """Definitions that call a name or derive from it."""
 
@@ -146,7 +152,7 @@ _SYNCHRONISES = 1
 _TELLS = 2
 _MAY_BE_NOTED = 4
 """The word is the last name of a function whose calls are noted: its full name decides."""
-_EVALUATES = 8
+_OWN = 8
 
 
 class _Meanings(dict[str, int]):
@@ -157,7 +163,7 @@ class _Meanings(dict[str, int]):
         meaning = (
             (_SYNCHRONISES if word in _SYNCHRONISING else 0)
             | (_TELLS if word in _TELLING or first or _STOPS.search(word) else 0)
-            | (_EVALUATES if word in _EVALUATING else 0)
+            | (_OWN if word in _OF_ITS_OWN else 0)
             | (_MAY_BE_NOTED if word == "save" or worth_walking(word) else 0)
         )
         if len(self) < MOST_WORDS:
@@ -173,7 +179,7 @@ def _in_module(module: Module) -> _ModuleMentions:
     meanings, calls = _words_of(module), _calls_of(index)
     synchronising: set[str] = set()
     telling: set[str] = set()
-    evaluating: set[str] = set()
+    own: set[str] = set()
     callers: dict[str, set[str]] = {}
     for place in sorted(index.outer_definitions, reverse=True):
         name: str = index.nodes[place].name  # type: ignore[attr-defined]
@@ -185,17 +191,15 @@ def _in_module(module: Module) -> _ModuleMentions:
             synchronising.add(name)
         if meaning & _TELLS:
             telling.add(name)
-        elif meaning & _EVALUATES:
-            evaluating.add(name)
+        elif meaning & _OWN:
+            own.add(name)
         for word in called - _TOO_COMMON:
             callers.setdefault(word, set()).add(name)
-    text = module.text.lower()
     return _ModuleMentions(
         synchronising=frozenset(synchronising),
         telling=frozenset(telling),
-        evaluating=frozenset(evaluating),
+        own=frozenset(own),
         defined=frozenset(index.nodes[place].name for place in index.outer_definitions),  # type: ignore[attr-defined]
-        stops_early=any(word in text for word in _STOPS_EARLY),
         callers={name: frozenset(found) for name, found in callers.items()},
     )
 
