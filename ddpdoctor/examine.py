@@ -117,7 +117,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
     )
     record, rehearsal = _rehearsed(request, script, root, on_progress)
     results = run_checks(chosen, script, record, static=request.static)
-    spawns_ranks = script.spawns_ranks is not None and not request.launch.has_launcher
+    spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
         if not is_clean(rehearsal, results):
@@ -134,9 +134,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
     judged: dict[str, frozenset[str]] = {}
     if comments and wants_unused_suppressions(request.select, request.ignore, request.settings) and is_entry(script):
         cut_short = bool(_cut_short(request, rehearsal))
-        judged = dict.fromkeys(
-            comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short)
-        )
+        judged = dict.fromkeys(comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short))
     examination = conclude(
         request,
         str(root),
@@ -186,9 +184,7 @@ def conclude(
     gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
     standing = {finding.code for finding in (*suspicions, *seen)} - gone
     cut_short = _cut_short(request, rehearsal)
-    outcomes = tuple(
-        outcome_of(result, stands=result.code in standing, cut_short=cut_short) for result in results
-    )
+    outcomes = tuple(outcome_of(result, stands=result.code in standing, cut_short=cut_short) for result in results)
     complete = (
         source.status == "read"
         and not cut_short
@@ -229,9 +225,10 @@ def _rehearsed(
         return None, not_rehearsed()
     from ddpdoctor.launch.plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearse import rehearse
+    from ddpdoctor.source.start_up import wants_cuda
 
     layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
-    spawns_ranks = script.spawns_ranks is not None and not request.launch.has_launcher
+    spawns_ranks = _spawns_ranks(request, script)
     if layout.nodes > 1:
         refuse_layout(layout, request.launch, request.target, spawns_ranks=spawns_ranks)
     rehearsal = RehearsalRequest(
@@ -251,7 +248,7 @@ def _rehearsed(
         stall_after_s=request.stall_after_s,
         python=request.python,
         device=request.device,
-        asks_cuda=script.asks_cuda is not None,
+        asks_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,
         allow_writes=request.allow_writes,
@@ -265,6 +262,14 @@ def _rehearsed(
         return None, could_not_rehearse(error)
     job = msgspec.structs.replace(record.job, thresholds=request.settings.thresholds)
     return msgspec.structs.replace(record, job=job), judge(record, str(root))
+
+
+def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:
+    """Whether the script has to start its ranks itself, as it is launched here."""
+    from ddpdoctor.source.start_up import starts_own_ranks
+
+    by_python = request.launch.starter == "python"
+    return not request.launch.has_launcher and starts_own_ranks(script, request.arguments, by_python=by_python)
 
 
 def _cut_short(request: ExamineRequest, rehearsal: RehearsalSection) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -164,16 +164,17 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
         words,
         nproc or visible_gpus(os.environ) or RANKS_WITHOUT_GPU,
         module=module is not None,
-        spawns_ranks=script is not None and _spawns_ranks(Path(script)),
+        spawns_ranks=script is not None and _spawns_ranks(Path(script), words),
     )
 
 
-def _spawns_ranks(script: Path) -> bool:
+def _spawns_ranks(script: Path, arguments: Sequence[str]) -> bool:
     """Tell whether a script starts its ranks itself; one that cannot be read is left to Python to complain of."""
     from ddpdoctor.source.script import read_script
+    from ddpdoctor.source.start_up import starts_own_ranks
 
     try:
-        return read_script(script).spawns_ranks is not None
+        return starts_own_ranks(read_script(script), arguments, by_python=False)
     except UsageError:
         return False
 

@@ -38,11 +38,11 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     A launch under a condition counts only when the script does not also read its rank from a launcher's environment:
     such scripts serve both, and a launcher serves them.
     """
-    launches = [(module, call) for module in modules for call in _launches(module, modules)]
-    if not launches:
+    found = [(module, call) for module in modules for call in launches(module, modules)]
+    if not found:
         return None
     both = any(reads_launcher_rank(module) for module in modules)
-    for module, call in launches:
+    for module, call in found:
         if not (both and _conditional(module, call)):
             return _fact(module, call)
     return None
@@ -52,7 +52,7 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
     """The first place that needs CUDA or NCCL and is not under a condition that asks whether they are there."""
     for module in modules:
         for node in module.index.of(ast.Call):
-            if _demands_cuda(module, node) and not _asks_first(module, node):
+            if _demands_cuda(module, node) and not asks_first(module, node):
                 return _fact(module, node)
     return None
 
@@ -71,7 +71,8 @@ def reads_launcher_rank(module: Module) -> bool:
     return False
 
 
-def _launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
+def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
+    """Calls of a module that start ranks, under whatever condition."""
     if not any(word in module.text for word in _STARTING_WORDS):
         return
     for call, name in module.calls():
@@ -135,7 +136,8 @@ def _says_cuda(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda")
 
 
-def _asks_first(module: Module, node: ast.AST) -> bool:
+def asks_first(module: Module, node: ast.AST) -> bool:
+    """Tell whether a node stands under a condition that asks for a GPU, or under a ``try``."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.If, ast.IfExp, ast.While)):
             test = ast.unparse(around.test).lower()

@@ -15,6 +15,7 @@ from ddpdoctor.source.gaps import take_gap
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.projection import project, whole_projection
 from ddpdoctor.source.script import MAXIMUM_BYTES, read_script
+from ddpdoctor.source.start_up import starts_own_ranks, wants_cuda
 from tests.source.marked import findings_of, written
 
 
@@ -160,6 +161,59 @@ def test_use_of_cuda(tmp_path: Path) -> None:
     )
     assert plain.asks_cuda is None
     assert read_script(written(tmp_path, "dist.init_process_group('nccl')\n", "c.py")).asks_cuda is not None
+
+
+OPTIONS = (
+    'parser.add_argument("--multiprocessing-distributed", action="store_true")\n'
+    'parser.add_argument("--dist-backend", default="nccl")\nparser.add_argument("--device", default="cpu")\n'
+)
+BY_FLAG = "if args.multiprocessing_distributed:\n    mp.spawn(main, nprocs=2)\nelse:\n    main(0)\n"
+SERVES_BOTH = OPTIONS + 'args.rank = int(os.environ["RANK"])\n' + BY_FLAG
+
+
+@pytest.mark.parametrize(
+    ("arguments", "by_python", "spawns"),
+    [
+        ((), False, False),
+        (("--multiprocessing-distributed",), False, True),
+        (("--dist-backend", "nccl"), False, False),
+        ((), True, True),
+    ],
+)
+def test_a_flag_or_plain_python_lets_a_script_start_its_ranks(
+    tmp_path: Path, arguments: tuple[str, ...], by_python: bool, spawns: bool
+) -> None:
+    script = read_script(written(tmp_path, "def main(rank): ...\n" + SERVES_BOTH))
+    assert starts_own_ranks(script, arguments, by_python=by_python) is spawns
+
+
+WANTS = {
+    "an option's default": (OPTIONS + "dist.init_process_group(args.dist_backend)\n", (), True),
+    "the option given": (OPTIONS + "dist.init_process_group(args.dist_backend)\n", ("--dist-backend", "gloo"), False),
+    "given with =": (OPTIONS + "dist.init_process_group(backend=args.dist_backend)\n", ("--dist-backend=gloo",), False),
+    "a device on the CPU": (OPTIONS + "model.to(args.device)\n", (), False),
+    "a device given": (OPTIONS + "model.to(args.device)\n", ("--device", "cuda"), True),
+    "a global": ('backend = "nccl"\ndist.init_process_group(backend=backend)\n', (), True),
+    "a choice": ('backend = "nccl" if gpus else "gloo"\ndist.init_process_group(backend)\n', (), False),
+    "changed afterwards": (
+        'backend = "nccl"\nif not torch.cuda.is_available():\n    backend = "gloo"\ndist.init_process_group(backend)\n',
+        (),
+        False,
+    ),
+    "under a condition": (
+        'if torch.cuda.is_available():\n    backend = "nccl"\ndist.init_process_group(backend)\n',
+        (),
+        False,
+    ),
+    "nobody says": ("dist.init_process_group(args.backend)\nx.to(y)\n", (), False),
+}
+
+
+@pytest.mark.parametrize(("text", "arguments", "wants"), WANTS.values(), ids=WANTS)
+def test_use_of_cuda_by_an_option_or_a_variable(
+    tmp_path: Path, text: str, arguments: tuple[str, ...], wants: bool
+) -> None:
+    assert wants_cuda(read_script(written(tmp_path, text)), arguments) is wants
 
 
 PATHOLOGICAL = {
