@@ -45,6 +45,7 @@ from ddpdoctor.record.training import (
     MissingGradient,
     OptimizerStep,
     StepDigest,
+    UnheldParameters,
     WrapChange,
     WrittenAverages,
 )
@@ -58,6 +59,7 @@ _ROWS: Mapping[str, tuple[str, type[Any]]] = {
     "gradient_digests": ("gradient_digests", StepDigest),
     "parameter_digests": ("parameter_digests", StepDigest),
     "gradients_taken": ("gradients_taken", GradientsTaken),
+    "unheld_parameters": ("unheld_parameters", UnheldParameters),
     "written_averages": ("written_averages", WrittenAverages),
 }
 """Events that become a row of a stream as they are: the stream, and what its rows are."""
@@ -174,6 +176,7 @@ class Assembly:
             parameter_digests=tuple(rows["parameter_digests"]),
             gradients_taken=tuple(rows["gradients_taken"]),
             training_states=self._states.rows(),
+            unheld_parameters=tuple(rows["unheld_parameters"]),
             written_averages=tuple(rows["written_averages"]),
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),

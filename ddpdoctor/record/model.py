@@ -40,6 +40,7 @@ from ddpdoctor.record.training import (
     OptimizerStep,
     StepDigest,
     TrainingState,
+    UnheldParameters,
     UnusedSearch,
     WrapChange,
     WrittenAverages,
@@ -404,6 +405,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     parameter_digests: tuple[StepDigest, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
+    unheld_parameters: tuple[UnheldParameters, ...] = ()
     written_averages: tuple[WrittenAverages, ...] = ()
     files: tuple[FileEvent, ...] = ()
     stacks: tuple[StackDump, ...] = ()

@@ -20,6 +20,7 @@ STREAMS = (
     "parameter_digests",
     "gradients_taken",
     "training_states",
+    "unheld_parameters",
     "written_averages",
     "files",
     "stacks",

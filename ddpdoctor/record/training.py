@@ -144,6 +144,24 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""
 
 
+class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of a wrap that no optimizer holds, though one was built for their model before they were there."""
+
+    rank: int
+    wrap: int
+    site: int = -1
+    """Where the optimizer was made."""
+    optimizer_type: str = ""
+    parameters: tuple[str, ...] = ()
+    """Names of the first of them."""
+    count: int = 0
+    elements: int = 0
+    strangers: int = 0
+    """Parameters of the optimizer that are in no wrapped module and have no gradient."""
+    steps: int = 0
+    """Steps of the optimizer before each of which they had a gradient, and which left them as they were."""
+
+
 class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """What DDP's search for unused parameters had found in the steps of a rank that DDP's logger measured."""
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -128,6 +128,12 @@ class Modules:
         """Wrap and name of a parameter; None when no wrapped module holds it."""
         known = self._named.get(id(parameter))
         return known[1:] if known is not None and known[0]() is parameter else None
+
+    def parameters(self) -> Iterator[tuple[int, str, Any]]:
+        """Every parameter that wrapped modules hold by now: its wrap, its name, and itself."""
+        for ddp, reduction in list(self._wraps.items()):
+            for name, parameter in ddp.module.named_parameters():
+                yield reduction.number, name, parameter
 
     def tensor_name(self, tensor: Any) -> str:
         """Name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for other tensors."""

@@ -19,6 +19,7 @@ from .reduced_losses import ReducedLosses
 from .replicas import Replicas
 from .schedule import Schedule
 from .training_state import TrainingState
+from .unheld import Unheld
 from .written_averages import note_written_averages
 
 NOTED = 4_000
@@ -46,7 +47,8 @@ class Steps:
         self._ending = ending
         self._torch = torch
         self._replicas = Replicas(journal, modules)
-        self._state = TrainingState(journal, torch, self._replicas)
+        self._unheld = Unheld(journal, modules)
+        self._state = TrainingState(journal, torch, self._replicas, self._unheld)
         self._sizes = OptimizerSizes(journal, torch, 1, any_device=journal.plan.get("device") != "cuda")
         self._threads = CpuThreads(journal, torch)
         self._reduced = reduced
@@ -60,6 +62,7 @@ class Steps:
     def install(self) -> None:
         """Patch backward and register torch's own optimizer hooks."""
         self._watch_backward(self._torch.autograd)
+        self._unheld.install()
         self._state.install()
         self._threads.install()
         # The package hides its module of the same name.
@@ -141,6 +144,7 @@ class Steps:
                 self._journal.guarded(note_written_averages, self._journal)
                 self._journal.guarded(self._threads.note_threads)
             self._journal.guarded(self._replicas.before_step, optimizer, number, ordinal)
+            self._journal.guarded(self._unheld.before_step, optimizer, ordinal)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         journal = self._journal
@@ -165,6 +169,7 @@ class Steps:
         if self._journal.is_rank:
             self._replicas.after_step(optimizer, number, ordinal)
             self._journal.guarded(self._sizes.stepped, optimizer)
+            self._journal.guarded(self._unheld.after_step, optimizer, ordinal)
 
     def _place(self, optimizer: Any) -> tuple[int, int]:
         """Number of an optimizer, and how many steps it has made."""

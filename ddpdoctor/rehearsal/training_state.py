@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from ..probe.digests import tensor_digest
 from ..probe.journal import Journal
 from .replicas import Replicas
+from .unheld import Unheld
 
 LOADS_NOTED = 200
 VALUES_DIGESTED = 512
@@ -22,9 +23,10 @@ BYTES_OF_A_TENSOR = 1 << 12
 class TrainingState:
     """Counts objects with training state in the order in which they are made, and notes what is loaded into them."""
 
-    def __init__(self, journal: Journal, torch: Any, replicas: Replicas) -> None:
+    def __init__(self, journal: Journal, torch: Any, replicas: Replicas, unheld: Unheld) -> None:
         self._journal = journal
         self._replicas = replicas
+        self._unheld = unheld
         self._torch = torch
         self._known: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
         self._made: dict[str, int] = {}
@@ -82,6 +84,8 @@ class TrainingState:
         def __init__(held: Any, *arguments: Any, **options: Any) -> None:
             construct(held, *arguments, **options)
             self._journal.guarded(self._count, held, kind)
+            if kind == "optimizer":
+                self._journal.guarded(self._unheld.optimizer_made, held, self._journal.here(0))
 
         return __init__
 

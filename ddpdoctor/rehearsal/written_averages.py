@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from ..probe.journal import Journal
 
@@ -26,10 +26,11 @@ MOST_BYTES = 2_000_000
 
 def note_written_averages(journal: Journal) -> None:
     """Write file and line of each such call in the user's modules that are loaded by now."""
-    journal.event("written_averages", places=sorted(set(_places(journal))))
+    journal.event("written_averages", places=sorted(set(calls_written(journal, AVERAGING))))
 
 
-def _places(journal: Journal) -> Iterator[tuple[str, int]]:
+def calls_written(journal: Journal, names: Set[str]) -> Iterator[tuple[str, int]]:
+    """File and line of each call of a function with such a last name in the user's modules that are loaded by now."""
     left = MOST_BYTES
     library = os.path.dirname(os.__file__) + os.sep
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
@@ -43,7 +44,7 @@ def _places(journal: Journal) -> Iterator[tuple[str, int]]:
         with open(file, "rb") as source:
             tree = ast.parse(source.read())
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _last_name(node.func) in AVERAGING:
+            if isinstance(node, ast.Call) and _last_name(node.func) in names:
                 yield os.path.abspath(file), node.lineno
 
 

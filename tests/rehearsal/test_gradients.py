@@ -14,6 +14,7 @@ from .conftest import HEAD
 
 FRAME = """
 import contextlib
+import copy
 from torch.utils.checkpoint import checkpoint
 
 class Net(nn.Sequential):
@@ -79,6 +80,13 @@ SILENT = (
     o_late = sgd(late)
     taken = DDP(Net())
     o_taken = sgd(taken)
+    headed = Net()
+    o_headed = torch.optim.SGD(headed.parameters(), lr=0.1)  # DDP206
+    headed[2] = nn.Linear(8, 1)
+    headed = DDP(headed)
+    copied = Net()
+    o_copied = torch.optim.SGD(copied.parameters(), lr=0.1)  # DDP206
+    copied = DDP(copy.deepcopy(copied))
     """,
     """
     update(o_needless, needless(x).mean())
@@ -101,6 +109,8 @@ SILENT = (
     for p, g in zip(taken.parameters(), torch.autograd.grad(loss, list(taken.parameters()))):  # DDP220
         p.grad = g
     o_taken.step()
+    update(o_headed, headed(x).mean())
+    update(o_copied, copied(x).mean())
     """,
     "",
 )
@@ -127,6 +137,10 @@ PARTED = (
     o_unwrapped = sgd(unwrapped)
     resumed = DDP(Net())
     o_resumed = sgd(resumed, momentum=0.9)
+    grown = Net()
+    o_grown = sgd(grown)
+    grown.append(nn.Linear(1, 1))
+    grown = DDP(grown)
     if rank == 0:
         state = o_resumed.state_dict()
         state["param_groups"][0]["momentum"] = 0.5
@@ -145,6 +159,9 @@ PARTED = (
     unwrapped(x).mean().backward()  # DDP214
     o_unwrapped.step()
     update(o_resumed, resumed(x).mean())
+    update(o_grown, grown(x).mean())
+    if i == 500:
+        o_grown.add_param_group({"params": list(grown.module[3].parameters())})
     """,
     """
     freezing = Net()
@@ -162,6 +179,17 @@ CORRECT = (
     """
     accumulated, searched, heads = DDP(Net()), DDP(Heads(), find_unused_parameters=True), DDP(Heads())
     generator, critic, attacked, split = DDP(nn.Linear(4, 4)), DDP(Net()), DDP(Net()), DDP(Net())
+    probed = DDP(Net())
+    o_probed = sgd(probed.module[2])
+    adapted = Net()
+    o_adapted = [sgd(adapted)]
+    adapted.append(nn.Linear(1, 1))
+    adapted = DDP(adapted)
+    o_adapted += [sgd(adapted.module[3])]
+    nudged = Net()
+    o_nudged = sgd(nudged)
+    nudged[2] = nn.Linear(8, 1)
+    nudged = DDP(nudged)
     half_frozen = Net()
     half_frozen[0].requires_grad_(False)
     tuned = DDP(half_frozen)
@@ -207,6 +235,16 @@ CORRECT = (
     split(x).mean().backward()
     for optimizer in o_split:
         optimizer.step()
+    update(o_probed, probed(x).mean())
+    o_adapted[1].zero_grad()
+    update(o_adapted[0], adapted(x).mean())
+    o_adapted[1].step()
+    nudged.zero_grad()
+    nudged(x).mean().backward()
+    o_nudged.step()
+    with torch.no_grad():
+        for p in nudged.module[2].parameters():
+            p -= 0.1 * p.grad
     o_by_hand.zero_grad()
     by_hand(x).mean().backward()
     for p in by_hand.parameters():
