@@ -2,10 +2,13 @@
 
 ``python -m tests.benchmarks.profile_cost`` runs the script several times at once, all but one of them stopped, and has
 them make blocks of steps in turn: plain, observed, plain again (the null control) in an order drawn by lot, and back in
-the opposite order; in some rounds torch.profiler and TraceML, too. No two processes are equally fast, so that the three
-are started anew a few times. It prints the median difference to the plain script with its 95 % interval (of order
-statistics, which no single disturbance moves) and exits with 1 when the lower end of the wall time is above 0.5 % of a
-step of 10 ms. ``--blocks N`` and ``--ranks N`` change the size.
+the opposite order; in the rounds of some generations torch.profiler and TraceML, too.
+
+No two processes are equally fast: where their memory lies alone makes a step of the same script some percent longer or
+shorter, for as long as the process lives. So the processes are started anew many times, and a generation is what
+counts once: the median over its rounds. Printed is the median over the generations with its 95 % interval (of order
+statistics, which no single disturbance moves). The benchmark exits with 1 when the lower end of the wall time is above
+0.5 % of a step of 10 ms. ``--blocks N``, ``--generations N`` and ``--ranks N`` change the size.
 
 TraceML is run when ``--traceml PYTHON`` names an interpreter that has it, or when it can be installed into an
 environment of its own; otherwise the benchmark says that it was left out.
@@ -32,10 +35,10 @@ from tests.scratch import scratch_directory
 
 BLOCKS = 200
 STEPS = 5
-GENERATIONS = 5
+GENERATIONS = 20
 """How often the processes are started."""
 COMPARED_EVERY = 4
-"""In each so many rounds of the first generation the other tools take part."""
+"""In each so many generations the other tools take part."""
 ALLOWED_US = 50.0
 """0.5 % of a step of 10 ms."""
 SCRIPT = Path(__file__).with_name("blocks_of_steps.py")
@@ -64,9 +67,13 @@ class Arm:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        self._directory = directory
         self._family: list[psutil.Process] = []
-        self._commands: IO[str] = _opened(directory / "commands", "w", self._process)
-        self._answers: IO[str] = _opened(directory / "answers", "r", self._process)
+
+    def become_ready(self) -> None:
+        """Wait until the script has started, let it warm up, and stop it."""
+        self._commands: IO[str] = _opened(self._directory / "commands", "w")
+        self._answers: IO[str] = _opened(self._directory / "answers", "r")
         for _ in range(4):  # buckets are rebuilt, memory is allocated
             self.block(running=True)
         # A tool's helpers may have sessions of their own.
@@ -99,7 +106,7 @@ class Arm:
                 continue
 
 
-def _opened(pipe: Path, mode: str, process: subprocess.Popen[bytes]) -> IO[str]:
+def _opened(pipe: Path, mode: str) -> IO[str]:
     """Open a pipe once the other side has; a process that ends before is an error."""
     signal.alarm(PATIENCE_S)
     try:
@@ -166,6 +173,8 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
 
 Round = Mapping[str, Took]
 """What each arm took, the mean of its two turns."""
+Generation = Sequence[Round]
+"""The rounds that the same processes made."""
 
 
 def make_round(arms: Sequence[Arm], lots: random.Random) -> Round:
@@ -180,52 +189,67 @@ def make_round(arms: Sequence[Arm], lots: random.Random) -> Round:
     }
 
 
-def measure(directory: Path, blocks: int, ranks: int, traceml: str | None) -> list[Round]:
+def measure(directory: Path, blocks: int, generations: int, ranks: int, traceml: str | None) -> list[Generation]:
     """All rounds of all generations."""
-    rounds: list[Round] = []
     lots = random.Random(0)
-    for generation in range(GENERATIONS):
-        room = directory / str(generation)
+    made: list[Generation] = []
+    for number in range(generations):
+        room = directory / str(number)
         room.mkdir()
         arms: list[Arm] = []
         try:
             arms += our_arms(room, ranks)
-            others = other_arms(room, ranks, traceml) if generation == 0 else []
-            arms += others
-            for block in range(blocks // GENERATIONS):
-                compared = bool(others) and block % COMPARED_EVERY == 0
-                rounds.append(make_round(arms if compared else arms[: len(arms) - len(others)], lots))
+            arms += other_arms(room, ranks, traceml) if number % COMPARED_EVERY == 0 else []
+            for arm in arms:
+                arm.become_ready()
+            made.append([make_round(arms, lots) for _ in range(-(-blocks // generations))])
         finally:
             for arm in arms:
                 arm.close()
-    return rounds
+    return made
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Print what was measured; 1 when a bound is exceeded."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--generations", type=int, default=GENERATIONS)
     parser.add_argument("--ranks", type=int, default=2 if (os.cpu_count() or 1) >= 4 else 1)
     parser.add_argument("--traceml", default="")
     options = parser.parse_args(arguments)
     with scratch_directory() as directory:
         traceml = traceml_python(directory, options.traceml)
-        rounds = measure(directory, options.blocks, options.ranks, traceml)
-    return report(rounds, options.ranks, left_out=traceml is None)
+        made = measure(directory, options.blocks, options.generations, options.ranks, traceml)
+    return report(made, options.ranks, left_out=traceml is None)
 
 
-def report(rounds: Sequence[Round], ranks: int, *, left_out: bool) -> int:
+def more_than_plain(made: Sequence[Generation], name: str, column: int) -> list[float]:
+    """For each generation that the tool was in, how much longer its steps took than those of the script without any.
+
+    The null control is held against the one plain script, everything else against both.
+    """
+    without = ("plain",) if name == "plain again" else ("plain", "plain again")
+    return [
+        statistics.median(took[name][column] - statistics.mean(took[one][column] for one in without) for took in rounds)
+        for rounds in made
+        if name in rounds[0]
+    ]
+
+
+def report(made: Sequence[Generation], ranks: int, *, left_out: bool) -> int:
     """Print the table; 1 when the bound is exceeded."""
-    step_us = statistics.median(took["plain"][0] for took in rounds)
+    step_us = statistics.median(took["plain"][0] for rounds in made for took in rounds)
     print(
-        f"a step of {step_us / 1e3:.2f} ms on {ranks} rank{'s' * (ranks > 1)}, {len(rounds)} blocks of {STEPS} steps;"
+        f"a step of {step_us / 1e3:.2f} ms on {ranks} rank{'s' * (ranks > 1)}, {sum(map(len, made))} blocks of {STEPS} "
+        f"steps by {len(made)} generations of processes;"
     )
     print("more per step than without anything, median and 95 % interval")
     print(f"  {'':16}{'wall time, µs':>28}{'':10}{'CPU of the training thread, µs':>36}")
     found: dict[str, list[tuple[float, float, float]]] = {}
-    for name in dict.fromkeys(name for took in rounds for name in took if name != "plain"):
-        pairs = [(took[name], took["plain"]) for took in rounds if name in took]
-        found[name] = [interval([own[at] - plain[at] for own, plain in pairs]) for at in (0, 1)]
+    for name in ("ddpdoctor", "plain again", "torch.profiler", "TraceML"):
+        if not any(name in rounds[0] for rounds in made):
+            continue
+        found[name] = [interval(more_than_plain(made, name, column)) for column in (0, 1)]
         (wall, low, high), (thread, thread_low, thread_high) = found[name]
         print(
             f"  {name:16}{wall:9.1f}  ({low:8.1f} to {high:8.1f}) {wall / step_us:7.2%}"

@@ -17,7 +17,6 @@ from .stopwatch import (
     EXPLICIT_BYTES,
     EXPLICIT_CALLS,
     FORWARD,
-    OPTIMIZER,
     REDUCED_BYTES,
     SYNCHRONISED,
     Stopwatch,
@@ -65,10 +64,6 @@ class Course:
                 steps.pause(now_ns)
         self._watch.enter(phase, now_ns)
 
-    def phase_ended(self, now_ns: int) -> None:
-        """A forward is over, or a pause."""
-        self._watch.leave(now_ns)
-
     def backward_began(self, now_ns: int) -> None:
         """A backward begins."""
         self._steps.trains(now_ns)
@@ -83,10 +78,6 @@ class Course:
         tally[BUCKETS] += buckets
         self._journal.backwards += 1
         self._steps.backward_ended(now_ns)
-
-    def optimizer_began(self, now_ns: int) -> None:
-        """An optimizer begins to step."""
-        self._watch.enter(OPTIMIZER, now_ns)
 
     def optimizer_stepped(self, optimizer: int, now_ns: int) -> None:
         """An optimizer has stepped; ``optimizer`` tells it from others."""

@@ -43,9 +43,9 @@ class Training:
         # Kept as they are: to bind a method anew for each moment takes as long as to keep the moment.
         course = observer.course
         self._fetch_has_begun, self._fetch_has_ended = course.fetch_began, course.fetch_ended
-        self._forward_has_begun, self._phase_has_ended = reductions.forward_began, course.phase_ended
+        self._forward_has_begun, self._phase_has_ended = reductions.forward_began, observer.watch.leave
         self._backward_has_begun, self._backward_has_ended = course.backward_began, self._take_in_backward
-        self._optimizer_has_begun, self._optimizer_has_stepped = course.optimizer_began, course.optimizer_stepped
+        self._optimizer_has_begun, self._optimizer_has_stepped = observer.watch.enter, course.optimizer_stepped
         self._torch = torch
         self._capabilities = capabilities
         self._is_compiling = capabilities.is_compiling
@@ -320,7 +320,7 @@ class Training:
         if observer.thread != get_ident() or self._is_compiling():
             return
         try:
-            self._keep((self._optimizer_has_begun, _now_ns()))
+            self._keep((self._optimizer_has_begun, OPTIMIZER, _now_ns()))
             if observer.on_device:
                 self._device_begins(OPTIMIZER)
         except Exception as error:
