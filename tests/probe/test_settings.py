@@ -17,11 +17,14 @@ PUT, REMOVE = os.putenv, os.unsetenv
 
 
 @pytest.fixture(autouse=True)
-def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restored() -> Iterator[None]:
+    before = dict(os.environ)
     for name in ("NCCL_DEBUG", "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME", "EDITOR"):
-        monkeypatch.delenv(name, raising=False)
+        os.environ.pop(name, None)
     yield
     os.putenv, os.unsetenv = PUT, REMOVE
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def _settings(directory: Path, environment: dict[str, str]) -> Settings:
