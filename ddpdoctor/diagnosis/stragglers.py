@@ -23,6 +23,10 @@ LEAST_NS = 1_000_000
 
 STANDARD_ERRORS = 3.0
 """By how many the mean wait has to differ from none."""
+LASTING_NS = 10_000_000_000
+"""What a rank loses to another program on its cores passes: over less time than this …"""
+CLEAR = 3.0
+"""… a rank is a straggler only from so many times the threshold on."""
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +77,8 @@ def _straggler(key: ByIdentity) -> Straggler | None:
         return None
     summary = typical(record, gap_in)
     gap_ns = gap_in(summary)
+    if gap_ns < CLEAR * limit * _step_ns(summary) and _measured_for_ns(record) < LASTING_NS:
+        return None
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
     phase = _phase(late, others, gap_ns)
@@ -121,6 +127,12 @@ def _beyond_chance(record: RunRecord, late: tuple[int, ...]) -> bool:
         return False
     standard_error_ns = stdev(gaps.values()) / math.sqrt(len(gaps))
     return fmean(gaps.values()) > STANDARD_ERRORS * standard_error_ns
+
+
+def _measured_for_ns(record: RunRecord) -> int:
+    """From the beginning of the first step to the end of the last one."""
+    tracks = [track for track in record.step_tracks if len(track)]
+    return max(track.ended_at_ns[-1] for track in tracks) - min(track.started_at_ns[0] for track in tracks)
 
 
 def own_time_ns(rank: RankSummary, phase: str) -> float:

@@ -87,7 +87,7 @@ def test_one_slow_transfer_does_not_make_the_figures_of_the_gradients_nor_one_de
     (finding,) = said(exposed_communication, job.run(30, computing, transfer=12.0))
     assert finding.title == "backward waits for gradients on their way for 24% of the step (12.0 ms of 50.0 ms)"
     late = {1: {"forward": 10.0}}
-    delayed = MeasuredJob(2).run(30, COMPUTE, late).run(1, COMPUTE, {1: {"forward": 120.0}}).run(30, COMPUTE, late)
+    delayed = MeasuredJob(2).run(80, COMPUTE, late).run(1, COMPUTE, {1: {"forward": 120.0}}).run(80, COMPUTE, late)
     (finding,) = said(straggler, delayed)
     assert finding.title == "rank 1 keeps rank 0 waiting for 13% of the step (10.0 ms), for its forward"
 
@@ -115,6 +115,13 @@ def test_a_rank_that_is_slower_in_everything_is_advice() -> None:
     (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: slow}))
     assert finding.title == ("rank 1 keeps rank 0 waiting for 17% of the step (14.0 ms), slower in all it does")
     assert finding.severity is Severity.ADVICE
+
+
+def test_what_other_programs_cost_a_rank_for_some_seconds_makes_no_straggler() -> None:
+    assert [codes(MeasuredJob(2).run(steps, COMPUTE, {1: {"forward": 10.0}})) for steps in (60, 160)] == [
+        [],
+        ["DDP403"],
+    ]
 
 
 def test_a_slow_half_of_the_ranks_is_found_together() -> None:
@@ -145,7 +152,7 @@ def test_one_long_delay_is_no_straggler_and_some_jitter_is_nothing() -> None:
 
 def test_a_project_sets_its_own_threshold() -> None:
     def job(share: float) -> MeasuredJob:
-        return MeasuredJob(2, thresholds={"straggler": share}).run(60, COMPUTE, {1: {"forward": 10.0}})
+        return MeasuredJob(2, thresholds={"straggler": share}).run(160, COMPUTE, {1: {"forward": 10.0}})
 
     assert (codes(job(0.05)), codes(job(0.3))) == (["DDP403"], [])
 
