@@ -149,7 +149,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP214": ("DistributedSampler",),
     "DDP215": ("DistributedDataParallel",),
     "DDP216": ("enumerate",),
-    "DDP217": ("no_sync",),
+    "DDP217": ("no_sync", "require_backward_grad_sync"),
     "DDP218": ("DistributedDataParallel",),
     "DDP219": ("convert_sync",),
     "DDP220": ("autograd", "retain_graph"),

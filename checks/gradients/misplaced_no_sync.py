@@ -3,7 +3,7 @@
 What it finds
     `no_sync()` around every training forward, or around the very micro-step after which the optimizer steps: the
     gradients are never averaged (error). `no_sync()` around the backward only: they are averaged all the same
-    (warning).
+    (warning). `model.require_backward_grad_sync = False` does what no_sync() does, and is read like it.
 
 Why it is bad
     DDP decides in its forward whether the next backward synchronises. A step on gradients that were not averaged makes

@@ -1,4 +1,4 @@
-"""Where ``no_sync`` stands: around the forward, around the backward only, or around the wrong micro-step."""
+"""Where ``no_sync`` stands, or what does the same: around the forward, the backward only, or the wrong micro-step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import steps
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.remainders import agree
+from ddpdoctor.source.sync_attribute import always_off, off_in_last_turn, settings_of, test_around
 from ddpdoctor.source.trace import ContextAround, Event
 from ddpdoctor.source.values import NO_SYNC, options_of
 from ddpdoctor.source.words import mentions_any
@@ -28,7 +28,7 @@ class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):
     mistake: Mistake
     backward: Event
     context: ContextAround
-    """The ``with`` item."""
+    """The ``with`` item, or the target of an assignment to the attribute that it sets."""
     step: Event | None = None
     """The step that uses the gradients, where the wrong micro-step is left out."""
 
@@ -59,10 +59,24 @@ def _judge(projection: Projection, backward: Event, number: int) -> MisplacedNoS
     around_forward = [context for event in forwards if (context := _certain(event)) is not None]
     if moves and len(around_forward) == len(forwards):
         return MisplacedNoSync("never-synchronised", backward, around_forward[0])
+    settings = settings_of(projection, number)
+    switched = always_off(projection.machine.script, settings, forwards) if moves else None
+    if switched is not None:
+        return MisplacedNoSync("never-synchronised", backward, _place_of(switched))
     around_backward = _possible(backward)
     if around_backward is not None and not any(_possible(event) for event in near):
         return MisplacedNoSync("backward-only", backward, around_backward)
+    for step in moves:
+        wrong = off_in_last_turn(settings, near[0], step) if innermost_loop(step) is loop else None
+        if wrong is not None:
+            return MisplacedNoSync("last-unsynchronised", backward, _place_of(wrong), step)
     return _wrong_turn(backward, near, moves)
+
+
+def _place_of(setting: Event) -> ContextAround:
+    """An assignment that does what the context does."""
+    assert isinstance(setting.node, ast.expr)
+    return ContextAround(setting.node, setting.module, NO_SYNC)
 
 
 def _loops(event: Event) -> list[ast.AST]:
@@ -80,7 +94,7 @@ def _possible(event: Event) -> ContextAround | None:
 def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> MisplacedNoSync | None:
     """A ``no_sync`` entered in the very turn in which the optimizer steps."""
     for step in moves:
-        stepping = _test_around(step)
+        stepping = test_around(step)
         if stepping is None or innermost_loop(step) is not innermost_loop(backward):
             continue
         for forward in forwards:
@@ -90,16 +104,6 @@ def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> M
             entering = _condition_of_no_sync(forward, context)
             if entering is not None and agree(forward.module, entering, stepping):
                 return MisplacedNoSync("last-unsynchronised", backward, context, step)
-    return None
-
-
-def _test_around(event: Event) -> ast.expr | None:
-    for around in event.module.ancestors(event.node):
-        if isinstance(around, (ast.FunctionDef, ast.For, ast.While)):
-            return None
-        if isinstance(around, ast.If):
-            inside = any(event.node is node for statement in around.body for node in descend(statement))
-            return around.test if inside else ast.UnaryOp(ast.Not(), around.test)
     return None
 
 
@@ -118,7 +122,7 @@ def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | 
         if _calls_no_sync(node.orelse) and not _calls_no_sync(node.body):
             return ast.UnaryOp(ast.Not(), node.test)
     if _calls_no_sync(node) and isinstance(node, ast.Call):
-        return _test_around(msgspec.structs.replace(forward, node=node, module=module))
+        return test_around(msgspec.structs.replace(forward, node=node, module=module))
     return None
 
 

@@ -22,8 +22,10 @@ def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> 
         machine.note("training", f"ddp.{name}", node, receiver=value)
 
 
-def note_attribute_set(machine: Machine, node: ast.AST, owner: Value, value: Value) -> None:
-    """Keep that a module is given a new attribute outside of its own constructor."""
+def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, value: Value) -> None:
+    """Keep that a module is given a new attribute outside of its own constructor, or that DDP is not to synchronise."""
+    if isinstance(owner, Built) and owner.name == DDP and node.attr == "require_backward_grad_sync":
+        machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, Built)):
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
