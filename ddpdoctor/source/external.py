@@ -21,6 +21,7 @@ from ddpdoctor.source.own_data import (
     extent_of,
     makes_members,
     members_of,
+    number_from_store,
 )
 from ddpdoctor.source.parts import ranged, strided
 from ddpdoctor.source.ranks import GLOBAL_RANK, exact_lanes
@@ -217,6 +218,8 @@ def _known_method(
     if isinstance(receiver, Built) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
         machine.emit("collective", name, node, positional, named, in_tree=True)
         return AGREED
+    if (drawn := number_from_store(name, receiver, positional)) is not None:
+        return drawn
     if isinstance(receiver, Instance) and name in MODULE_SELF_METHODS:
         _note_device(machine, node, name, positional, named)
         return receiver

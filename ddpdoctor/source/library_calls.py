@@ -51,6 +51,8 @@ def plain_handler_of(name: str) -> Handler:
         return partial(_tensor, factory)
     if RANK_VARYING_CALLS.match(name):
         return partial(_fixed, Unknown(True, False, origin_of(name)))
+    if last == "_get_default_store":
+        return partial(_object, "torch.distributed.Store")
     if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
         return _mixture
     if name.startswith("torch.") and last[:1].islower():

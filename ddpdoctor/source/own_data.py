@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from ddpdoctor.source.trace import OwnKind, OwnTest
 from ddpdoctor.source.values import (
     UNIFORM,
     Bound,
+    Built,
     Choice,
     Const,
     Instance,
@@ -44,14 +45,19 @@ COUNTED: Tag = ("counted", 0)
 """Of an iterable whose items begin with their number."""
 MEMBERS: Tag = ("members", 0)
 """Of a collection whose length depends on what is in it."""
+DRAWN_FROM_STORE: Tag = ("store", 0)
+"""Of a number that a rank drew from a counter in a store: no other rank gets the same."""
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
-OWN_KINDS = frozenset({"batch", "ddp", "own", "clock", "files", "random", "drawn", "counted", "members", EXTENT})
+OWN_KINDS = frozenset(
+    {"batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "members", EXTENT}
+)
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 _CLOCK = re.compile(r"^(time|datetime)\.")
 _FILES = re.compile(r"^(os\.path\.|os\.(listdir|scandir|stat|access)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
+_STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
 _SIZES = frozenset(
     {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len"}
@@ -80,6 +86,15 @@ def asks_for_file(name: str) -> bool:
 def agrees_by_name(name: str) -> bool:
     """Whether the name of a function that cannot be read promises the same result on every rank."""
     return _AGREED.search(name) is not None
+
+
+def number_from_store(name: str, receiver: Value, arguments: Sequence[Value]) -> Unknown | None:
+    """What ``store.add(key, amount)`` returns; with an amount of 0 it only asks how far all of them are."""
+    if name != "add" or not isinstance(receiver, Built) or not _STORE.match(receiver.name):
+        return None
+    if len(arguments) < 2 or constant(arguments[1]) == 0:
+        return None
+    return Unknown(True, False, frozenset({DRAWN_FROM_STORE}))
 
 
 def extent_of(value: Value) -> Value | None:
@@ -175,6 +190,8 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
         return "clock"
     if "files" in kinds:
         return "files"
+    if "store" in kinds:
+        return "store"
     if "drawn" in kinds:
         return "random"
     if "random" in kinds:

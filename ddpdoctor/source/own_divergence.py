@@ -21,6 +21,7 @@ WORDS: Mapping[OwnKind, str] = {
     "clock": "the rank's own clock",
     "files": "the rank's own view of the file system",
     "random": "random numbers that the ranks do not share",
+    "store": "the number that this rank drew from the store",
     "state": "what the rank decided by its own data before",
     "order": "a set, which has another order in every process",
 }

@@ -131,8 +131,8 @@ class Exit(msgspec.Struct, frozen=True, eq=False):
     """The call that was left, or in which a loop was left; 0 for the program."""
 
 
-OwnKind = Literal["batch", "clock", "files", "random", "state", "order"]
-"""What of a rank's own a condition asks: its batches, its clock, its files, its random numbers, or what follows."""
+OwnKind = Literal["batch", "clock", "files", "random", "store", "state", "order"]
+"""What of a rank's own a condition asks: its batches, clock, files, random numbers, number drawn, or what follows."""
 
 
 class OwnTest(msgspec.Struct, frozen=True, eq=False):
