@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from ddpdoctor.source.machine import Machine, Sinks
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.store import Cell
-from ddpdoctor.source.values import Const, TensorSize, Value, join
+from ddpdoctor.source.values import Const, Lanes, TensorSize, Value, join, lanes_of
 
 Turn = Callable[[], None]
 
@@ -45,8 +45,18 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
     machine.mask, machine.gone, machine.raised = start, gone, raised
     del frame.results[returned:], frame.left_behind[left:], machine.exits[exits:], machine.own_raises[own_raises:]
     machine.events = events
-    machine.store.merge(written)
+    machine.store.merge({cell: _of_any_turn(machine.store.get(*cell), value) for cell, value in written.items()})
     return None
+
+
+def _of_any_turn(before: Value | None, after: Value) -> Value:
+    """What a turn may find where the first changed a known value on some ranks: any value there, the same elsewhere.
+
+    Otherwise the value that depends on the rank would win, and a count on one rank be taken for what it is after one.
+    """
+    if not isinstance(before, Const) or not isinstance(after, Lanes) or after.guessed:
+        return after
+    return lanes_of([join(before, value, True) for value in after.values])
 
 
 def _inner_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:
