@@ -1,12 +1,11 @@
 """A rank decides by its own data, files or clock whether it joins in.
 
 What it finds
-    A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock,
-    files on its machine, unseeded random numbers, a number drawn from a counter in the store) with a collective, or
-    a forward or backward of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a
-    time limit, a loop over the keys of a loss dict. Or collectives for each string of a set. As advice: leaving
-    because its own loss is not finite. In a run: ranks that part at lines which each had run before, and batches
-    that only some ranks trained on (a warning if nothing hung).
+    A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock, files
+    on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
+    of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
+    keys of a loss dict. Or collectives for each string of a set. As advice: leaving because its own loss is not finite.
+    In a run: ranks that part at lines which each had run before, and batches that only some ranks trained on.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective that the others
@@ -54,6 +53,12 @@ _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run the "
     "collective on every rank and let its result count for nothing."
 )
+_REMEDIES = {
+    "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
+    "loop": "Go over something that is the same on every rank, such as a sorted, fixed list of names.",
+    "files": "Let rank 0 look and broadcast the answer, then branch on it.",
+    "store": "Give every rank as many pieces, or end together: all-reduce whether any rank is left without one.",
+}
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -112,12 +117,4 @@ def _title(parting: OwnParting) -> str:
 
 
 def _remedy(parting: OwnParting) -> str:
-    if parting.how == "raise":
-        return "All-reduce the check first, so that all ranks leave together, with a message."
-    if parting.how == "loop":
-        return "Go over something that is the same on every rank, such as a sorted, fixed list of names."
-    if parting.kind == "store":
-        return "Give every rank as many pieces, or end together: all-reduce whether any rank is left without one."
-    if parting.kind == "files":
-        return "Let rank 0 look and broadcast the answer, then branch on it."
-    return _TOGETHER
+    return _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)
