@@ -220,10 +220,8 @@ def _known_method(
         return AGREED
     if (drawn := number_from_store(name, receiver, positional)) is not None:
         return drawn
-    if isinstance(receiver, Instance) and name in MODULE_SELF_METHODS:
-        _note_device(machine, node, name, positional, named)
-        return receiver
-    if isinstance(receiver, Built) and name in MODULE_SELF_METHODS and _is_module(receiver):
+    is_module = isinstance(receiver, Instance) or (isinstance(receiver, Built) and _is_module(receiver))
+    if is_module and name in MODULE_SELF_METHODS:
         _note_device(machine, node, name, positional, named)
         return receiver
     if name in {"cuda", "to"}:
