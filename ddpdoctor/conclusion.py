@@ -231,10 +231,15 @@ def _speaks_for(raised: RankException) -> frozenset[str]:
 
 def _hint_for(raised: RankException | None) -> str:
     """What helps against an exception of all ranks: mostly they lack arguments."""
+    from ddpdoctor.diagnosis.gpu_indices import gpus_of_the_node
+
     if raised is not None and raised.type == "ModuleNotFoundError":
         return _MODULE_HINT
     if raised is not None and raised.type == "EOFError" and "reading a line" in raised.message:
         return _INPUT_HINT
+    if raised is not None and (gpus := gpus_of_the_node(raised)) is not None:
+        many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
+        return f"A node of this rehearsal has {many}: let the script's arguments ask for no more, or raise `--nproc`."
     return ARGUMENTS_HINT
 
 

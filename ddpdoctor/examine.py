@@ -225,6 +225,7 @@ def _rehearsed(
         return None, not_rehearsed()
     from ddpdoctor.launch.plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearse import rehearse
+    from ddpdoctor.source.rendezvous import required_local_rank
     from ddpdoctor.source.start_up import wants_cuda
 
     layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
@@ -248,6 +249,7 @@ def _rehearsed(
         stall_after_s=request.stall_after_s,
         python=request.python,
         device=request.device,
+        local_rank_option=required_local_rank(script),
         asks_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,

@@ -1,14 +1,14 @@
 """The script is written for torch.distributed.launch, which torchrun has replaced.
 
 What it finds
-    A `--local_rank` argument in a script that never reads LOCAL_RANK from the environment, an argument of that name
-    with a number as default and no `type=int`, and imports of torch.distributed.launch itself.
+    A `--local_rank` argument that is required, or in a script that never reads LOCAL_RANK from the environment, an
+    argument of that name with a number as default and no `type=int`, and imports of torch.distributed.launch itself.
 
 Why it is bad
     torchrun passes the local rank in the environment and never on the command line: the argument keeps its default on
-    every rank, so all of them take GPU 0 or believe that they run alone. Newer versions of the old launcher write the
-    option as --local-rank, which a parser for --local_rank refuses. Without `type=int` the number arrives as text, and
-    "0" is not 0.
+    every rank, so all of them take GPU 0 or believe that they run alone; a required one ends every rank. Newer versions
+    of the old launcher write the option as --local-rank, which a parser for --local_rank refuses. Without `type=int`
+    the number arrives as text, and "0" is not 0.
 
 Example
     parser.add_argument("--local_rank", type=int, default=0)
@@ -35,11 +35,13 @@ from ddpdoctor.source.script import Script
 CHECK = Check(code="DDP503", name="deprecated-launcher", severity={"source": Severity.WARNING})
 _TITLES = {
     "argument": "the local rank is read from the command line only: under torchrun it keeps its default on every rank",
+    "required": "the local rank is a required argument, which torchrun passes to no rank: each ends with a usage error",
     "text": "this argument has no type=int: a local rank from the command line arrives as text",
     "module": "torch.distributed.launch is the launcher that torchrun has replaced",
 }
 _REMEDIES = {
     "argument": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set.',
+    "required": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set, and drop the argument.',
     "text": 'Add type=int, or read int(os.environ["LOCAL_RANK"]).',
     "module": "Start the job with torchrun, or call torch.distributed.run.",
 }

@@ -125,7 +125,18 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
         "--",
         *script,
         *request.arguments,
+        *given_local_rank(request),
     ]
+
+
+def given_local_rank(request: RehearsalRequest) -> tuple[str, ...]:
+    """The local rank as an argument, where a script does not start without: the launcher fills it in for each rank."""
+    option = request.local_rank_option
+    passed = any(argument.partition("=")[0] == option for argument in request.arguments)
+    by_launcher = request.launch.starter == "torch.distributed.launch" and option == "--local-rank"
+    if not option or passed or by_launcher or request.spawns_ranks or request.nodes > 1:
+        return ()
+    return (f"{option}=${{local_rank}}",)
 
 
 def free_port() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.devices import on_cpu
+from ddpdoctor.launch.environment import given_local_rank
 from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter, search_path
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, RehearsalRequest
@@ -77,6 +78,9 @@ def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
         yield (
             f"`python` alone starts one process; the script was started as torchrun starts it, on {request.nproc} ranks"
         )
+    if given_local_rank(request):
+        option = request.local_rank_option
+        yield f"the script requires {option}, which torch's launcher does not pass; each rank got its own"
     precision = launch.environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if device == "cpu" and precision != on_cpu(launch.environment).get("ACCELERATE_MIXED_PRECISION", precision):
         yield f"mixed precision {precision} needs a GPU; it was rehearsed in full precision"

@@ -84,6 +84,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreter for the ranks; None: found by ``launch.interpreter``."""
     device: Device = "auto"
     """What the ranks run on; ``auto`` is decided by ``launch.devices``."""
+    local_rank_option: str = ""
+    """An option for the local rank that the script does not start without (``--local_rank``)."""
     asks_cuda: bool = False
     """The script demands CUDA or NCCL whatever the machine has."""
     may_use_gpus: bool = False

@@ -71,8 +71,10 @@ def _partings(projection: Projection) -> Iterator[Parting]:
     seen: set[ast.AST] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
-            if found.event.node not in seen:
-                seen.add(found.event.node)
+            # Who leaves by one statement misses every collective behind it: the first one on the way tells of it.
+            cause = found.event.node if found.left is None else found.left.node
+            if not {cause, found.event.node} & seen:
+                seen |= {cause, found.event.node}
                 yield _described(found)
         for found in _by_caught_raise(projection, walk):
             if found.event.node not in seen:

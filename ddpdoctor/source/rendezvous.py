@@ -28,8 +28,9 @@ class LegacyLaunch(msgspec.Struct, frozen=True, eq=False):
     """Something that only the launcher before torchrun serves."""
 
     location: Location
-    form: Literal["argument", "text", "module"]
-    """The local rank is read from the command line, is read as text, or the old launcher itself is called."""
+    form: Literal["argument", "required", "text", "module"]
+    """The local rank is read from the command line, has to stand there, is read as text, or the old launcher itself is
+    called."""
 
 
 class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
@@ -62,10 +63,30 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):
-                if not reads and script.spawns_ranks is None and not _is_assigned(script):
+                if _is_required(node) and script.spawns_ranks is None:
+                    yield LegacyLaunch(module.location(node), "required")
+                elif not reads and script.spawns_ranks is None and not _is_assigned(script):
                     yield LegacyLaunch(module.location(node), "argument")
                 elif _is_text(node):
                     yield LegacyLaunch(module.location(node), "text")
+
+
+def required_local_rank(script: Script) -> str:
+    """The option for the local rank that a script refuses to start without; empty when there is none."""
+    for module in script.modules:
+        for node in module.index.of(ast.Call) if "--local" in module.text else ():
+            if _declares_local_rank(node) and _is_required(node):
+                return next(
+                    str(entry.value)
+                    for entry in node.args
+                    if isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS
+                )
+    return ""
+
+
+def _is_required(call: ast.Call) -> bool:
+    required = keyword(call, "required")
+    return isinstance(required, ast.Constant) and required.value is True
 
 
 def _declares_local_rank(call: ast.Call) -> bool:

@@ -200,6 +200,11 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
         ("ModuleNotFoundError", "No module named 'timm'", "Install it for the Python of the ranks"),
         ("EOFError", "EOF when reading a line", "Ranks have no terminal"),
         ("EOFError", "Ran out of input", "Pass the script's own arguments"),
+        (
+            "AcceleratorError",
+            "CUDA error: invalid device ordinal\n(device 5 was asked for; the node of this rehearsal has 2)",
+            "A node of this rehearsal has 2 GPUs",
+        ),
     ],
 )
 def test_the_hint_fits_the_exception(type_name: str, message: str, hint: str) -> None:

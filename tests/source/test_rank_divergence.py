@@ -333,6 +333,26 @@ def test_a_rank_that_leaves_early_is_told_with_the_line(tmp_path: Path) -> None:
     assert [place.line for place in finding.locations] == [16, 15, 14]
 
 
+def test_who_leaves_is_told_of_once_whatever_collectives_lie_behind(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        def main(args):
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                if args.exists:
+                    return
+            if args.resumes:
+                dist.broadcast_object_list(names)
+            for epoch in range(args.epochs):
+                dist.all_reduce(batch)
+        main(parser.parse_args())
+        """,
+    )
+    (finding,) = findings_of(read_script(path), "DDP301")
+    assert [place.line for place in finding.locations] == [17, 15, 13]
+
+
 def test_a_rank_known_by_its_name_only_is_a_warning(tmp_path: Path) -> None:
     path = written(
         tmp_path,
