@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.failure_hints import ARGUMENTS_HINT, hint_for
 from ddpdoctor.merge import DIVERGENCES, SUSPECTED
 from ddpdoctor.places import named_ranks, shown_path
 from ddpdoctor.record.headline import headline
@@ -25,25 +26,10 @@ MESSAGE_CHARACTERS = 160
 LONG_MESSAGE = 240
 """How much of an exception's first line is kept, and of one that is all there is: torch's go on for paragraphs."""
 
-ARGUMENTS_HINT = (
-    "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
-    " that launches it; `--static` reads the source only."
-)
-_MODULE_HINT = (
-    "Install it for the Python of the ranks, name another one with `--python`, or run this where the job is launched"
-    " from; `--static` reads the source only."
-)
-_INPUT_HINT = (
-    "Ranks have no terminal to read from: let the script take this from its arguments, which stand after `--`."
-)
 _NO_WRAP_HINT = "The checks of a run are about models that DDP wraps; `--static` reads the source only."
 _NO_RANK_HINT = (
     "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
     " `--static` reads the source only."
-)
-_PORT_HINT = (
-    "Another program listens on the port that the script names: end it, or let the system choose one (torchrun "
-    "`--standalone`, or port 0)."
 )
 _HINTS = {
     "time-limit": (
@@ -192,7 +178,7 @@ def _no_rank(record: RunRecord, root: str) -> _Judgement:
     raised = next(iter(record.job.early_exceptions), None)
     if raised is None:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
-    hint = _PORT_HINT if "EADDRINUSE" in raised.message else ARGUMENTS_HINT
+    hint = hint_for(raised)
     message = textwrap.shorten(headline(raised), LONG_MESSAGE, placeholder=" ...")
     reason = f"before there was a rank, {raised.type} was raised{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
@@ -218,7 +204,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
         reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
     output = first.output_tail or (raised.traceback if raised else "")
-    return _Judgement("failed", reason, _hint_for(raised), _last_lines(output), told_by)
+    return _Judgement("failed", reason, hint_for(raised), _last_lines(output), told_by)
 
 
 def _speaks_for(raised: RankException) -> frozenset[str]:
@@ -227,20 +213,6 @@ def _speaks_for(raised: RankException) -> frozenset[str]:
     from ddpdoctor.diagnosis.unused import UNFINISHED
 
     return frozenset({"DDP201" if UNFINISHED in raised.message else name_of_failure(raised)})
-
-
-def _hint_for(raised: RankException | None) -> str:
-    """What helps against an exception of all ranks: mostly they lack arguments."""
-    from ddpdoctor.diagnosis.gpu_indices import gpus_of_the_node
-
-    if raised is not None and raised.type == "ModuleNotFoundError":
-        return _MODULE_HINT
-    if raised is not None and raised.type == "EOFError" and "reading a line" in raised.message:
-        return _INPUT_HINT
-    if raised is not None and (gpus := gpus_of_the_node(raised)) is not None:
-        many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
-        return f"A node of this rehearsal has {many}: let the script's arguments ask for no more, or raise `--nproc`."
-    return ARGUMENTS_HINT
 
 
 def _failed(rank: Rank) -> bool:

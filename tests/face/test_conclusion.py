@@ -195,20 +195,34 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
 
 
 @pytest.mark.parametrize(
-    ("type_name", "message", "hint"),
+    ("type_name", "message", "traceback", "hint"),
     [
-        ("ModuleNotFoundError", "No module named 'timm'", "Install it for the Python of the ranks"),
-        ("EOFError", "EOF when reading a line", "Ranks have no terminal"),
-        ("EOFError", "Ran out of input", "Pass the script's own arguments"),
+        ("ImportError", "Please install apex", "No module named 'apex'", "Install it for the Python of the ranks"),
+        ("ImportError", "cannot import name 'x'", "", "Pass the script's own arguments"),
+        ("URLError", "<urlopen error [Errno -2] Name or service not known>", "", "The script asks the network"),
+        ("KeyError", "'WANDB_API_KEY'", 'os.environ["WANDB_API_KEY"]', "Set WANDB_API_KEY for this command"),
+        ("KeyError", "'WEIGHT'", 'state["WEIGHT"]', "Pass the script's own arguments"),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory: 'nvidia-smi'",
+            "line 1026, in _execute_child",
+            "The script starts nvidia-smi, which this machine lacks",
+        ),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'imagenet'", "", "Pass the script's own arguments"),
+        ("ModuleNotFoundError", "No module named 'timm'", "", "Install it for the Python of the ranks"),
+        ("EOFError", "EOF when reading a line", "", "Ranks have no terminal"),
+        ("EOFError", "Ran out of input", "", "Pass the script's own arguments"),
         (
             "AcceleratorError",
             "CUDA error: invalid device ordinal\n(device 5 was asked for; the node of this rehearsal has 2)",
+            "",
             "A node of this rehearsal has 2 GPUs",
         ),
     ],
 )
-def test_the_hint_fits_the_exception(type_name: str, message: str, hint: str) -> None:
-    ranks = (Rank(rank=0, end="raised", exceptions=(_raised(type_name, message, 3, time_ns=1),)), Rank(rank=1))
+def test_the_hint_fits_the_exception(type_name: str, message: str, traceback: str, hint: str) -> None:
+    raised = msgspec.structs.replace(_raised(type_name, message, 3, time_ns=1), traceback=traceback)
+    ranks = (Rank(rank=0, end="raised", exceptions=(raised,)), Rank(rank=1))
     assert judge(record(*ranks), ROOT).hint.startswith(hint)
 
 
