@@ -39,7 +39,7 @@ def finding_lines(finding: Finding, root: str, width: int) -> list[Text]:
         lines += [Text(), *_stack_columns(stacks, root, width), Text()]
     else:
         lines += _excerpt(finding.location, width)
-    lines += _seen(finding, [fact for fact in finding.evidence if fact not in stacks], root, width)
+    lines += _seen(finding, stacks, root, width)
     if finding.unconfirmed:
         words, _, reason = finding.unconfirmed.partition(": ")
         lines += label(words, Text(one_line(reason)), width)
@@ -107,14 +107,17 @@ def _excerpt(location: Location | None, width: int) -> list[Text]:
     ]
 
 
-def _seen(finding: Finding, facts: Sequence[Fact], root: str, width: int) -> list[Text]:
-    """The facts under the basis on which they rest; a basis without facts is named all the same."""
+def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int) -> list[Text]:
+    """The facts under the basis on which they rest; a basis is named all the same where columns show all its facts."""
+    facts = [fact for fact in finding.evidence if fact not in stacks]
     shown = facts[:FACTS]
     lines: list[Text] = []
     for basis, words in _SEEN.items():
         if basis not in finding.basis:
             continue
-        lines.append(Text.assemble("  ", (f"seen {words}", "bold")))
+        in_columns = {fact.basis for fact in stacks} - {fact.basis for fact in shown}
+        where = ", as the columns show" if basis in in_columns else ""
+        lines.append(Text.assemble("  ", (f"seen {words}", "bold"), where))
         for fact in shown:
             if fact.basis == basis:
                 sentence = one_line(fact.text) + _aside(fact, finding, root)

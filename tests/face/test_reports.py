@@ -157,6 +157,7 @@ def test_ranks_that_did_the_same_share_a_column() -> None:
     text = full.render(report, 80, colour=False)
     assert text.count("ranks 1 and 2") == 1
     assert text.count("waits") == 1
+    assert "  seen in the rehearsal, as the columns show\n  do " in text
 
 
 def test_what_was_not_held_back_is_said_in_the_first_line() -> None:
