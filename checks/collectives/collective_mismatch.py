@@ -14,7 +14,7 @@ Example
 
 Remedy
     Make shapes and options the same on every rank: pad to a common size, or exchange the sizes first and use a
-    collective that allows them to differ.
+    collective that allows them to differ. A dict of losses needs the same keys on every rank, whatever is in the batch.
 
 When it is wrong
     No case is known.
@@ -32,6 +32,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence import Divergence
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -55,8 +56,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        how = _HOW.get(divergence.difference, "")
-        yield accuse(CHECK, record, divergence, f"Make the {divergence.difference} the same on every rank{how}.")
+        yield accuse(CHECK, record, divergence, _of_keys(divergence) or _remedy(divergence))
     models = find_model_mismatch(record)
     if models is not None:
         yield CHECK.finding(
@@ -67,3 +67,25 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=models.ranks,
             evidence=(Fact(text=f"DDP's constructor said: {models.message}", basis=record.job.kind),),
         )
+
+
+def _remedy(divergence: Divergence) -> str:
+    return f"Make the {divergence.difference} the same on every rank{_HOW.get(divergence.difference, '')}."
+
+
+def _of_keys(divergence: Divergence) -> str:
+    """What to do where every rank reduces the values of one dictionary, of which each has another number."""
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    signatures = {turn.rank: turn.signature for turn in divergence.turns}
+    names = {"" if signature is None else signature.entries_of for signature in signatures.values()}
+    if divergence.difference != "number of elements" or len(names) != 1 or "" in names:
+        return ""
+    by_count: dict[int, list[int]] = {}
+    for rank, signature in signatures.items():
+        by_count.setdefault(0 if signature is None else sum(signature.numels), []).append(rank)
+    counts = " and ".join(f"{count:,} keys on {rank_list(ranks)}" for count, ranks in by_count.items())
+    return (
+        f"{names.pop()} has {counts}: give it the same keys whatever is in a rank's batch, with 0 for what is not "
+        "there, before its values are reduced."
+    )

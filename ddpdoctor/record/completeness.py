@@ -20,6 +20,7 @@ _HARMED_BY = {
     "whole": ("passes",),
     "_told": ("passes",),
     "subject_of": (),
+    "entries_of": (),
     "_shortage": (),
     "start_before_torch": ("lines",),
     "training_begins": ("lines",),

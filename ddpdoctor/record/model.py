@@ -322,6 +322,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     subject: str = ""
     """What this turn of the loop around it is about, by its name in the script, or a digest behind a ``#``; empty
     where neither is known."""
+    entries_of: str = ""
+    """The dictionary with as many entries as there are elements, which the script puts together in a tensor."""
 
 
 class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):

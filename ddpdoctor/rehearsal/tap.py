@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from ..probe.groups import GroupBook
 from ..probe.journal import Journal
+from .dict_entries import DictEntries
 from .reduced_losses import ReducedLosses
 from .subjects import KINDS as NAMED_KINDS
 from .subjects import Subjects
@@ -65,6 +66,7 @@ class Tap:
         self._torch = torch
         self._reduced = reduced
         self._subjects = subjects
+        self._entries = DictEntries(journal)
         self._groups = groups
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
@@ -129,14 +131,18 @@ class Tap:
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
             site = journal.site(frame)
-            subject = ""
+            subject = entries_of = ""
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
                 if kind in NAMED_KINDS:
                     subject = journal.guarded(self._subjects.subject_of, site, frame) or ""
-            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, subject, uneven)
+                    if len(tensors) == 1 and not subject:
+                        elements = tensors[0].numel()
+                        entries_of = journal.guarded(self._entries.entries_of, site, frame, elements) or ""
+            about = (subject, entries_of)
+            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, about, uneven)
             signature = journal.signature(
-                key, lambda: _described(tensors, kind, reduce_op, root, origin, subject, uneven)
+                key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven)
             )
             sequence = self._sequences.get(group, 0)
             self._sequences[group] = sequence + 1
@@ -210,7 +216,7 @@ def _described(
     reduce_op: Optional[int],
     root: Optional[int],
     origin: str,
-    subject: str,
+    about: tuple[str, str],
     uneven: Optional[bool],
 ) -> dict[str, Any]:
     """A signature as it is written."""
@@ -223,7 +229,7 @@ def _described(
         "root": root,
         "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "origin": origin,
-        **({"subject": subject} if subject else {}),
+        **{name: value for name, value in zip(("subject", "entries_of"), about) if value},
         **({} if uneven is None else {"uneven": uneven}),
     }
 

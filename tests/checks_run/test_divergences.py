@@ -48,6 +48,20 @@ def different_sizes() -> JobBuilder:
     return job
 
 
+def different_keys() -> JobBuilder:
+    job = healthy_job()
+    job.call(0, "all_reduce", 57, 3, entries_of="losses")
+    job.call(1, "all_reduce", 57, 4, entries_of="losses")
+    return job
+
+
+def only_one_has_a_dict() -> JobBuilder:
+    job = healthy_job()
+    job.call(0, "all_reduce", 57, 3, entries_of="losses")
+    job.call(1, "all_reduce", 57, 4)
+    return job
+
+
 def stuck() -> JobBuilder:
     job = healthy_job()
     job.call(0, "barrier", 70)
@@ -133,6 +147,8 @@ def raised() -> JobBuilder:
     [
         (different_lines, "DDP301", Severity.ERROR, "Make every rank call all_reduce at train.py:57, or none"),
         (different_sizes, "DDP304", Severity.ERROR, "Make the number of elements the same on every rank"),
+        (different_keys, "DDP304", Severity.ERROR, "losses has 3 keys on rank 0 and 4 keys on rank 1"),
+        (only_one_has_a_dict, "DDP304", Severity.ERROR, "Make the number of elements the same on every rank"),
         (stuck, "DDP305", Severity.ERROR, "See in its stack what rank 1 stands in"),
         (left, "DDP306", Severity.ERROR, "Let all ranks leave together"),
         (other_steps, "DDP312", Severity.ERROR, "Let all ranks skip a step together"),

@@ -30,6 +30,9 @@ def test_gradients_buffers_and_collectives_are_seen(rehearse_script: Rehearse) -
             optimizer.zero_grad()
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
+        losses = {"boxes": torch.ones(()), "masks": torch.ones(())}
+        values = torch.stack([losses[name] for name in sorted(losses)])
+        dist.all_reduce(values)
         total = torch.ones(1)
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
         dist.broadcast(total, src=1)
@@ -52,6 +55,7 @@ def test_gradients_buffers_and_collectives_are_seen(rehearse_script: Rehearse) -
         assert "ddp-backward" in {s.origin for s in signatures}
         last = [(s.kind, s.reduce_op, s.root, s.origin) for s in signatures[-2:]]
         assert last == [("all_reduce", "max", None, "user"), ("broadcast", "", 1, "user")]
+        assert [s.entries_of for s in signatures[-3:]] == ["losses", "", ""]
         assert list(track.sequence) == list(range(len(track)))
         line = record.site(track.site[len(track) - 1]).innermost
         assert line is not None and Path(line.file).name == "train.py"

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from ddpdoctor.rehearsal.dict_entries import puts_together
 from ddpdoctor.rehearsal.subjects import loop_targets
 
 LOOPS = {
@@ -24,3 +25,18 @@ LOOPS = {
 def test_the_loop_is_the_one_whose_variable_the_call_is_given(source: str) -> None:
     line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
     assert loop_targets(ast.parse(source), line) == LOOPS[source]
+
+
+STACKED = {
+    "values = torch.stack(list(losses.values()))\ndist.all_reduce(values)  # here": True,
+    "def reduce(losses):\n    values = torch.cat([losses[k] for k in keys])\n    dist.all_reduce(values)  # here": True,
+    "values = torch.stack(parts)\ndef reduce(values):\n    dist.all_reduce(values)  # here": False,
+    "values = torch.zeros(3)\ndist.all_reduce(values)  # here": False,
+    "dist.all_reduce(values[0])  # here": False,
+}
+
+
+@pytest.mark.parametrize("source", STACKED)
+def test_what_is_reduced_was_put_together_in_the_same_function(source: str) -> None:
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
+    assert puts_together(ast.parse(source), line) is STACKED[source]
