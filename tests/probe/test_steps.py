@@ -289,8 +289,7 @@ def test_what_the_logger_measured_goes_to_the_step_of_its_backward() -> None:
         loop.fetch(source)
         loop.forward()
         if number:  # it is told in the forward after
-            assert loop.steps._pending is not None
-            ready_ns = loop.steps._pending.ended_ns + EPOCH_NS - 5 * MS
+            ready_ns = loop.steps._held[-1].ended_ns + EPOCH_NS - 5 * MS
             loop.steps.sampled(number * MS, 2 * number * MS, ready_ns, ready_ns + MS)
         loop.backward()
         loop.step()

@@ -236,7 +236,7 @@ class Calls:
         return self._newest
 
     def _enter(self, call: Call, frame: FrameType) -> Call:
-        self._keep((self._call_has_begun, *call, self._site(frame), _now_ns()))
+        self._keep((self._call_has_begun, (*call, self._site(frame), _now_ns())))
         self._make_room()
         return call
 
@@ -246,10 +246,10 @@ class Calls:
             return
         try:
             if work is not None and hasattr(work, "is_completed"):
-                self._keep((self._observer.course.call_started, _now_ns()))
+                self._keep((self._observer.course.call_started, (_now_ns(),)))
                 self._await(work, call)
             else:
-                self._keep((self._call_has_ended, _now_ns()))
+                self._keep((self._call_has_ended, (_now_ns(),)))
         except Exception as error:
             self._observer.fault("call", error)
 

@@ -106,7 +106,9 @@ class Course:
     def call_ended(self, now_ns: int) -> None:
         """An explicit collective is over."""
         call, ring, watch = self.open_call, self.call_ring, self._watch
-        self.call_started(now_ns)
+        watch.leave(now_ns)
+        self._steps.called(now_ns)
+        self.open_call = None
         if call is not None and ring is not None:
             kind, group, sequence, step, entered_at_ns, _, size_bytes, site = call[1]
             watch.tally[EXPLICIT_CALLS] += 1

@@ -96,7 +96,7 @@ class PulseThread:
         now_ns = time.monotonic_ns()
         with observer.moments.lock:
             observer.moments.take_in()
-            observer.steps.flush_old(now_ns)
+            observer.steps.hand_out(now_ns)
             phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.course.open_call
             step, evaluating = observer.steps.current, observer.steps.evaluating
         calls_ring.flush(call)

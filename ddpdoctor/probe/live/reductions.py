@@ -187,7 +187,7 @@ class Reductions:
         if ready_ns > 0 and window_ns > 0:
             exposed_ns = max(0, window_ns - overlap_ns)
             moment = exposed_ns, window_ns, _since_epoch(ready_ns), _since_epoch(reduced_ns)
-            self._observer.moments.keep((self._observer.steps.sampled, *moment))
+            self._observer.moments.keep((self._observer.steps.sampled, moment))
 
     def _note_layout(self, ddp: Any, sizes: str, parameters: str) -> None:
         """Tell how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""

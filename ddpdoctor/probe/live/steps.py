@@ -16,9 +16,11 @@ and ends where the next one begins, or with the evaluation, the checkpoint or th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Optional
 
+from ...record import layout
 from .device_times import MEASURED_EVERY, DeviceTimes
 from .stopwatch import (
     BACKWARD,
@@ -41,6 +43,7 @@ from .stopwatch import (
 IDLE, CANDIDATE, ACTIVE, STEPPED = range(4)
 """No step is open; a batch was fetched; it was trained on; an optimizer has stepped."""
 MOST_HELD_NS = 1_000_000_000
+MOST_HELD = layout.NUMBERED_ROWS
 _NO_DEVICE = (-1, -1, -1)
 
 
@@ -153,8 +156,9 @@ class Steps:
         """Known once a module is trained on a GPU."""
         self.device_times: Optional[DeviceTimes] = None
         """Those of the open step, if it is one that is measured."""
-        self._pending: Optional[Pending] = None
-        """The newest row, held until DDP's logger can be asked about it, which is in the next forward; since when."""
+        self._held: deque[Pending] = deque(maxlen=MOST_HELD)
+        """Steps whose rows have not been handed out: DDP's logger may yet be asked about the newest one, in the
+        forward after, and rows are made where the training does not wait for it."""
 
     @property
     def current(self) -> int:
@@ -240,23 +244,18 @@ class Steps:
 
     def sampled(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
         """DDP's logger says how a backward went, of the open step or of the newest row."""
-        pending = self._pending
+        pending = self._held[-1] if self._held else None
         if pending is not None and ready_at_ns < pending.ended_ns + EPOCH_NS:
             sample = pending.sample = pending.sample or Sample()
         else:
             sample = self._sample = self._sample or Sample()
         sample.add(exposed_ns, window_ns, ready_at_ns, reduced_at_ns)
 
-    def flush(self) -> None:
-        """Hand out the row that is held."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._put(pending.row())
-
-    def flush_old(self, now_ns: int) -> None:
-        """Hand out a row that was held for long: no forward has come since."""
-        if self._pending is not None and now_ns - self._pending.ended_ns > MOST_HELD_NS:
-            self.flush()
+    def hand_out(self, now_ns: int) -> None:
+        """Hand out the rows, without the newest unless that was held for long: no forward has come since."""
+        held = self._held
+        while len(held) > 1 or (held and now_ns - held[0].ended_ns > MOST_HELD_NS):
+            self._put(held.popleft().row())
 
     def finish(self) -> None:
         """The process ends: the last step ended with the last thing that belongs to it."""
@@ -264,7 +263,8 @@ class Steps:
             now_ns = max(self._last_ns, self._began_ns)
             self._write(*(self._end or (now_ns, self._watch.tally)))
             self.state = IDLE
-        self.flush()
+        while self._held:
+            self._put(self._held.popleft().row())
 
     def _awaits_backward(self) -> bool:
         """Tell whether a training forward after the optimizer's step has had no backward yet."""
@@ -299,10 +299,9 @@ class Steps:
         self.state = IDLE
 
     def _write(self, ended_ns: int, tally: list[int]) -> None:
-        self.flush()
         self.completed += 1
         began_ns, sample, device_times = self._began_ns, self._sample, self.device_times
-        self._pending = Pending(self.completed, began_ns, ended_ns, tally, sample, device_times)
+        self._held.append(Pending(self.completed, began_ns, ended_ns, tally, sample, device_times))
         self._sample = None
         measures = self.make_device_times is not None and self.completed % MEASURED_EVERY == 0
         self.device_times = self.make_device_times() if measures and self.make_device_times is not None else None

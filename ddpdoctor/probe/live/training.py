@@ -183,7 +183,7 @@ class Training:
         try:
             now_ns = _now_ns()
             source: Source = iterator.__dict__.get("_ddpdoctor_source", self._unknown)
-            self._keep((self._fetch_has_begun, source, self._is_recording(), now_ns))
+            self._keep((self._fetch_has_begun, (source, self._is_recording(), now_ns)))
             return source
         except Exception as error:
             self._observer.fault("fetch", error)
@@ -194,7 +194,7 @@ class Training:
             now_ns = _now_ns()
             fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
             started_workers = fresh and self._has_started_workers(iterator)
-            self._keep((self._fetch_has_ended, rows_of(batch), started_workers, now_ns))
+            self._keep((self._fetch_has_ended, (rows_of(batch), started_workers, now_ns)))
             self._passes.drawn(iterator, batch)
         except Exception as error:
             self._observer.fault("fetch", error)
@@ -207,7 +207,7 @@ class Training:
 
     def _fetch_failed(self, iterator: Any, source: Optional[Source], exhausted: bool) -> None:
         try:
-            self._keep((self._observer.course.fetch_failed, source if exhausted else None, _now_ns()))
+            self._keep((self._observer.course.fetch_failed, (source if exhausted else None, _now_ns())))
             self._make_room()
             if exhausted and source is not None:
                 self._passes.pass_ended(iterator)
@@ -233,13 +233,13 @@ class Training:
             now_ns, training = _now_ns(), ddp.training
             self._make_room()
             if not self._is_recording():
-                self._keep((observer.course.forward_began, False, training, now_ns))
+                self._keep((observer.course.forward_began, (False, training, now_ns)))
                 self._evidence.forward_begins(ddp, sys._getframe(2))
                 return None
             reducer = self._reductions.reducer_of(ddp)
             reducer.forwards += 1
             reducer.synchronises = synchronises = bool(ddp.require_backward_grad_sync)
-            self._keep((self._forward_has_begun, reducer, synchronises, training, now_ns))
+            self._keep((self._forward_has_begun, (reducer, synchronises, training, now_ns)))
             if reducer.forwards == COUNTED_FORWARD:
                 observer.journal.guarded(self._begin_counting, ddp)
             if reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
@@ -257,7 +257,7 @@ class Training:
         observer = self._observer
         try:
             now_ns = _now_ns()
-            self._keep((self._phase_has_ended, now_ns))
+            self._keep((self._phase_has_ended, (now_ns,)))
             if reducer is not None:
                 if reducer.synchronises:
                     self._reductions.forward_ended(ddp, reducer, now_ns)
@@ -284,7 +284,7 @@ class Training:
         observer = self._observer
         observer.backwards += 1
         try:
-            self._keep((self._backward_has_begun, _now_ns()))
+            self._keep((self._backward_has_begun, (_now_ns(),)))
             if observer.on_device:
                 self._device_begins(BACKWARD)
         except Exception as error:
@@ -294,7 +294,7 @@ class Training:
         observer = self._observer
         observer.backwards -= 1
         try:
-            self._keep((self._backward_has_ended, self._passes.newest, _now_ns()))
+            self._keep((self._backward_has_ended, (self._passes.newest, _now_ns())))
             if observer.on_device:
                 self._device_ends(BACKWARD)
         except Exception as error:
@@ -320,7 +320,7 @@ class Training:
         if observer.thread != get_ident() or self._is_compiling():
             return
         try:
-            self._keep((self._optimizer_has_begun, OPTIMIZER, _now_ns()))
+            self._keep((self._optimizer_has_begun, (OPTIMIZER, _now_ns())))
             if observer.on_device:
                 self._device_begins(OPTIMIZER)
         except Exception as error:
@@ -334,7 +334,7 @@ class Training:
             now_ns = _now_ns()
             if observer.on_device:
                 self._device_ends(OPTIMIZER)  # before the step may be over
-            self._keep((self._optimizer_has_stepped, id(optimizer), now_ns))
+            self._keep((self._optimizer_has_stepped, (id(optimizer), now_ns)))
             if id(optimizer) not in self._sizes.measured:
                 self._sizes.stepped(optimizer)
         except Exception as error:
@@ -342,7 +342,7 @@ class Training:
 
     def _pause_begins(self, phase: int) -> None:
         """Something begins that belongs to no step, once the optimizer has stepped."""
-        self._keep((self._observer.course.pause_began, phase, _now_ns()))
+        self._keep((self._observer.course.pause_began, (phase, _now_ns())))
 
     def _pause_ended(self) -> None:
-        self._keep((self._phase_has_ended, _now_ns()))
+        self._keep((self._phase_has_ended, (_now_ns(),)))
