@@ -13,7 +13,12 @@ from ddpdoctor.source.module import Module, dotted
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
-_MOVES_TO_CUDA = frozenset({"torch.cuda.set_device", "torch.cuda.device"})
+_MOVES_TO_CUDA = frozenset(
+    {
+        *("torch.cuda.set_device", "torch.cuda.device"),
+        *("torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.accelerator.device_index"),
+    }
+)
 
 
 _STARTING_WORDS = frozenset(name.rpartition(".")[2] for name in (*SPAWNERS, *PROCESSES))

@@ -205,6 +205,12 @@ WANTS = {
         (),
         False,
     ),
+    "an accelerator chosen": ("torch.accelerator.set_device_index(local_rank)\n", (), True),
+    "an accelerator if there is one": (
+        "if torch.accelerator.is_available():\n    torch.accelerator.set_device_index(local_rank)\n",
+        (),
+        False,
+    ),
     "nobody says": ("dist.init_process_group(args.backend)\nx.to(y)\n", (), False),
 }
 
