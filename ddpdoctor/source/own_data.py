@@ -47,6 +47,8 @@ MEMBERS: Tag = ("members", 0)
 """Of a collection whose length depends on what is in it."""
 DRAWN_FROM_STORE: Tag = ("store", 0)
 """Of a number that a rank drew from a counter in a store: no other rank gets the same."""
+LISTED: Tag = ("files", 1)
+"""Of the names that a directory holds."""
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset(
@@ -55,7 +57,9 @@ OWN_KINDS = frozenset(
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 _CLOCK = re.compile(r"^(time|datetime)\.")
-_FILES = re.compile(r"^(os\.path\.|os\.(listdir|scandir|stat|access)$|glob\.)")
+_FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
+"""What asks the disk; the rest of ``os.path`` works on names."""
+_LISTS = re.compile(r"^(os\.(listdir|scandir)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
 _STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
@@ -71,6 +75,8 @@ _AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hron
 
 def origin_of(name: str) -> frozenset[Tag]:
     """The tag of a library function whose result differs between processes, by its full name."""
+    if _LISTS.match(name):
+        return frozenset({LISTED})
     for kind, pattern in (("clock", _CLOCK), ("files", _FILES), ("random", _RANDOM)):
         if pattern.match(name):
             return frozenset({(kind, 0)})
