@@ -6,11 +6,11 @@ Where ranks then reduce different numbers of elements, the dictionary has other 
 from __future__ import annotations
 
 import ast
-import linecache
 from types import FrameType
 from typing import Optional
 
 from ..probe.journal import Journal
+from .user_lines import covering, tree_around
 
 MOST_ENTRIES = 100
 MOST_VARIABLES = 200
@@ -28,7 +28,7 @@ class DictEntries:
 
     def entries_of(self, site: int, frame: Optional[FrameType], elements: int) -> str:
         """The name of the dictionary with as many entries as a tensor has elements; empty where there is none."""
-        if not 0 < elements <= MOST_ENTRIES or self._put_together.get(site) is False:
+        if self.has_none(site):
             return ""
         while frame is not None and not self._journal.user_code.holds(frame.f_code.co_filename):
             frame = frame.f_back
@@ -36,26 +36,29 @@ class DictEntries:
             return ""
         if site not in self._put_together:
             self._put_together[site] = False
-            tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
-            self._put_together[site] = puts_together(tree, frame.f_lineno)
-        if not self._put_together[site]:
+            self._put_together[site] = puts_together(tree_around(frame), frame.f_lineno)
+        if not self._put_together[site] or not 0 < elements <= MOST_ENTRIES:
             return ""
         variables = list(frame.f_locals.items())[:MOST_VARIABLES]
         fitting = (name for name, held in variables if isinstance(held, dict) and len(held) == elements)
         return next((name for name in fitting if not name.startswith("_")), "")
 
+    def has_none(self, site: int) -> bool:
+        """Tell whether this call chain is known to reduce nothing that its function has put together."""
+        return self._put_together.get(site) is False
+
 
 def puts_together(tree: ast.AST, line: int) -> bool:
     """Tell whether a call at a line is given a variable that its function makes by ``torch.stack`` or the like."""
-    covering = [node for node in ast.walk(tree) if _covers(node, line)]
+    nodes = covering(tree, line)
     given = {
         argument.id
-        for call in covering
+        for call in nodes
         if isinstance(call, ast.Call)
         for argument in call.args
         if isinstance(argument, ast.Name)
     }
-    functions = [node for node in covering if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     inside = max(functions, key=lambda function: function.lineno) if functions else tree
     return any(
         isinstance(node, ast.Assign)
@@ -63,11 +66,6 @@ def puts_together(tree: ast.AST, line: int) -> bool:
         and any(isinstance(call, ast.Call) and _last_name(call.func) in _PUTS_TOGETHER for call in ast.walk(node.value))
         for node in ast.walk(inside)
     )
-
-
-def _covers(node: ast.AST, line: int) -> bool:
-    first = getattr(node, "lineno", None)
-    return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
 
 
 def _last_name(function: ast.expr) -> str:

@@ -7,13 +7,13 @@ the text that it counts with, or by the name under which the script holds the te
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 from ..probe.digests import tensor_digest
 from ..probe.journal import Journal
+from .user_lines import covering, tree_around
 
 KINDS = frozenset({"all_reduce", "reduce", "broadcast"})
 MOST_NAMED = 600
@@ -34,6 +34,9 @@ class Around(NamedTuple):
     """Functions of the user between the collective and the loop."""
     targets: tuple[str, ...]
     """The variables that the loop sets."""
+
+
+_UNKNOWN = Around(0, ())
 
 
 class Subjects:
@@ -68,10 +71,13 @@ class Subjects:
             return ", ".join(texts)
         return self._name_of(tensors[0]) or _called(tensors[0], held, around.targets) or self._content(tensors[0])
 
+    def has_none(self, site: int) -> bool:
+        """Tell whether collectives from this call chain are known to be no turns of a loop."""
+        return self._loops.get(site, _UNKNOWN) is None
+
     def _find(self, frame: FrameType) -> Optional[Around]:
         for depth, own in enumerate(self._frames(frame)):
-            tree = ast.parse("".join(linecache.getlines(own.f_code.co_filename, own.f_globals)))
-            targets = loop_targets(tree, own.f_lineno)
+            targets = loop_targets(tree_around(own), own.f_lineno)
             if targets:
                 return Around(depth, targets)
         return None
@@ -95,7 +101,7 @@ class Subjects:
 
 def loop_targets(tree: ast.AST, line: int) -> tuple[str, ...]:
     """The variables of the innermost loop around a line that its calls are given, directly or through an assignment."""
-    nodes = [node for node in ast.walk(tree) if _covers(node, line)]
+    nodes = covering(tree, line)
     given = {
         part.id
         for node in nodes
@@ -129,11 +135,6 @@ def _targets(loop: Any) -> tuple[str, ...]:
 
 def _names(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-def _covers(node: ast.AST, line: int) -> bool:
-    first = getattr(node, "lineno", None)
-    return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
 
 
 def _called(tensor: Any, held: Mapping[str, Any], targets: tuple[str, ...]) -> str:

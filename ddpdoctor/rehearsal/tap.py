@@ -46,6 +46,7 @@ OPERATORS: dict[str, Arguments] = {
     "recv_any_source_": ("recv", 0, None, None),
 }
 
+_NOTHING = ("", "")
 _LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 """Where an operator has a list with one tensor for each rank."""
 
@@ -67,6 +68,8 @@ class Tap:
         self._reduced = reduced
         self._subjects = subjects
         self._entries = DictEntries(journal)
+        self._nameless: set[int] = set()
+        """Call chains whose collectives neither a loop nor a dictionary tells anything of."""
         self._groups = groups
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
@@ -108,6 +111,16 @@ class Tap:
 
         return kernel
 
+    def _about(self, site: int, frame: FrameType, tensors: tuple[Any, ...]) -> tuple[str, str]:
+        """What a collective is about, and the dictionary whose entries it moves; empty where nothing tells."""
+        subject = self._subjects.subject_of(site, frame)
+        if subject or len(tensors) != 1:
+            return subject, ""
+        entries_of = self._entries.entries_of(site, frame, tensors[0].numel())
+        if self._subjects.has_none(site) and self._entries.has_none(site):
+            self._nameless.add(site)
+        return "", entries_of
+
     def _log(self, operator: str, places: Arguments, arguments: tuple[Any, ...]) -> int:
         """Write the row; -1 when it could not be written, which must not stop the collective."""
         journal = self._journal
@@ -131,15 +144,11 @@ class Tap:
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
             site = journal.site(frame)
-            subject = entries_of = ""
+            about = _NOTHING
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
-                if kind in NAMED_KINDS:
-                    subject = journal.guarded(self._subjects.subject_of, site, frame) or ""
-                    if len(tensors) == 1 and not subject:
-                        elements = tensors[0].numel()
-                        entries_of = journal.guarded(self._entries.entries_of, site, frame, elements) or ""
-            about = (subject, entries_of)
+                if kind in NAMED_KINDS and site not in self._nameless:
+                    about = journal.guarded(self._about, site, frame, tensors) or _NOTHING
             key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, about, uneven)
             signature = journal.signature(
                 key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven)

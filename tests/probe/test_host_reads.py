@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.live.host_reads import FIRST_AFTER, METHODS, SAMPLED, HostReads
 from ddpdoctor.probe.live.observer import Observer
 from ddpdoctor.probe.live.steps import Source
-
-torch = pytest.importorskip("torch")
 
 
 def _observer(directory: Path) -> Observer:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.live.precision import Precision
 
-torch = pytest.importorskip("torch")
 WEIGHTS = 8 * 16 + 16 * 4
 
 
-class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Net(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
