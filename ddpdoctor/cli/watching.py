@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.cli import signals
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
 from ddpdoctor.report.run_lines import RunLines
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from ddpdoctor.observe import RunSource
 
 LOOK_EVERY_S = 0.25
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SENT_BY_THE_KERNEL = 0
-"""``si_code`` is above this when no process sent a signal: the terminal did, and to all of its foreground processes."""
 
 
 def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted: RunOutput) -> int:
@@ -29,14 +27,16 @@ def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted:
     A fault of ours ends the watching, never the job.
     """
     # A signal must find either no job or one that it can be passed on to.
-    with _waiting_for_signals():
+    with signals.kept():
         job = launch()
-        watcher = _Watcher(directory, job)
-        if job.is_apart:
-            watcher.show_screen()
-        while (code := job.exit_code()) is None:
-            watcher.look()
-            _pass_on(job, LOOK_EVERY_S)
+        with signals.Relay(job) as relay:
+            watcher = _Watcher(directory, job)
+            if job.is_apart:
+                watcher.show_screen(relay)
+            while (code := job.exit_code()) is None:
+                watcher.look()
+                if (received := signals.wait(LOOK_EVERY_S)) is not None:
+                    signals.tell_to_end(job, received)
         job.end_leftovers()
         if job.is_apart:
             _say_output(directory, failed=code != 0 and not job.told_to_end)
@@ -61,16 +61,16 @@ def attach(
     if others:
         streams.say("ddpdoctor: other live runs, for `--run-dir`: " + ", ".join(map(str, others)))
     lines = RunLines(str(Path.cwd()))
-    with _waiting_for_signals():
+    with signals.kept(), signals.Relay(None) as relay:
         try:
-            if on_screen and _shown(source) != "failed":
+            if on_screen and _shown(source, relay) != "failed":
                 streams.say("ddpdoctor: the screen is closed; the job was not touched")
                 wanted.write(source.final_snapshot())
                 wanted.write_trace(source.record())
                 return ExitCode.CLEAN
             while (snapshot := source.snapshot()).state != "ended":
                 streams.say_lines(lines.news(snapshot))
-                if signal.sigtimedwait(_PASSED_ON, LOOK_EVERY_S) is not None:
+                if signals.wait(LOOK_EVERY_S) is not None:
                     streams.say("ddpdoctor: detached; the job goes on")
                     break
             wanted.write(source.final_snapshot())
@@ -92,11 +92,11 @@ class _Watcher:
 
             self._source = live_source(directory, job)
 
-    def show_screen(self) -> None:
+    def show_screen(self, relay: signals.Relay) -> None:
         """Show the screen until the user leaves it, and do to the job what they asked for."""
         if self._source is None:
             return
-        how = _shown(self._source)
+        how = _shown(self._source, relay)
         if how in ("end_job", "terminated"):
             self._job.forward(signal.SIGTERM)
         elif self._job.exit_code() is None:
@@ -126,12 +126,12 @@ class _Watcher:
             streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
 
 
-def _shown(source: RunSource) -> str:
+def _shown(source: RunSource, relay: signals.Relay) -> str:
     """Show the screen; how the user left it, ``failed`` when it could not be shown."""
     from ddpdoctor.cli import screen
 
     try:
-        with _hearing_signals():
+        with signals.heard(), relay.quietly():
             return screen.show(source)
     except KeyboardInterrupt:
         return "terminated"
@@ -148,38 +148,3 @@ def _say_output(directory: Path, *, failed: bool) -> None:
     if failed:
         streams.say(tail(path))
     streams.say(f"ddpdoctor: the job's output is in {path}")
-
-
-def _pass_on(job: LaunchedJob, seconds: float) -> None:
-    """Sleep until the job ends, a signal comes, or the time is over; pass the signal on."""
-    received = signal.sigtimedwait((*_PASSED_ON, signal.SIGCHLD), seconds)
-    if received is None or received.si_signo == signal.SIGCHLD:
-        return
-    if not job.told_to_end:
-        name = signal.Signals(received.si_signo).name
-        streams.say(f"ddpdoctor: {name} goes to the job, which may take its time; once more kills it")
-    from_terminal = received.si_signo == signal.SIGINT and received.si_code > _SENT_BY_THE_KERNEL
-    if from_terminal and not job.is_apart:
-        job.was_told_by_the_terminal()
-    else:
-        job.forward(received.si_signo)
-
-
-@contextmanager
-def _waiting_for_signals() -> Iterator[None]:
-    """Keep signals until they are waited for, so that none interrupts a look."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _hearing_signals() -> Iterator[None]:
-    """Hear signals again while the screen is shown, which takes them itself."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_PASSED_ON, signal.SIGCHLD))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.processes import handles
 from ddpdoctor.record import layout
 
 _KILL_AT_MOST_S = 3.0
@@ -76,6 +77,26 @@ class LaunchedJob:
             self._launcher.send_signal(number)
         except OSError:
             return
+
+    def notify(self, number: int) -> int:
+        """Send a signal to the uppermost processes of the job that handle it; how many those are.
+
+        What they started may have inherited the handler, as the workers of a loader do, which are not meant.
+        """
+        import psutil
+
+        told, above = 0, [self._launcher.pid]
+        while above:
+            pid = above.pop()
+            try:
+                if handles(pid, number):
+                    os.kill(pid, number)
+                    told += 1
+                else:
+                    above += [child.pid for child in psutil.Process(pid).children()]
+            except (psutil.Error, OSError):
+                continue
+        return told
 
     def was_told_by_the_terminal(self) -> None:
         """Take note of a Ctrl-C that the terminal sent to all processes of the job, too; a second one kills them."""

@@ -115,6 +115,14 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def handles(pid: int, number: int) -> bool:
+    """Tell whether the process has a handler of its own for the signal; raises OSError when it is gone."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def is_stopped(pid: int) -> bool:
     """Tell whether a signal or a debugger has stopped a process; False where the platform does not say."""
     try:

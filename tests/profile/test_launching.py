@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ddpdoctor.cli.watching import LOOK_EVERY_S
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.attachable import find_run
 from ddpdoctor.probe.plan import plan_of
@@ -22,6 +24,12 @@ from ddpdoctor.record import layout
 
 MAIN = (sys.executable, "-m", "ddpdoctor", "profile")
 Started = list["subprocess.Popen[bytes]"]
+_UNTIL_GO = (
+    "import pathlib, time\n"
+    "pathlib.Path('ready').touch()\n"
+    "while not pathlib.Path('go').exists(): time.sleep(0.02)\n"
+    "print('trained'); pathlib.Path('done').touch()"
+)
 
 
 @pytest.fixture
@@ -53,9 +61,13 @@ def _python(code: str) -> tuple[str, ...]:
 
 
 def _wait_for(path: Path) -> None:
+    _wait_until(path.exists)
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
+    while not holds():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -84,7 +96,7 @@ def test_a_signal_that_ends_the_job_gives_128_and_its_number(tmp_path: Path, sta
     assert process.returncode == 128 + signal.SIGSEGV
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_reaches_the_job_which_ends_as_it_likes(
     number: signal.Signals, tmp_path: Path, started: Started
 ) -> None:
@@ -123,14 +135,68 @@ def test_the_second_signal_kills_a_job_that_does_not_listen(tmp_path: Path, star
     assert _gone(int((tmp_path / "ready").read_text()))
 
 
-def test_the_job_goes_on_when_the_doctor_is_killed(tmp_path: Path, started: Started) -> None:
+@pytest.mark.parametrize("launched", ["alone", "by a shell"])
+def test_a_signal_to_save_reaches_the_uppermost_process_that_handles_it(
+    launched: str, tmp_path: Path, started: Started
+) -> None:
     code = (
-        "import pathlib, time\n"
+        "import os, signal, pathlib, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path(f'saved-{os.getpid()}').touch())\n"
+        "worker = os.fork()\n"
+        "if worker == 0:\n"
+        "    time.sleep(600)\n"
         "pathlib.Path('ready').touch()\n"
-        "while not pathlib.Path('go').exists(): time.sleep(0.02)\n"
-        "print('trained'); pathlib.Path('done').touch()"
+        "while not pathlib.Path(f'saved-{os.getpid()}').exists(): time.sleep(0.02)\n"
+        "print(len(list(pathlib.Path('.').glob('saved-*'))), 'saved')\n"
+        "os.kill(worker, 9)"
     )
-    process = _start(started, tmp_path, *_python(code))
+    (tmp_path / "train.py").write_text(code)
+    # The shell would die of the signal, as torchrun does.
+    shell = ("--", "sh", "-c", f"{sys.executable} -u train.py; exit 5")
+    process = _start(started, tmp_path, *(_python(code) if launched == "alone" else shell))
+    _wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == (b"1 saved\n", 0 if launched == "alone" else 5)
+    assert b"SIGUSR1 was passed on to 1 process of the job" in err
+
+
+def test_a_signal_that_nobody_handles_ends_neither_the_job_nor_the_watching(tmp_path: Path, started: Started) -> None:
+    process = _start(started, tmp_path, *_python(_UNTIL_GO))
+    _wait_for(tmp_path / "ready")
+    stopping = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP}
+    ending = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    broken = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
+    for number in signal.valid_signals() - stopping - ending - broken - {signal.SIGTRAP}:
+        process.send_signal(number)
+    assert process.stderr is not None
+    told = [process.stderr.readline() for _ in range(2)]
+    assert {line.split()[1] for line in told} == {b"SIGUSR1", b"SIGUSR2"}
+    assert all(b"was not passed on: no process of the job handles it" in line for line in told)
+    (tmp_path / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == (b"trained\n", 0)
+    assert b"Recorded in" in err
+
+
+def test_a_doctor_that_is_stopped_and_goes_on_watches_on(tmp_path: Path, started: Started) -> None:
+    process = _start(started, tmp_path, *_python(_UNTIL_GO))
+    _wait_for(tmp_path / "ready")
+    for _ in range(10):
+        process.send_signal(signal.SIGSTOP)
+        _wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        time.sleep(LOOK_EVERY_S + 0.05)  # The wait for a signal has to be over when it goes on.
+        process.send_signal(signal.SIGCONT)
+        _wait_until(lambda: psutil.Process(process.pid).status() != psutil.STATUS_STOPPED)
+        time.sleep(random.uniform(0.01, 0.2))  # At any moment of a look.
+    (tmp_path / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == (b"trained\n", 0), err.decode()
+    assert b"Recorded in" in err and b"goes to the job" not in err
+
+
+def test_the_job_goes_on_when_the_doctor_is_killed(tmp_path: Path, started: Started) -> None:
+    process = _start(started, tmp_path, *_python(_UNTIL_GO))
     _wait_for(tmp_path / "ready")
     process.kill()
     process.wait(timeout=60)

@@ -112,6 +112,10 @@ def test_a_second_terminal_attaches_to_a_job_of_plain_torchrun_and_leaves_it_alo
     attached = _start(started, tmp_path, *MAIN, "profile", "--no-tui", "--run-dir", "run dir")
     told = _until(attached.stderr, "steps/s")
     assert "attached to " in told[0][1]
+    attached.send_signal(signal.SIGUSR1)
+    _until(attached.stderr, "SIGUSR1 was not passed on, for the job was not started here")
+    attached.send_signal(signal.SIGSTOP)
+    attached.send_signal(signal.SIGCONT)
     attached.send_signal(signal.SIGINT)
     out, err = attached.communicate(timeout=60)
     assert b"detached; the job goes on" in err

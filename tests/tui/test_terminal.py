@@ -208,6 +208,25 @@ def test_a_job_on_the_screen_outlives_a_lost_terminal_and_is_still_watched(tmp_p
         assert "job.py" in (tmp_path / "report.txt").read_text()
 
 
+def test_a_signal_to_save_reaches_a_job_on_the_screen_which_stays(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import pathlib, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path('saved').touch())\n"
+        "while not pathlib.Path('end').exists(): time.sleep(0.1)\n"
+    )
+    with terminal(tmp_path, "profile", "--run-dir", "run", "--", sys.executable, "job.py") as screen:
+        screen.until("job.py")
+        for number in (signal.SIGALRM, signal.SIGUSR2, signal.SIGUSR1):
+            screen.process.send_signal(number)
+        screen.until_true((tmp_path / "saved").exists, "the signal")
+        screen.send("q")
+        screen.until("leave the screen")
+        screen.send("l")
+        screen.until("the job goes on")
+        (tmp_path / "end").touch()
+        assert screen.ended() == 0
+
+
 def test_a_job_goes_on_in_plain_lines_when_only_the_screen_is_left(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import os, time\nwhile not os.path.exists('end'):\n    time.sleep(0.1)\n")
     with terminal(tmp_path, "profile", "--run-dir", "run", "--", sys.executable, "job.py") as screen:
