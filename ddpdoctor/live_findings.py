@@ -9,7 +9,10 @@ import msgspec
 
 from ddpdoctor.config.settings import find_settings
 from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
-from ddpdoctor.finding import Finding
+from ddpdoctor.diagnosis import account
+from ddpdoctor.diagnosis.classify import classify
+from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
 from ddpdoctor.merge import merge
 from ddpdoctor.record.model import RunRecord
@@ -46,6 +49,38 @@ class LiveChecks:
                 self._comments[finding.location.file] = _comments_in(finding.location.file)
         kept = suppress(merge((), seen), self._comments, self._codes).kept
         return with_fingerprints(kept, self._root)
+
+    def telling(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
+        """The finding among those that hold which tells a divergence; made of it where no check does (yet).
+
+        So a standstill that is shown always has a code, ranks and a place.
+        """
+        code = classify(divergence, record)
+        told = [finding for finding in holding if finding.code == code]
+        told += [finding for finding in holding if finding.severity is Severity.ERROR and _tells_partings(finding)]
+        if told:
+            return told[0]
+        entry = next(entry for entry in self._catalogue.entries if entry.code == code)
+        finding = Finding(
+            code=code,
+            name=entry.name,
+            severity=Severity.ERROR,
+            title=account.title(divergence),
+            ranks=account.ranks(divergence),
+            locations=account.locations(divergence),
+            basis=frozenset({"run"}),
+            evidence=account.facts(divergence, "run"),
+            remedy=_REMEDY,
+        )
+        return with_fingerprints((finding,), self._root)[0]
+
+
+_REMEDY = "Compare what the ranks do at the lines that are named: all of them have to come to the same collectives."
+
+
+def _tells_partings(finding: Finding) -> bool:
+    """Tell whether an error is one of those that can make ranks part."""
+    return finding.code.startswith(("DDP1", "DDP2", "DDP3", "DDP7"))
 
 
 def _comments_in(file: str) -> tuple[Suppression, ...]:

@@ -27,11 +27,12 @@ from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
 from ddpdoctor.diagnosis.summarise import summarise
 from ddpdoctor.diagnosis.summary import RunVerdict
 from ddpdoctor.errors import RecordError
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.launch.kept_runs import live_processes
 from ddpdoctor.live_findings import LiveChecks
 from ddpdoctor.monitor.history import HistoryWriter
+from ddpdoctor.monitor.last_standstill import LastStandstill
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.pace import Pace
 from ddpdoctor.monitor.playback import final_snapshot
@@ -39,7 +40,7 @@ from ddpdoctor.monitor.run_snapshot import Look, build_snapshot, steps_made
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
 from ddpdoctor.monitor.stall_view import stall_view
-from ddpdoctor.monitor.standing import STANDSTILL, Standing
+from ddpdoctor.monitor.standing import Standing
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 
@@ -113,6 +114,7 @@ class RunSource:
         self._history = None if is_over else HistoryWriter(directory)
         self._series = Series()
         self._standing = Standing()
+        self._last_standstill = LastStandstill()
         self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)
         # While some rank makes no steps: a hang has to be named within seconds.
         self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
@@ -162,7 +164,8 @@ class RunSource:
             self._history.close()
 
     def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
-        record = self._run.look(now_ns, 0 if whole else self._judged_ns)
+        told_to_end = self._job is not None and self._job.told_to_end
+        record = self._run.look(now_ns, 0 if whole else self._judged_ns, told_to_end=told_to_end)
         shown = record if whole else _shown(record)
         summary = summarise(shown)
         if summary.step_times is not None:
@@ -172,16 +175,20 @@ class RunSource:
         exit_code = self._job.exit_code() if self._job is not None else None
         state = self._state(record, exit_code)
         views = self._findings(record, now_ns, whole=whole)
-        stall = self._stall(record, views, now_ns)
+        stall, finding = self._stall(record, views, now_ns)
+        stall = self._last_standstill.look(
+            stall, finding, self._run.divergence, record, told_to_end=told_to_end, ended=state == "ended"
+        )
+        views = self._last_standstill.as_cause(views)
         look = Look(
             now_ns=now_ns,
             record=record,
             summary=summary,
             verdict=_NO_VERDICT,
-            state=state,
+            state="stalled" if state != "ended" and stall is not None else state,
             findings=views,
             stall=stall,
-            culprit=self._run.divergence.culprit if self._run.divergence is not None else None,
+            culprit=self._culprit(),
             gpus_note=self._run.gpus_note(),
             notes=self._notes(record),
             launched=self._job is not None,
@@ -256,16 +263,22 @@ class RunSource:
             self._checked_steps = steps
         return self._standing.views()
 
-    def _stall(self, record: RunRecord, views: Sequence[FindingView], now_ns: int) -> StallView | None:
+    def _stall(
+        self, record: RunRecord, views: Sequence[FindingView], now_ns: int
+    ) -> tuple[StallView | None, Finding | None]:
+        """What the job stands in now, and the finding that tells it."""
         divergence = self._run.divergence
         if divergence is None:
             self._stalled_since_ns = 0
-            return None
+            return None, None
         self._stalled_since_ns = self._stalled_since_ns or now_ns
         holding = [view.finding for view in views if view.until_ns is None]
-        errors = [finding for finding in holding if finding.severity is Severity.ERROR]
-        standing = [finding for finding in holding if finding.code == STANDSTILL]
-        return stall_view(divergence, next(iter(standing + errors), None), record, self._stalled_since_ns)
+        finding = self._checks.telling(divergence, record, holding)
+        return stall_view(divergence, finding, record, self._stalled_since_ns), finding
+
+    def _culprit(self) -> int | None:
+        divergence = self._last_standstill.divergence or self._run.divergence
+        return divergence.culprit if divergence is not None else None
 
     def _state(self, record: RunRecord, exit_code: int | None) -> RunState:
         if exit_code is not None or (self._job is None and record.ranks and not self._run.living()):

@@ -37,12 +37,15 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 def killed_rank(record: RunRecord) -> Killed | None:
     """The first rank that was killed while others were at work; None where that cannot be told.
 
-    Processes that all vanish at the same moment were ended together, by their launcher or the user: nothing is said.
+    Processes that all vanish at the same moment were ended together, by their launcher or the user, and those of a job
+    that was told to end by that: nothing is said.
     Nor is it of a rank that a collective ended which the others were not in: that is a divergence.
     """
     dead = [rank for rank in record.ranks if rank.end == "signalled" and not rank.main_finished]
     own = [rank for rank in dead if rank.signal not in _BY_HAND]
-    if not own or any(rank.exceptions and not is_echo(rank) for rank in record.ranks):
+    if not own or record.job.stop_reason == "interrupted":
+        return None
+    if any(rank.exceptions and not is_echo(rank) for rank in record.ranks):
         return None
     beats = {pulse.rank: pulse.beat_at_ns for pulse in record.pulses}
     last_sign = {rank.rank: beats.get(rank.rank, rank.ended_ns) for rank in record.ranks}

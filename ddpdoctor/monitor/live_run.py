@@ -65,17 +65,20 @@ class LiveRun:
         """Above every number that an earlier reader of the same run may have used."""
         self.divergence: Divergence | None = None
         """The proof that the job will not go on, once there is one."""
+        self._told_to_end = False
         self.is_quiet = False
         """Some rank has made no step for a while."""
         self._last_words: dict[int, LastWords | None] = {}
         """Of each process that is gone; None where it left none."""
         self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command)
 
-    def look(self, now_ns: int, window_ns: int = 0) -> RunRecord:
+    def look(self, now_ns: int, window_ns: int = 0, *, told_to_end: bool = False) -> RunRecord:
         """Take in what was written since the last look; the record of what is known so far.
 
-        With ``window_ns`` steps and explicit collectives reach so far back from the newest step, and no further.
+        With ``window_ns`` steps and explicit collectives reach so far back from the newest step, and no further. What
+        happens to the processes of a job that was told to end is not its fault.
         """
+        self._told_to_end = self._told_to_end or told_to_end
         assembly = self._up_to_date(whole=not window_ns)
         assembly.live.window_ns = window_ns
         for pid in assembly.book.pids().values():
@@ -191,6 +194,7 @@ class LiveRun:
             torch_version=versions[0] if versions else self._plan.job.torch_version,
             ranks_expected=world_size,
             ranks_reported=book.reported(),
+            stop_reason="interrupted" if self._told_to_end else "",
             ended_ns=now_ns,
         )
         record = with_last_words(self._assembly.record(job), self._last_words)

@@ -1,0 +1,121 @@
+"""Remembers the standstill that a watched job is in, so that whatever ends the job is not taken for its cause."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.diagnosis.waiting import LEFT, is_echo
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.monitor.snapshot import FindingView, StallView
+from ddpdoctor.record.model import Rank, RunRecord
+
+FORGOTTEN_AFTER_NS = 3_000_000_000
+"""A standstill that no look has found for so long is over, even without a step since: a rank works again."""
+_SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException"})
+"""What Ctrl-C and a launcher that is told to end raise."""
+_OF_THE_END = ("DDP3", "DDP7")
+"""Families of errors that tell why a job ended: where a standstill was ended, that is the reason, and the only one."""
+
+
+class _Stood(msgspec.Struct, frozen=True, kw_only=True):
+    """A standstill as it was last seen."""
+
+    view: StallView
+    finding: Finding
+    divergence: Divergence
+    headway: tuple[tuple[int, int, int], ...]
+    seen_ns: int
+
+
+class LastStandstill:
+    """What the job was last seen to stand in, until it makes headway."""
+
+    def __init__(self) -> None:
+        self._stood: _Stood | None = None
+        self.holds = False
+        """It was ended, not overcome: it is the cause of the end."""
+
+    def look(
+        self,
+        stall: StallView | None,
+        finding: Finding | None,
+        divergence: Divergence | None,
+        record: RunRecord,
+        *,
+        told_to_end: bool,
+        ended: bool,
+    ) -> StallView | None:
+        """Take in what a look found; the standstill to show, which is the last one where the job is being ended.
+
+        ``ended``: the launcher has ended. What happens to the processes of a job that stands is no cause.
+        """
+        stood = self._stood
+        ending = told_to_end or ended or any(rank.end in LEFT for rank in record.ranks)
+        if stood is not None and _goes_on(stood, record, told_to_end=told_to_end):
+            self._stood = stood = None
+        self.holds = stood is not None and ending and not _left_by_itself(stood, told_to_end=told_to_end)
+        if stood is not None and self.holds:
+            return msgspec.structs.replace(stood.view, may_go_on=False)
+        if stall is not None and divergence is not None and finding is not None:
+            self._stood = _Stood(
+                view=stall,
+                finding=finding,
+                divergence=divergence,
+                headway=_headway(record),
+                seen_ns=record.job.ended_ns,
+            )
+        elif stood is not None and divergence is None and record.job.ended_ns - stood.seen_ns > FORGOTTEN_AFTER_NS:
+            self._stood = None
+        return stall
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """What it is, where it is the cause of the end."""
+        return self._stood.divergence if self._stood is not None and self.holds else None
+
+    def as_cause(self, views: tuple[FindingView, ...]) -> tuple[FindingView, ...]:
+        """The findings of an ended run with the standstill as the one reason of its end."""
+        stood = self._stood
+        if stood is None or not self.holds:
+            return views
+        cause = msgspec.structs.replace(stood.finding, severity=Severity.ERROR)
+        others = [view for view in views if not _tells_the_end(view.finding) and not _same(view.finding, cause)]
+        return (FindingView(finding=cause, since_ns=stood.view.since_ns), *others)
+
+
+def _headway(record: RunRecord) -> tuple[tuple[int, int, int], ...]:
+    """How far each rank has come: its steps, and the collectives that it has completed."""
+    return tuple((pulse.rank, pulse.step, pulse.completed) for pulse in record.pulses)
+
+
+def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:
+    """Tell whether all ranks have come further, or their scripts are over, or the culprit failed by itself."""
+    if told_to_end:
+        return False
+    before = {rank: (step, completed) for rank, step, completed in stood.headway}
+    now = {rank: (step, completed) for rank, step, completed in _headway(record)}
+    moved = before.keys() <= now.keys() and bool(before) and all(now[rank] != known for rank, known in before.items())
+    finished = len(record.ranks) == record.job.world_size and all(rank.main_finished for rank in record.ranks)
+    waiting = {turn.rank for turn in stood.divergence.turns if turn.waiting}
+    failed = any(_raised_its_own(rank) for rank in record.ranks if rank.rank not in waiting)
+    return moved or finished or (failed and stood.divergence.form != "absentee")
+
+
+def _raised_its_own(rank: Rank) -> bool:
+    """Tell whether a rank failed by something that nobody sent it."""
+    first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
+    return first is not None and not is_echo(rank) and first.type not in _SENT_FROM_OUTSIDE
+
+
+def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:
+    """Tell whether a rank that left is the reason: then its end, which is known better now, tells more."""
+    return stood.divergence.form == "absentee" and not told_to_end
+
+
+def _tells_the_end(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR and finding.code.startswith(_OF_THE_END)
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    return (one.code, one.ranks, one.location) == (other.code, other.ranks, other.location)
