@@ -86,6 +86,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         device=job.device,
         batch_size=_cut_to(record),
         passes_cut=any(one.end == "cut" for one in record.passes),
+        overlay=job.overlay,
         not_held_back=job.not_held_back,
         notes=(*job.notes, *_unknown_gaps(record)),
     )

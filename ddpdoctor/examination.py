@@ -61,6 +61,8 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that the loaders' batches were cut to; None when they were kept."""
     passes_cut: bool = False
     """Some pass over a loader was ended before its last batch."""
+    overlay: bool = False
+    """What the ranks wrote went to an overlay, and was thrown away."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
     notes: tuple[str, ...] = ()

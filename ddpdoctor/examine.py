@@ -89,6 +89,10 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """After a clean rehearsal: one as two nodes, and one for each stress."""
     device: Device = "auto"
     """What the ranks run on: real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``)."""
+    overlay: bool = True
+    """What the ranks write goes to an overlay that is thrown away, where the kernel allows one."""
+    network: bool = True
+    """The ranks reach the network; without it a box is needed, or ConfigurationError is raised."""
     allow_writes: bool = False
     keep: bool = False
     select: tuple[str, ...] = ()
@@ -253,6 +257,8 @@ def _rehearsed(
         asks_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,
+        overlay=request.overlay,
+        network=request.network,
         allow_writes=request.allow_writes,
         keep=request.keep,
     )

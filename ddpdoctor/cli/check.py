@@ -99,8 +99,15 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     show_default=True,
     help="What the ranks run on; the stand-in serves CUDA and NCCL from the CPU.",
 )
-@click.option("--allow-writes", is_flag=True, help="Let the script change files that were there before.")
-@click.option("--keep", is_flag=True, help="Keep the files that the rehearsal makes.")
+@click.option(
+    "--overlay/--no-overlay",
+    default=True,
+    help="Let the script write to an overlay that is thrown away, where the kernel allows one; without it, it writes "
+    "to the real files, and is stopped where it would change one that was there before.  [default: overlay]",
+)
+@click.option("--network/--no-network", default=True, help="Keep the script from the network, but for the loopback.")
+@click.option("--allow-writes", is_flag=True, help="Let the script change files that were there before, for real.")
+@click.option("--keep", is_flag=True, help="Keep the files that the rehearsal makes, and say where they are.")
 @click.option(
     "--select", multiple=True, metavar="CHECKS", help="Run these checks only: codes, prefixes of codes, or names."
 )
@@ -151,6 +158,8 @@ def check(
     stall_after: float,
     python: str | None,
     device: Device,
+    overlay: bool,
+    network: bool,
     allow_writes: bool,
     keep: bool,
     select: tuple[str, ...],
@@ -227,6 +236,8 @@ def check(
                 stall_after_s=stall_after,
                 python=python,
                 device=device,
+                overlay=overlay,
+                network=network,
                 allow_writes=allow_writes,
                 keep=keep,
                 select=words,

@@ -37,6 +37,8 @@ _TRACKERS_OFF = {
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
 }
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+"""Without the network the address that the host's name stands for is that of no interface."""
 _KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ddpdoctor.launch.box.start import Box
 from ddpdoctor.record import layout
 
 _SET_CHILD_SUBREAPER = 36
@@ -23,8 +24,11 @@ _END_AT_MOST_S = 2.0
 class JobProcesses:
     """The launcher and all that came of it, orphans included."""
 
-    def __init__(self, launcher: subprocess.Popen[bytes], before: frozenset[int], run_directory: Path) -> None:
+    def __init__(
+        self, launcher: subprocess.Popen[bytes], before: frozenset[int], run_directory: Path, box: Box | None
+    ) -> None:
         self._launcher = launcher
+        self._box = box
         self._before = before
         self._seen: set[int] = set()
         """Processes of the job that were alive at some look."""
@@ -34,8 +38,14 @@ class JobProcesses:
         """Exit code of the launcher; None while it runs."""
         return self._launcher.poll()
 
+    def outer_pid(self, pid: int) -> int | None:
+        """The process that a rank means by ``pid``: in a box processes have other numbers; None when it is gone."""
+        return pid if self._box is None else self._box.outer_pid(pid)
+
     def end(self) -> None:
         """Kill every process of the job and wait until none is left, not even as a zombie of ours."""
+        if self._box is not None:
+            self._box.end()
         deadline = time.monotonic() + _END_AT_MOST_S
         while time.monotonic() < deadline:
             alive = self._alive()
@@ -62,8 +72,8 @@ class JobProcesses:
         return left or self._launcher.poll() is None
 
     def note(self, pids: Iterable[int]) -> None:
-        """Take down processes that are known to belong to the job."""
-        self._seen.update(pids)
+        """Take down processes that are known to belong to the job, by the numbers that they have themselves."""
+        self._seen.update(pid for pid in map(self.outer_pid, pids) if pid is not None)
 
     def _is_ours(self, pid: int) -> bool:
         """Tell whether a process that we became the parent of belongs to the job, dead or alive."""
@@ -132,25 +142,32 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def start_plainly(
+    command: list[str], environment: Mapping[str, str], directory: Path, output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a command in ``directory``, in a session of its own, with nothing to read."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
 @contextmanager
-def started(
-    command: list[str], environment: Mapping[str, str], directory: Path, run_directory: Path, output: IO[bytes]
-) -> Iterator[JobProcesses]:
-    """Start a job in ``directory``; on leaving, whatever happened, none of its processes is left."""
+def started(start: Callable[[], subprocess.Popen[bytes] | Box], run_directory: Path) -> Iterator[JobProcesses]:
+    """Start a job by calling ``start``; on leaving, whatever happened, none of its processes is left."""
     import psutil
 
     with _adopting_orphans():
         before = frozenset(child.pid for child in psutil.Process().children())
-        launcher = subprocess.Popen(
-            command,
-            env=dict(environment),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        processes = JobProcesses(launcher, before, run_directory)
+        launcher = start()
+        box = launcher if isinstance(launcher, Box) else None
+        process = launcher.process if isinstance(launcher, Box) else launcher
+        processes = JobProcesses(process, before, run_directory, box)
         try:
             yield processes
         finally:

@@ -94,10 +94,14 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the project says of the machines of its job."""
     stress: Stress = ""
     """A cause to inject on one rank."""
+    overlay: bool = True
+    """The ranks write to an overlay where the kernel allows one, and not where ``allow_writes`` is set."""
+    network: bool = True
+    """The ranks reach the network; without it they have the loopback interface of the box alone."""
     allow_writes: bool = False
     """The ranks may change files that existed before."""
     keep: bool = False
-    """Files that the ranks made stay."""
+    """Files that the ranks made stay: where they were made, or as the upper layers of the overlay."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.launch.box.start import remove_layers
 from ddpdoctor.launch.created_files import remove_created
 from ddpdoctor.launch.processes import is_alive
 from ddpdoctor.record import layout
@@ -34,7 +35,13 @@ def temporary_run_directory() -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_run_directory(directory)
+
+
+def remove_run_directory(directory: Path) -> None:
+    """Remove a run directory of ours, and the layers of an overlay in it; what is in the way of that stays."""
+    remove_layers(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _sweep(runs: Path) -> None:
@@ -45,7 +52,7 @@ def _sweep(runs: Path) -> None:
         return
     for directory in abandoned:
         remove_created(directory)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_run_directory(directory)
 
 
 def _is_abandoned(directory: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnosis.liveness import Sample, at_rest, judge_liveness
@@ -19,8 +19,10 @@ SAMPLE_EVERY_S = 0.5
 class LivenessSampler:
     """Keeps the last seconds of samples of every rank's process."""
 
-    def __init__(self, stall_after_s: float) -> None:
+    def __init__(self, stall_after_s: float, outer_pid: Callable[[int], int | None] = lambda pid: pid) -> None:
+        """``outer_pid`` gives the number out here of a process that knows itself by another one."""
         self._stall_after_s = stall_after_s
+        self._outer_pid = outer_pid
         self._samples: dict[int, deque[Sample]] = {}
         self._sampled_s = 0.0
 
@@ -44,12 +46,16 @@ class LivenessSampler:
     def _take(self, pid: int, ring: Beating) -> None:
         import psutil
 
+        outer = self._outer_pid(pid)
+        if outer is None:
+            self._samples.pop(pid, None)
+            return
         try:
             beat = ring.heartbeat()
-            cpu_s, io_bytes = _usage(psutil.Process(pid))
+            cpu_s, io_bytes = _usage(psutil.Process(outer))
             if ring.heartbeat().own_bytes != beat.own_bytes:
                 beat = ring.heartbeat()
-                cpu_s, io_bytes = _usage(psutil.Process(pid))
+                cpu_s, io_bytes = _usage(psutil.Process(outer))
         except (psutil.Error, AttributeError, OSError):
             self._samples.pop(pid, None)
             return

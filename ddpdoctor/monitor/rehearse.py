@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.launch.box.start import Box, BoxRefused, start_in_box
 from ddpdoctor.launch.created_files import remove_created
 from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
+    LOOPBACK_ONLY,
     chooses_threads,
     network_interfaces,
     recorded_environment,
@@ -25,9 +30,9 @@ from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.job_machine import job_machine
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
-from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, started
+from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, start_plainly, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
-from ddpdoctor.launch.run_directory import temporary_run_directory
+from ddpdoctor.launch.run_directory import state_directory, temporary_run_directory
 from ddpdoctor.monitor import output
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.probe_logs import probe_logs
@@ -43,6 +48,7 @@ ASKS_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
+_READ_ONLY = "Read-only file system"
 AFTER_A_FAILURE_S = 5.0
 """Time for the launcher to end the other ranks once one has failed, where each has a core of its own."""
 
@@ -55,10 +61,11 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
     """
     interpreter = find_interpreter(request.python, request.launch)
     with interruptible(), temporary_run_directory() as directory:
+        rehearsal = _Rehearsal(request, interpreter, directory, on_progress)
         try:
-            return _Rehearsal(request, interpreter, directory, on_progress).run()
+            return rehearsal.run()
         finally:
-            if not request.keep:
+            if not request.keep and not rehearsal.in_overlay:
                 remove_created(directory)
 
 
@@ -77,13 +84,16 @@ class _Rehearsal:
         self._on_progress = on_progress
         self._assembly = Assembly(directory)
         self._matching = Watch()
-        self._liveness = LivenessSampler(request.stall_after_s)
+        self._outer_pid: Callable[[int], int | None] = lambda pid: pid
+        self._liveness = LivenessSampler(request.stall_after_s, lambda pid: self._outer_pid(pid))
         self._stuck: frozenset[int] = frozenset()
         self._polling: frozenset[int] = frozenset()
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
         )
+        if not request.network:
+            self._environment |= LOOPBACK_ONLY
         gpus = visible_gpus(self._environment)
         device = chosen_device(request.device, gpus, request.nproc, asks_cuda=request.asks_cuda)
         self._hides_gpus = device != "cuda" and gpus > 0
@@ -91,6 +101,9 @@ class _Rehearsal:
             self._environment.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine, not of the one that is pretended
         if device == "cpu":
             self._environment |= HIDE_GPUS | on_cpu(self._environment)
+        self._refusal = ""
+        """Why there is no overlay where one was wanted."""
+        self._box: Box | None = None
         self._job = Job(
             kind="rehearsal",
             command=tuple(self._command),
@@ -109,16 +122,22 @@ class _Rehearsal:
             batches=0 if request.full else request.batches,
             batch_size=str(batch_size(request, device) or ""),
             ranks_expected=0 if request.spawns_ranks else request.nproc,
+            overlay=request.overlay and not request.allow_writes,
             started_ns=time.time_ns(),
         )
 
+    @property
+    def in_overlay(self) -> bool:
+        """Whether what the ranks write goes to an overlay."""
+        return self._job.overlay
+
     def run(self) -> RunRecord:
         """Start, watch, end, and make the record."""
-        self._write_plan()
         with (
             output.launcher_output(self._directory).open("wb") as sink,
-            started(self._command, self._environment, Path.cwd(), self._directory, sink) as processes,
+            started(lambda: self._start(sink), self._directory) as processes,
         ):
+            self._outer_pid = processes.outer_pid
             reason, text = self._watch(processes)
             self._note_the_gone()
             self._assembly.poll()
@@ -127,7 +146,38 @@ class _Rehearsal:
                 # The record is taken first: a signal for stacks can wake a rank that was stuck.
                 record = msgspec.structs.replace(record, stacks=self._collect_stacks())
         self._assembly.files.close()
+        if self._box is not None and self._request.keep:
+            job = msgspec.structs.replace(record.job, notes=(*record.job.notes, self._kept(self._box)))
+            record = msgspec.structs.replace(record, job=job)
         return record
+
+    def _start(self, sink: IO[bytes]) -> subprocess.Popen[bytes] | Box:
+        """Start the ranks in a box, or where the kernel allows none under the rules for files that were there before.
+
+        Raises ConfigurationError where only a box could keep them from the network.
+        """
+        self._write_plan()
+        if self._job.overlay:
+            try:
+                self._box = start_in_box(
+                    self._command,
+                    self._environment,
+                    Path.cwd(),
+                    self._directory,
+                    sink,
+                    network=self._request.network,
+                    keep=self._request.keep,
+                )
+                return self._box
+            except BoxRefused as refused:
+                self._refusal = refused.message
+        if not self._request.network:
+            reason = f": {self._refusal}" if self._refusal else ""
+            hint = "Leave out `--no-network`; the report then says whom the script spoke to."
+            raise ConfigurationError(f"the script cannot be kept from the network here{reason}", hint)
+        self._job = msgspec.structs.replace(self._job, overlay=False)
+        self._write_plan()
+        return start_plainly(self._command, self._environment, Path.cwd(), sink)
 
     def _write_plan(self) -> None:
         root = Path.cwd() if self._request.script.is_relative_to(Path.cwd()) else self._request.script.parent
@@ -148,7 +198,9 @@ class _Rehearsal:
             "slurm": self._request.slurm,
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
-            "allow_writes": self._request.allow_writes,
+            # In an overlay nothing needs to be refused.
+            "allow_writes": self._request.allow_writes or self._job.overlay,
+            "overlay": self._job.overlay,
             "keep": self._request.keep,
             "job": msgspec.to_builtins(self._job),
         }
@@ -234,22 +286,30 @@ class _Rehearsal:
         """Take down which ranks' processes are no more, with the launcher's word on how they ended."""
         statuses: dict[int, int] | None = None
         for pid in self._assembly.book.pids().values():
-            if not is_alive(pid):
+            if not self._is_alive(pid):
                 if statuses is None:
                     statuses = output.exit_statuses(self._directory)
                 self._assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
+
+    def _is_alive(self, pid: int) -> bool:
+        outer = self._outer_pid(pid)
+        return outer is not None and is_alive(outer)
+
+    def _is_stopped(self, pid: int) -> bool:
+        outer = self._outer_pid(pid)
+        return outer is not None and is_stopped(outer)
 
     def _collect_stacks(self) -> tuple[StackDump, ...]:
         """The stacks of every living rank, written by itself or by its signal handler."""
         book = self._assembly.book
         # A stopped process answers nothing, not even its signal handler.
         rings = self._assembly.files.rings
-        living = {pid: ring for pid, ring in rings.items() if is_alive(pid) and not is_stopped(pid)}
+        living = {pid: ring for pid, ring in rings.items() if self._is_alive(pid) and not self._is_stopped(pid)}
         silent = ask_for_stacks(living, 1)
         self._assembly.poll()
         answered = self._record("", "").stacks
         ranks = {pid: rank for pid in silent if (rank := book.rank_of(pid)) is not None}
-        return users_stacks((*answered, *signal_for_stacks(self._directory, ranks)))
+        return users_stacks((*answered, *signal_for_stacks(self._directory, ranks, self._outer_pid)))
 
     def _record(self, reason: StopReason, text: str) -> RunRecord:
         book = self._assembly.book
@@ -281,7 +341,7 @@ class _Rehearsal:
             newest = max(own, key=lambda entry: entry.time_ns, default=None)
             return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
         if rank.pid in self._stuck:
-            return msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid))
+            return msgspec.structs.replace(rank, stuck=True, stopped=self._is_stopped(rank.pid))
         return rank
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
@@ -306,7 +366,8 @@ class _Rehearsal:
     def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
         """What the script did beyond this job, as predicates."""
         done = []
-        if children := sorted({event.detail for event in record.files if event.action == "child-process"}):
+        children = sorted({event.detail for event in record.files if event.action == "child-process"})
+        if children and not self._job.overlay:
             done.append(f"started {'other programs' if len(children) > 1 else 'another program'} ({_listed(children)})")
         if hosts := list(self._assembly.hosts):
             done.append(f"spoke to {_listed(hosts)} over the network")
@@ -315,6 +376,7 @@ class _Rehearsal:
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on how it was rehearsed and what could not be recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
+        notes += self._notes_on_overlay(record)
         if self._hides_gpus:
             notes.append("the GPUs of this machine were not used")
         faults = [*self._assembly.faults, *probe_logs(self._directory)]
@@ -323,6 +385,34 @@ class _Rehearsal:
         if self._assembly.files.damaged_lines:
             notes.append(f"{self._assembly.files.damaged_lines} lines of the record were damaged")
         return tuple(notes)
+
+
+    def _notes_on_overlay(self, record: RunRecord) -> Iterator[str]:
+        if self._refusal:
+            yield (
+                f"no overlay could be made here ({self._refusal}): files that were there before were guarded by rules, "
+                "from the script and not from other programs that it starts"
+            )
+        if self._box is None:
+            return
+        words = [output.script_output(self._directory), *map(self._output_of, record.ranks)]
+        if self._box.read_only and any(_READ_ONLY in text for text in words):
+            yield (
+                f"in the overlay {_listed(list(self._box.read_only))} cannot be written to, because something else is "
+                "mounted below; `--no-overlay` rehearses without one"
+            )
+
+    def _kept(self, box: Box) -> str:
+        """Keep what was written to the overlay now that nothing runs in it, and say where it lies."""
+        files = sorted(path for path, _ in box.written())
+        target = state_directory() / "kept" / self._directory.name
+        try:
+            box.keep(target)
+        except OSError as error:
+            return f"what the script wrote could not be kept: {error.strerror or error}"
+        if not files:
+            return "the script wrote no file"
+        return f"what the script wrote is kept below {target}: {_listed(files)}"
 
 
 def _listed(names: list[str]) -> str:

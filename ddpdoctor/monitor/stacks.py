@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -44,14 +44,20 @@ def _beats(ring: Beating) -> bool:
     return time.time_ns() - ring.heartbeat().beat_ns < _STILL_NS
 
 
-def signal_for_stacks(directory: Path, ranks: Mapping[int, int]) -> list[StackDump]:
-    """Stacks of processes (given with their rank) whose interpreter is held, written by their signal handler."""
+def signal_for_stacks(
+    directory: Path, ranks: Mapping[int, int], outer_pid: Callable[[int], int | None] = lambda pid: pid
+) -> list[StackDump]:
+    """Stacks of processes (given with their rank) whose interpreter is held, written by their signal handler.
+
+    ``outer_pid`` gives the number out here of a process that knows itself by another one.
+    """
     asked: dict[int, int] = {}
     for pid, rank in ranks.items():
+        outer = outer_pid(pid)
         try:
             # Without the file there is no handler, and the signal would kill the process.
-            if (directory / layout.stacks_name(pid)).exists():
-                os.kill(pid, signal.SIGUSR2)
+            if outer is not None and (directory / layout.stacks_name(pid)).exists():
+                os.kill(outer, signal.SIGUSR2)
                 asked[pid] = rank
         except OSError:
             continue

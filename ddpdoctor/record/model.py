@@ -118,6 +118,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Why the doctor ended the run before it ended by itself; empty when it did not."""
     stop_text: str = ""
     """The same as a sentence for the user."""
+    overlay: bool = False
+    """The ranks wrote to an overlay, and not to the user's files."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
     notes: tuple[str, ...] = ()

@@ -53,13 +53,14 @@ def what_was_done(examination: Examination) -> str:
     steps, seconds = _count(rehearsal.steps, "step"), f"{rehearsal.seconds:.1f} s"
     size = rehearsal.batch_size
     batches = f", batches cut to {_count(size, 'sample')}" if size is not None else ""
+    kept = " In an overlay: nothing it wrote stays." if rehearsal.overlay else ""
     beyond = ""
     if rehearsal.not_held_back:
         beyond = f" Not held back: it {one_line(' and '.join(rehearsal.not_held_back))}."
     if rehearsal.status == "completed":
-        return f"{read}; rehearsed {target}{ranks}{batches}: {steps} in {seconds}.{beyond}"
+        return f"{read}; rehearsed {target}{ranks}{batches}: {steps} in {seconds}.{kept}{beyond}"
     end = "stopped" if rehearsal.status == "stopped" else "failed"
-    return f"{read}; rehearsed {target}{ranks}{batches}: {end} after {steps}, {seconds}.{beyond}"
+    return f"{read}; rehearsed {target}{ranks}{batches}: {end} after {steps}, {seconds}.{kept}{beyond}"
 
 
 def _finding_blocks(examination: Examination, width: int) -> Iterable[list[Text]]:

@@ -47,6 +47,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "seconds": rehearsal.seconds,
             "device": _plain(rehearsal.device),
             "batch_size": rehearsal.batch_size,
+            "overlay": rehearsal.overlay,
             "unreached": [_unreached(place, examination.root) for place in rehearsal.unreached],
             "notes": [_plain(note) for note in rehearsal.all_notes],
         },

@@ -1,0 +1,86 @@
+"""The system calls that the box needs and Python's standard library lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+NEW_MOUNTS = 0x00020000
+NEW_IPC = 0x08000000
+NEW_USERS = 0x10000000
+NEW_PIDS = 0x20000000
+NEW_NETWORK = 0x40000000
+
+NO_SUID, NO_DEVICES, NO_EXEC = 0x2, 0x4, 0x8
+BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000
+
+_DETACH = 0x2
+_MOUNT_SETATTR = 442
+"""Number of the system call, the same on every architecture since Linux 5.12; glibc wraps it since 2.36 only."""
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_ATTRIBUTE_READ_ONLY = 0x1
+_DROP_FROM_BOUNDING_SET = 24
+_GET_INTERFACE_FLAGS, _SET_INTERFACE_FLAGS, _INTERFACE_UP = 0x8913, 0x8914, 0x1
+
+_MODULES, _RAW_IO, _ADMINISTRATION, _REBOOT, _CLOCK = 16, 17, 21, 22, 25
+_FORBIDDEN = (_MODULES, _RAW_IO, _ADMINISTRATION, _REBOOT, _CLOCK)
+"""Capabilities by which root could take the box apart, or change what no overlay holds back."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own; raises OSError where the kernel does not allow it."""
+    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str | None = None) -> None:
+    """``mount(2)``; raises OSError."""
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
+    result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    _checked(result, f"mount {kind or 'bind'} on {target}")
+
+
+def make_read_only(target: str, *, recursive: bool = False) -> None:
+    """Let nothing be written below a mount point; device nodes there work on. Raises OSError (Linux < 5.12)."""
+    attributes = struct.pack("=QQQQ", _ATTRIBUTE_READ_ONLY, 0, 0, 0)
+    result = _libc.syscall(
+        ctypes.c_long(_MOUNT_SETATTR),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_uint(_AT_RECURSIVE if recursive else 0),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+    )
+    _checked(result, f"make {target} read-only")
+
+
+def change_root(root: str) -> None:
+    """Make a mount point the root of this mount namespace and let go of the old one; raises OSError."""
+    os.chdir(root)
+    _checked(_libc.pivot_root(b".", b"."), "pivot_root")
+    _checked(_libc.umount2(b".", ctypes.c_int(_DETACH)), "let go of the old root")
+
+
+def give_up_administration() -> None:
+    """Keep programs that are started from now on from mounting, and from changing the machine, even as root."""
+    for capability in _FORBIDDEN:
+        _libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
+
+
+def bring_loopback_up() -> None:
+    """Bring up the only interface of a network namespace that was just made; raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        answer = fcntl.ioctl(control, _GET_INTERFACE_FLAGS, struct.pack("16sH14x", b"lo", 0))
+        (flags,) = struct.unpack_from("H", answer, 16)
+        fcntl.ioctl(control, _SET_INTERFACE_FLAGS, struct.pack("16sH14x", b"lo", flags | _INTERFACE_UP))
