@@ -15,7 +15,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.launch.box.start import Box, BoxRefused, start_in_box
+from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.created_files import remove_created
 from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
@@ -200,7 +200,7 @@ class _Rehearsal:
             "stress": self._request.stress,
             # In an overlay nothing needs to be refused.
             "allow_writes": self._request.allow_writes or self._job.overlay,
-            "overlay": self._job.overlay,
+            "mount_points": mount_points() if self._job.overlay else None,
             "keep": self._request.keep,
             "job": msgspec.to_builtins(self._job),
         }

@@ -99,7 +99,7 @@ class Heartbeat:
 
     def _end_with_the_supervisor(self) -> None:
         """A rehearsal does not outlive the doctor who started it."""
-        if self._journal.plan.get("overlay"):
+        if self._journal.plan.get("mount_points") is not None:
             return  # The box ends with its supervisor, whose number means nothing in it.
         supervisor = self._journal.plan.get("supervisor_pid")
         if not supervisor or self._journal.plan.get("kind") != "rehearsal":

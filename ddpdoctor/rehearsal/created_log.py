@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 LOG_NAME = "created-files.log"
 """Name of the log inside the run directory."""
+OVERLAY_LOG_NAME = "files-in-the-overlay.log"
+"""Its name where the ranks write to an overlay: who cleans up must not look for those files outside."""
 
 KINDS = ("file", "directory", "socket", "name", "foreign")
 """``file``, ``directory`` and ``socket`` were made by the ranks. ``name`` is a link made by them to content that may
@@ -133,8 +135,8 @@ class CreatedFiles:
     script's.
     """
 
-    def __init__(self, run_directory: str, clock: Callable[[], int] = time.time_ns) -> None:
-        self._path = os.path.join(run_directory, LOG_NAME)
+    def __init__(self, run_directory: str, clock: Callable[[], int] = time.time_ns, name: str = LOG_NAME) -> None:
+        self._path = os.path.join(run_directory, name)
         self._clock = clock
         self._replay = Replay()
         self._read_bytes = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from .created_log import Created, CreatedFiles
+from .created_log import LOG_NAME, OVERLAY_LOG_NAME, Created, CreatedFiles
 from .real_paths import (
     UnresolvablePath,
     described_path,
@@ -60,11 +60,19 @@ class FileRules:
     refusal, or None when the operation may go on.
     """
 
-    def __init__(self, run_directory: str, allow_writes: bool, tell: Callable[[str, str, bool], None]) -> None:
+    def __init__(
+        self,
+        run_directory: str,
+        allow_writes: bool,
+        tell: Callable[[str, str, bool], None],
+        *,
+        in_overlay: bool = False,
+    ) -> None:
         self._run_directory = os.path.realpath(run_directory)
         self._allow_writes = allow_writes
         self._tell = tell
-        self._created = CreatedFiles(self._run_directory)
+        name = OVERLAY_LOG_NAME if in_overlay else LOG_NAME
+        self._created = CreatedFiles(self._run_directory, name=name)
 
     def opened(self, path: object, flags: object, dir_fd: object = None) -> Refusal | None:
         """``open`` and ``os.open``; ``flags`` are those of the system call."""

@@ -68,6 +68,7 @@ class Rehearsal:
                 "file", action=action, path=path, existed=existed, site=journal.here()
             ),
             self._child_started,
+            journal.plan.get("mount_points"),
         )
         accesses = Accesses(journal)
         settings = Settings(journal, lambda: journal.ring is not None)

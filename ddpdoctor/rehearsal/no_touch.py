@@ -10,9 +10,10 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import overlay_renames
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
 from .native_writers import wrap_os_open, wrap_os_utime, wrap_safetensors, wrap_torch
 
@@ -51,18 +52,28 @@ _ACTIVE: list[_Guard] = []
 """The guard of this process, once it is installed."""
 
 
-def install(run_directory: str, allow_writes: bool, on_refused: OnRefused, on_file: OnFile, on_child: OnChild) -> None:
+def install(
+    run_directory: str,
+    allow_writes: bool,
+    on_refused: OnRefused,
+    on_file: OnFile,
+    on_child: OnChild,
+    mount_points: Sequence[str] | None = None,
+) -> None:
     """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
 
-    ``run_directory`` holds the log of created files that all ranks share, and may be written freely.
+    ``run_directory`` holds the log of created files that all ranks share, and may be written freely. In an overlay,
+    where ``mount_points`` names those outside it, everything is told and nothing refused.
     """
-    guard = _Guard(run_directory, allow_writes, on_refused, on_file, on_child)
+    guard = _Guard(run_directory, allow_writes, on_refused, on_file, on_child, in_overlay=mount_points is not None)
     _ACTIVE.append(guard)
     if len(_ACTIVE) > 1:
         del _ACTIVE[0]
         return
     wrap_os_open(_ask_to_open, lambda call: _ACTIVE[0].quietly(call))
     wrap_os_utime(lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd))
+    if mount_points is not None:
+        overlay_renames.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
     sys.addaudithook(_hook_of(_ACTIVE))
 
 
@@ -85,13 +96,21 @@ class _Guard:
     """Connects events to rules, and rules to the rank's callbacks."""
 
     def __init__(
-        self, run_directory: str, allow_writes: bool, on_refused: OnRefused, on_file: OnFile, on_child: OnChild
+        self,
+        run_directory: str,
+        allow_writes: bool,
+        on_refused: OnRefused,
+        on_file: OnFile,
+        on_child: OnChild,
+        *,
+        in_overlay: bool,
     ) -> None:
+        self._in_overlay = in_overlay
         self._on_refused = on_refused
         self._on_file = on_file
         self._on_child = on_child
         self._thread = threading.local()
-        self.rules = FileRules(run_directory, allow_writes, self._tell_file)
+        self.rules = FileRules(run_directory, allow_writes, self._tell_file, in_overlay=in_overlay)
 
     def is_quiet(self) -> bool:
         """True in a thread that is inside one of our own calls."""
@@ -118,7 +137,7 @@ class _Guard:
             if sys.is_finalizing():
                 return
             refusal = Refusal("write", "", f"does something to a file that cannot be judged ({type(fault).__name__})")
-        if refusal is not None:
+        if refusal is not None and not self._in_overlay:
             self.quietly(lambda: self._on_refused(*refusal))
             raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
 

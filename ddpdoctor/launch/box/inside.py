@@ -126,5 +126,3 @@ def _exit_code(status: int) -> int:
 def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
-
-

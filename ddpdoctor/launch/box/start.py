@@ -15,7 +15,7 @@ from typing import IO, Any
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch.box.inside import NOT_BUILT
+from ddpdoctor.launch.box.mounts import visible_mounts
 
 _PROGRAM = Path(__file__).parent / "__main__.py"
 _LAYERS = "layers"
@@ -101,6 +101,15 @@ class Box:
                 _merge(source, target / lower.lstrip("/"))
 
 
+def mount_points() -> list[str]:
+    """Where file systems are mounted out here: between them nothing can be renamed, in the box or out of it."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            return [mount.point for mount in visible_mounts(file.read())]
+    except OSError:
+        return []
+
+
 def start_in_box(
     command: list[str],
     environment: Mapping[str, str],
@@ -164,7 +173,7 @@ def _report_of(line: bytes) -> _Report:
     try:
         return msgspec.json.decode(line, type=_Report)
     except msgspec.DecodeError:
-        return _Report(error=f"its first process ended before it was built (exit code {NOT_BUILT})")
+        return _Report(error="its first process ended before it was built")
 
 
 def remove_layers(run_directory: Path) -> None:

@@ -1,0 +1,79 @@
+"""Renames between overlays as the kernel would rename between their real directories.
+
+Two cases work on the real disk and answer EXDEV in a box: a directory that was there before the rehearsal (an
+unprivileged overlay keeps no redirections), and a rename from one overlay to another where both lie over one disk.
+There Python's renames copy and delete, as ``mv`` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def install(mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], Any]) -> None:
+    """Take the places of ``os.rename`` and ``os.replace``.
+
+    ``mount_points`` are those outside the box: between two of them a rename fails in reality, too. ``quietly`` runs a
+    call without what it does to files being judged or recorded.
+    """
+    for name in ("rename", "replace"):
+        setattr(os, name, _across_overlays(getattr(os, name), mount_points, quietly))
+
+
+def _across_overlays(
+    rename: Callable[..., None], mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], Any]
+) -> Callable[..., None]:
+    @functools.wraps(rename)
+    def renamed(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
+        try:
+            rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        except OSError as error:
+            if error.errno != errno.EXDEV or src_dir_fd is not None or dst_dir_fd is not None:
+                raise
+            source, target = _real_name(src), _real_name(dst)
+            if _mount_of(source, mount_points) != _mount_of(target, mount_points):
+                raise
+            quietly(lambda: _move(source, target, rename))
+
+    if rename in os.supports_dir_fd:
+        os.supports_dir_fd.add(renamed)
+    return renamed
+
+
+def _real_name(path: Any) -> str:
+    """The path without symbolic links in its directories; the last name stays what it is."""
+    text = os.fsdecode(path).rstrip("/") or "/"
+    return os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
+
+
+def _mount_of(path: str, mount_points: Sequence[str]) -> str:
+    within = (point for point in mount_points if (path + "/").startswith(point.rstrip("/") + "/"))
+    return max(within, key=len, default="/")
+
+
+def _move(source: str, target: str, rename: Callable[..., None]) -> None:
+    """Copy beside the target, put the copy in its place, and delete the source; raises what a rename would raise."""
+    is_directory = os.path.isdir(source) and not os.path.islink(source)
+    if is_directory and os.path.lexists(target) and not os.path.isdir(target):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), source, None, target)
+    if not is_directory and os.path.isdir(target) and not os.path.islink(target):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source, None, target)
+    if is_directory and os.path.isdir(target) and os.listdir(target):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
+    beside = tempfile.mkdtemp(dir=os.path.dirname(target))
+    copy = os.path.join(beside, "copy")
+    try:
+        if is_directory:
+            shutil.copytree(source, copy, symlinks=True)
+        else:
+            shutil.copy2(source, copy, follow_symlinks=False)
+        rename(copy, target)
+        shutil.rmtree(source) if is_directory else os.unlink(source)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,0 +1,56 @@
+"""Runs one shell command in a box and prints, as JSON, what became of it: a program, so that it can give up powers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ddpdoctor.launch.box.start import BoxRefused, remove_layers, start_in_box
+
+
+def main() -> None:
+    """``driver.py COMMAND [no-network] [keep=DIRECTORY]``."""
+    run = Path(tempfile.mkdtemp(prefix="run-"))
+    (run / "shared").mkdir()
+    kept = next((Path(word.removeprefix("keep=")) for word in sys.argv[2:] if word.startswith("keep=")), None)
+    began = time.monotonic()
+    output = run / "output"
+    with output.open("wb") as sink:
+        try:
+            box = start_in_box(
+                ["/bin/bash", "-c", sys.argv[1]],
+                os.environ | {"SHARED": str(run / "shared")},
+                Path.cwd(),
+                run,
+                sink,
+                network="no-network" not in sys.argv,
+                keep=kept is not None,
+            )
+        except BoxRefused as refused:
+            print(json.dumps({"refused": refused.message}))
+            return
+        built_s = time.monotonic() - began
+        code = box.process.wait()
+        box.end()
+    if kept is not None:
+        box.keep(kept)
+    remove_layers(run)
+    print(
+        json.dumps(
+            {
+                "code": code,
+                "output": output.read_text(encoding="utf-8", errors="replace"),
+                "built_s": built_s,
+                "read_only": box.read_only,
+                "left": sorted(path.name for path in run.iterdir()),
+                "shared": {path.name: path.read_text() for path in (run / "shared").iterdir()},
+            }
+        )
+    )
+
+
+main()

@@ -1,0 +1,193 @@
+"""What a program does in the box stays in the box, whatever program it is; what it reads is the real thing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import InBox
+
+WAYS = {
+    "overwrite": "echo new > old.txt",
+    "append": "echo new >> old.txt",
+    "truncate": ": > old.txt",
+    "in place": "sed -i s/old/new/ old.txt",
+    "delete": "rm old.txt",
+    "delete a tree": "rm -rf tree && mkdir tree && echo new > tree/new.txt",
+    "rename": "mv old.txt other.txt",
+    "rename a directory": "mv tree other",
+    "copy over": "cp /etc/hostname old.txt",
+    "replace": "echo new > fresh && mv fresh old.txt",
+    "links": "ln old.txt hard && echo new > hard && ln -sf /etc/hostname soft",
+    "mode and times": "chmod 600 old.txt && touch -d 2001-01-01 old.txt && chmod 700 tree",
+    "a new tree": "mkdir -p a/b/c && echo new > a/b/c/new.txt",
+    "odd names": "echo new > $'odd\\nname, a:b' && mkdir 'with, comma' && echo new > 'with, comma/x'",
+    "by Python": "{python} -c \"import os, shutil; open('old.txt', 'w').write('new'); shutil.rmtree('tree'); "
+    "os.mkfifo('pipe'); open('new', 'w').write('x')\"",
+    "mapped": "{python} -c \"import mmap; f = open('old.txt', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[:3] = b'new'; "
+    'm.flush()"',
+    "git": "git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm a && git clean -fdxq",
+    "home": "echo new > ~/new.txt && rm ~/old-in-home.txt",
+    "temporary": "echo new > $OTHER/new.txt && rm $OTHER/old.txt",
+}
+
+
+def described(directory: Path) -> dict[str, tuple[object, ...]]:
+    """Name, kind, mode, time of change and content of all that lies below a directory."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        content: object = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(directory))] = (status.st_mode, status.st_mtime_ns, status.st_ctime_ns, content)
+    return found
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """A project, a home and another directory with files that were there before."""
+    for name in ("project", "home", "other"):
+        (tmp_path / "places" / name / "tree" / "deep").mkdir(parents=True)
+        (tmp_path / "places" / name / "old.txt").write_text("old content\n")
+        (tmp_path / "places" / name / "tree" / "deep" / "old.txt").write_text("deep\n")
+    (tmp_path / "places" / "home" / "old-in-home.txt").write_text("old\n")
+    return tmp_path / "places"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_that_is_written_stays(in_box: InBox, places: Path, way: str) -> None:
+    before = described(places)
+    command = WAYS[way].replace("{python}", sys.executable)
+    answer = in_box(
+        command, directory=places / "project", HOME=str(places / "home"), OTHER=str(places / "other"), TMPDIR="/tmp"
+    )
+    assert answer["code"] == 0, answer["output"]
+    assert described(places) == before
+    assert answer["left"] == ["box.json", "output", "shared"]
+
+
+def test_reads_see_the_real_files_and_writes_what_was_written(in_box: InBox, places: Path) -> None:
+    answer = in_box(
+        "cat old.txt; echo new > old.txt; cat old.txt; rm -r tree; ls; echo kept > $SHARED/record",
+        directory=places / "project",
+    )
+    assert answer["output"].split() == ["old", "content", "new", "old.txt"]
+    assert answer["shared"] == {"record": "kept\n"}
+
+
+def test_shared_memory_is_shared_inside_and_unseen_outside(in_box: InBox, tmp_path: Path) -> None:
+    name = f"ddpdoctor-test-{os.getpid()}"
+    Path("/dev/shm", name).write_text("mine")
+    try:
+        command = f"cat /dev/shm/{name}; rm /dev/shm/{name}; echo x > /dev/shm/{name}-new; ls /dev/shm | grep {name}"
+        assert in_box(command)["output"].split() == [f"mine{name}-new"]
+        assert Path("/dev/shm", name).read_text() == "mine"
+        assert not Path("/dev/shm", f"{name}-new").exists()
+    finally:
+        Path("/dev/shm", name).unlink()
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "nohup sleep N >/dev/null 2>&1 &",
+        "setsid sleep N &",
+        "env -i setsid -f sleep N",
+        "(setsid bash -c 'trap \"\" TERM HUP; sleep N & sleep N' &)",
+    ],
+)
+def test_no_process_outlives_the_command(in_box: InBox, escape: str) -> None:
+    seconds = f"1000.{os.getpid()}"
+    answer = in_box(f"{escape.replace('N', seconds)}\npgrep -fc 'sleep {seconds}'; echo started")
+    assert answer["code"] == 0 and "started" in answer["output"]
+    assert not [process for process in psutil.process_iter(["cmdline"]) if seconds in (process.info["cmdline"] or ())]
+
+
+def test_the_command_dies_with_its_supervisor(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    driver = subprocess.Popen(
+        [sys.executable, str(here / "driver.py"), f"echo $$ > $SHARED/up; exec sleep 12345.{os.getpid()}"],
+        env=os.environ | {"PYTHONPATH": str(here.parents[1]), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("run-*/shared/up")):
+            if driver.poll() is not None:
+                pytest.skip("no box can be made here")
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        driver.kill()
+        driver.wait()
+    while any(
+        f"12345.{os.getpid()}" in word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()
+    ):
+        assert time.monotonic() < deadline, "the command outlives a supervisor that was killed"
+        time.sleep(0.02)
+
+
+def test_root_can_neither_undo_the_box_nor_change_the_machine(in_box: InBox, tmp_path: Path) -> None:
+    answer = in_box(
+        "umount /tmp; umount -l /; mount -t tmpfs none /mnt && echo mounted; echo 1 > /sys/kernel/profiling"
+    )
+    assert answer["code"] != 0
+    assert "mounted" not in answer["output"] and "Read-only file system" in answer["output"]
+
+
+def test_the_network_is_there_by_choice(in_box: InBox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        reach = f"(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null && echo reached || echo alone"
+        assert in_box(reach)["output"].strip() == "reached"
+        assert in_box(reach, "no-network")["output"].strip() == "alone"
+    own = (
+        f"{sys.executable} -c \"import socket; s = socket.create_server(('127.0.0.1', 0)); "
+        "c = socket.create_connection(s.getsockname()); print('spoke')\""
+    )
+    assert in_box(own, "no-network")["output"].strip() == "spoke"
+
+
+def test_sockets_of_the_machines_services_can_be_reached(in_box: InBox, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "service"))
+        server.listen()
+        answered = threading.Thread(target=lambda: server.accept()[0].sendall(b"hello\n"), daemon=True)
+        answered.start()
+        ask = (
+            "import socket; s = socket.socket(socket.AF_UNIX); s.connect('service'); print(s.recv(9).decode().strip())"
+        )
+        assert in_box(f'{sys.executable} -c "{ask}"')["output"].strip() == "hello"
+
+
+def test_what_is_kept_lies_where_it_was_written(in_box: InBox, places: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    in_box(
+        "echo new > made.txt; mkdir out; echo deep > out/x; rm old.txt", f"keep={kept}", directory=places / "project"
+    )
+    below = kept / str(places / "project").lstrip("/")
+    assert {str(path.relative_to(below)): path.read_text() for path in below.rglob("*") if path.is_file()} == {
+        "made.txt": "new\n",
+        "out/x": "deep\n",
+    }
+
+
+def test_a_user_is_the_same_user_inside(in_box: InBox) -> None:
+    assert in_box("id -u; id -g; stat -c %u /")["output"].split()[:2] == [str(os.geteuid()), str(os.getegid())]
+
+
+def test_the_exit_code_and_the_signal_come_through(in_box: InBox) -> None:
+    assert in_box("exit 7")["code"] == 7
+    assert in_box("kill -SEGV $$")["code"] == 128 + 11
+
+
+def test_a_command_that_is_not_there_is_said(in_box: InBox) -> None:
+    assert in_box("exec /no/such/program")["code"] == 127
