@@ -61,7 +61,7 @@ HABITS = {
     ),
     "rmtree at the start": ("shutil.rmtree('runs')", "pass", 3),
 }
-"""At the start, at the end, exit code; ``tests/no_touch`` has all the others without a rehearsal."""
+"""At the start, at the end, exit code under the rules; ``tests/no_touch`` has all the others without a rehearsal."""
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -104,16 +104,19 @@ def test_the_hang_is_proved_within_5_seconds_of_the_start_of_training(
     assert set(stacks) == {0, 1}, "both ranks' stacks are in the record"
 
 
+@pytest.mark.parametrize("mode", ["--overlay", "--no-overlay"])
 @pytest.mark.parametrize("habit", HABITS)
-def test_the_users_tree_is_the_same_afterwards(habit: str, tmp_path: Path) -> None:
+def test_the_users_tree_is_the_same_afterwards(habit: str, mode: str, tmp_path: Path) -> None:
     start, end, expected = HABITS[habit]
     (tmp_path / "train.py").write_text(TRAINING.replace("AT_THE_START", start).replace("AT_THE_END", end))
     (tmp_path / "runs").mkdir()
     for name in ("ckpt_1.pt", "ckpt_2.pt", "best.pt"):
         (tmp_path / "runs" / name).write_bytes(name.encode() * 100)
     before = tree(tmp_path)
-    exit_code, report = check("train.py", cwd=tmp_path)
+    exit_code, report = check(mode, "train.py", cwd=tmp_path)
     assert tree(tmp_path) == before
+    if mode == "--overlay" and report["rehearsal"]["overlay"]:
+        expected = 0  # it goes on, whatever it overwrites
     assert exit_code == expected, report["rehearsal"]
     if expected == 3:
         assert "train.py:" in report["rehearsal"]["reason"] and "--allow-writes" in report["rehearsal"]["hint"]

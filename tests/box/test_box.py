@@ -115,7 +115,7 @@ def test_the_command_dies_with_its_supervisor(tmp_path: Path) -> None:
     driver = subprocess.Popen(
         [sys.executable, str(here / "driver.py"), f"echo $$ > $SHARED/up; exec sleep 12345.{os.getpid()}"],
         env=os.environ | {"PYTHONPATH": str(here.parents[1]), "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         cwd=tmp_path,
     )
     try:
@@ -128,9 +128,8 @@ def test_the_command_dies_with_its_supervisor(tmp_path: Path) -> None:
     finally:
         driver.kill()
         driver.wait()
-    while any(
-        f"12345.{os.getpid()}" in word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()
-    ):
+    seconds = f"12345.{os.getpid()}"
+    while any(seconds in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < deadline, "the command outlives a supervisor that was killed"
         time.sleep(0.02)
 
@@ -160,12 +159,16 @@ def test_sockets_of_the_machines_services_can_be_reached(in_box: InBox, tmp_path
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "service"))
         server.listen()
-        answered = threading.Thread(target=lambda: server.accept()[0].sendall(b"hello\n"), daemon=True)
-        answered.start()
-        ask = (
-            "import socket; s = socket.socket(socket.AF_UNIX); s.connect('service'); print(s.recv(9).decode().strip())"
-        )
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"hello\n")
+
+        service = threading.Thread(target=answer)
+        service.start()
+        ask = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('service'); print(s.recv(9).decode())"
         assert in_box(f'{sys.executable} -c "{ask}"')["output"].strip() == "hello"
+        service.join()
 
 
 def test_what_is_kept_lies_where_it_was_written(in_box: InBox, places: Path, tmp_path: Path) -> None:
