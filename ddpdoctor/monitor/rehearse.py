@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -49,6 +50,7 @@ ASKS_WITHIN_NS = 1_000_000_000
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
 _READ_ONLY = "Read-only file system"
+_OF_OTHERS = os.strerror(errno.EOVERFLOW)
 AFTER_A_FAILURE_S = 5.0
 """Time for the launcher to end the other ranks once one has failed, where each has a core of its own."""
 
@@ -63,10 +65,14 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
     with interruptible(), temporary_run_directory() as directory:
         rehearsal = _Rehearsal(request, interpreter, directory, on_progress)
         try:
-            return rehearsal.run()
+            record = rehearsal.run()
         finally:
             if not request.keep and not rehearsal.in_overlay:
                 remove_created(directory)
+    if record.job.overlay and request.network and any(_OF_OTHERS in entry.output_tail for entry in record.ranks):
+        # The script met a file of another owner, of whom the overlay of this user cannot make a copy.
+        return rehearse(msgspec.structs.replace(request, overlay=False), on_progress)
+    return record
 
 
 class _Rehearsal:
@@ -165,6 +171,7 @@ class _Rehearsal:
                     Path.cwd(),
                     self._directory,
                     sink,
+                    places=(self._request.script.parent,),
                     network=self._request.network,
                     keep=self._request.keep,
                 )

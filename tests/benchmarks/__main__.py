@@ -16,7 +16,17 @@ from tests.benchmarks import (
     tap_cost,
 )
 
-BENCHMARKS = (start_up, static_tree, tap_cost, rehearsal_cost, box_cost, screen_cost, profile_cost, monitor_cost, probe_cost)
+BENCHMARKS = (
+    start_up,
+    static_tree,
+    tap_cost,
+    rehearsal_cost,
+    box_cost,
+    screen_cost,
+    profile_cost,
+    monitor_cost,
+    probe_cost,
+)
 """The last one replaces functions of torch in this process."""
 
 if __name__ == "__main__":

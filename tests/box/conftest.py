@@ -16,7 +16,8 @@ import pytest
 InBox = Callable[..., dict[str, Any]]
 DRIVER = Path(__file__).parent / "driver.py"
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_POWER = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+_POWERS = "-sys_admin,-setuid,-setgid"
+WITHOUT_POWER = ["setpriv", f"--bounding-set={_POWERS}", f"--inh-caps={_POWERS}"]
 
 
 @pytest.fixture(params=["as root", "as a user"])

@@ -194,3 +194,27 @@ def test_the_exit_code_and_the_signal_come_through(in_box: InBox) -> None:
 
 def test_a_command_that_is_not_there_is_said(in_box: InBox) -> None:
     assert in_box("exec /no/such/program")["code"] == 127
+
+
+def test_what_belongs_to_others_is_taken_over_where_the_user_may(tmp_path: Path) -> None:
+    """Root without the power to mount still may stand for every user; a user may not, and is told of whom."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of others")
+    (tmp_path / "shared").mkdir()
+    os.chown(tmp_path / "shared", 1234, 5678)
+    for powers, outcome in (("-sys_admin", "new"), ("-sys_admin,-setuid,-setgid", "user 1234 and group 5678")):
+        done = subprocess.run(
+            [
+                *("setpriv", f"--bounding-set={powers}", f"--inh-caps={powers}"),
+                *(sys.executable, str(Path(__file__).parent / "driver.py"), "echo new > x; cat x"),
+            ],
+            cwd=tmp_path / "shared",
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        if "unshare" in done.stdout:
+            pytest.skip(done.stdout)
+        assert outcome in done.stdout
+        assert list((tmp_path / "shared").iterdir()) == []

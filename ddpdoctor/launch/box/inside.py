@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from . import kernel
 from .layers import Layers
+from .users import enter_user_namespace
 
 NOT_BUILT = 125
 """Exit code when the command was not started because the box could not be built."""
@@ -46,12 +47,7 @@ def _build(plan: dict[str, Any]) -> Layers:
     apart = kernel.NEW_PIDS | kernel.NEW_IPC | (0 if plan["network"] else kernel.NEW_NETWORK)
     privileged = _unshare_as_root(apart)
     if not privileged:
-        user, group = os.geteuid(), os.getegid()
-        kernel.unshare(kernel.NEW_USERS | kernel.NEW_MOUNTS | apart)
-        # Every process keeps its user: programs look up who they run as.
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
-        _write("/proc/self/uid_map", f"{user} {user} 1")
+        enter_user_namespace(kernel.NEW_MOUNTS | apart, plan["places"])
     if not plan["network"]:
         kernel.bring_loopback_up()
     layers = Layers(plan["layers"], privileged=privileged, keep=plan["keep"])
@@ -121,8 +117,3 @@ def _report(plan: dict[str, Any], content: dict[str, Any]) -> None:
 
 def _exit_code(status: int) -> int:
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)

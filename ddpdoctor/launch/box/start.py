@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,13 +117,15 @@ def start_in_box(
     run_directory: Path,
     output: IO[bytes],
     *,
+    places: Iterable[Path] = (),
     network: bool = True,
     keep: bool = False,
 ) -> Box:
     """Start a command in a box in which it can write to ``run_directory`` alone; raises BoxRefused, with the reason.
 
-    Without ``network`` it has the loopback interface only. With ``keep`` all that it writes, but for shared memory,
-    goes to the disk.
+    ``places`` are directories in which it is likely to write: where no overlay could serve them, none is made.
+    Without ``network`` it has the loopback interface only. With ``keep`` all that it writes, but for shared memory, goes
+    to the disk.
     """
     layers = run_directory / _LAYERS
     layers.mkdir(mode=0o700)
@@ -134,6 +136,7 @@ def start_in_box(
         "directory": str(directory),
         "shared": str(run_directory.resolve()),
         "layers": str(layers.resolve()),
+        "places": [str(directory), *map(str, places)],
         "network": network,
         "keep": keep,
         "alive": there,
