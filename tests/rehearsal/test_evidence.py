@@ -195,6 +195,7 @@ def test_the_time_limit_ends_a_sleeping_script_with_its_stacks(rehearse_script: 
         oversleep()
         """,
         time_limit_s=12.0,
+        overlay=False,
     )
     assert record.job.stop_reason == "time-limit"
     assert time.monotonic() - started < 60

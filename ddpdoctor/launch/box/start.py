@@ -124,8 +124,8 @@ def start_in_box(
     """Start a command in a box in which it can write to ``run_directory`` alone; raises BoxRefused, with the reason.
 
     ``places`` are directories in which it is likely to write: where no overlay could serve them, none is made.
-    Without ``network`` it has the loopback interface only. With ``keep`` all that it writes, but for shared memory, goes
-    to the disk.
+    Without ``network`` it has the loopback interface only. With ``keep`` all that it writes, but for shared memory,
+    goes to the disk.
     """
     layers = run_directory / _LAYERS
     layers.mkdir(mode=0o700)
