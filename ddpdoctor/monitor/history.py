@@ -28,6 +28,8 @@ from ddpdoctor.monitor.snapshot import Snapshot
 FILE = "history.sqlite"
 LOCK = "history.lock"
 VERSION = 1
+_LOCKED = "database is locked"
+"""What SQLite says while somebody reads; that moment is left out."""
 MOST_ROWS = 100_000
 MOST_SNAPSHOTS = 600
 _TABLES = """
@@ -68,7 +70,8 @@ class HistoryWriter:
             self._connection = sqlite3.connect(
                 directory / FILE, isolation_level=None, timeout=0.2, check_same_thread=False
             )
-            self._connection.execute("pragma journal_mode=wal")
+            # A write-ahead log has a mapped file beside it, and who truncates that kills the monitor by SIGBUS.
+            self._connection.execute("pragma journal_mode=truncate")
             self._connection.execute("pragma synchronous=off")
             self._connection.executescript(_TABLES)
             self._connection.execute(f"pragma user_version={VERSION}")
@@ -91,7 +94,8 @@ class HistoryWriter:
                 for table, most in (("steps", MOST_ROWS), ("gpus", MOST_ROWS), ("snapshots", MOST_SNAPSHOTS)):
                     _thin(connection, table, most)
         except sqlite3.Error as error:
-            self._give_up(error)
+            if _LOCKED not in str(error):
+                self._give_up(error)
 
     def close(self) -> None:
         """Let go of the files."""

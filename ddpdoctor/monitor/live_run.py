@@ -156,6 +156,11 @@ class LiveRun:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
         refused = dict.fromkeys((*files.refused.values(), *self._assembly.live.refused.values()))
         notes += [f"part of the record cannot be read: {reason}" for reason in refused]
+        if missing := self._assembly.live.missing():
+            rows = count(missing, "step or collective", "steps and collectives")
+            notes.append(f"{rows} are missing: another program truncated or overwrote the record")
+        if files.shortened:
+            notes.append("events are missing: another program truncated the record")
         if files.damaged_lines:
             lines = count(files.damaged_lines, "line")
             notes.append(f"of the record {lines} could not be read")

@@ -222,8 +222,7 @@ class Assembly:
         waiting, sleeping = self.live.waiting_rows(), self.live.sleeping()
         for pid, ring in self.files.rings.items():
             beat = ring.heartbeat()
-            # The heartbeat may be newer than the rows that were read.
-            waiting[pid] = beat.waiting_row if beat.waiting_row < len(ring.columns[0]) else -1
+            waiting[pid] = ring.position(beat.waiting_row)  # It may be newer than the rows that were read.
             sleeping[pid] = beat.sleeps_until_ns
         return waiting, sleeping
 

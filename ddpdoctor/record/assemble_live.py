@@ -69,6 +69,10 @@ class LiveRings:
         self.steps.clear()
         self.calls.clear()
 
+    def missing(self) -> int:
+        """Rows that the ranks have written and that are not in their files."""
+        return sum(tail.missing for tail in (*self.steps.values(), *self.calls.values()))
+
     def newest_ends_ns(self) -> list[int]:
         """When the newest step of each rank ended; 0 where it has made none."""
         ends = [tail.columns["ended_at_ns"] for pid, tail in self.steps.items() if self._rank_of(pid) is not None]

@@ -171,6 +171,9 @@ class Completeness:
             states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
         if any(ring.truncated for ring in self._files.rings.values()):
             states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
+        if missing := sum(ring.missing for ring in self._files.rings.values()):
+            reason = f"{missing:,} collectives are missing: another program truncated or overwrote the record"
+            states["collectives"] = StreamState("truncated", reason)
         unlogged = sorted(
             entry.rank
             for pid, entry in self._book.processes.items()
@@ -202,5 +205,7 @@ class Completeness:
             self.lost(pid, events)
         if lost := sum(self._lost.values()):
             return f"{lost:,} events could not be written"
+        if self._files.shortened:
+            return "another program truncated the record"
         damaged = self._files.damaged_lines
         return f"{damaged:,} lines of the record were damaged" if damaged else ""

@@ -11,11 +11,13 @@
 ``created-files.log``        files that the ranks made
 ``rank-N.out``               what the ranks printed
 
-A row of a rehearsal's ring is committed by the count in the head, which is written after the row; strings that repeat
-(call chains, signatures, groups) are events that are written before the first row that refers to them.
+All rings are written with ``pwrite`` and read with ``pread``, and never mapped: a file that is truncated or deleted
+under the job, or a disk that is full, costs rows and nothing else, and a mapped one the life of who touches it.
 
-**Numbered rings** are written with ``pwrite`` and never mapped by the job: a file that is truncated or deleted under
-it, or a disk that is full, costs rows and nothing else. A row is its number (signed 64 bit, from 0), its fields (signed
+A row of a rehearsal's ring begins with its number, from 1; a slot that holds another number has lost its row. Strings
+that repeat (call chains, signatures, groups) are events that are written before the first row that refers to them.
+
+**Numbered rings**: a row is its number (signed 64 bit, from 0), its fields (signed
 64 bit each) and the CRC-32 of both; row *n* lies in slot *n* modulo the number of slots. A slot whose checksum fits
 holds the row that it names, whatever else happened to the file. A row may be written again with the same number: a call
 when it is over. The head is written anew with each pulse, except for the request at ``NUMBERED_COMMAND_OFFSET``, which
@@ -33,15 +35,19 @@ MAGIC = b"DDPDRING"
 HEAD_BYTES = 4096
 RING_ROWS = 1 << 16
 
-ROW = struct.Struct("<QQIIIIii")
-"""started_ns, completed_ns (0 while incomplete), group, sequence, signature, site, step, forward_site."""
+ROW = struct.Struct("<QQQIIIIii")
+"""Number of the row from 1, started_ns, completed_ns (0 while incomplete), group, sequence, signature, site, step,
+forward_site."""
 ROW_BYTES = ROW.size
+COMPLETED = struct.Struct("<Q")
+COMPLETED_OFFSET = 16
+"""In a row."""
 
 IDENTITY = struct.Struct("<8sIIIIQ")
 """At offset 0: magic, version, row bytes, ring rows, process id, creation time in ns."""
 COUNT = struct.Struct("<Q")
 COUNT_OFFSET = 64
-"""Rows ever written."""
+"""Rows ever written, as of the newest heartbeat."""
 COMMAND = struct.Struct("<I")
 COMMAND_OFFSET = 72
 """Number of the newest request for stacks, written by the supervisor."""
@@ -52,11 +58,11 @@ POLLING = struct.Struct("<QQ")
 POLLING_OFFSET = 88
 """Since when the main thread has done nothing but ask for a file, in vain (0: it has not), and when it asked
 last."""
-HEARTBEAT = struct.Struct("<QQQqIIIIIxxxxQ")
+HEARTBEAT = struct.Struct("<QQQqIIIIIxxxxQQ")
 HEARTBEAT_OFFSET = 128
 """heartbeat_ns, main thread's CPU time in ns, hash of the main thread's stack, row that the main thread waits in (-1:
 none), milliseconds for which the stack has not changed, training forwards, backwards, optimizer steps, stack requests
-answered, end of the sleep that the main thread is in (0: none)."""
+answered, end of the sleep that the main thread is in (0: none), bytes that the ring's own calls of the system moved."""
 
 STEPS_MAGIC = b"DDPDSTEP"
 CALLS_MAGIC = b"DDPDCALL"
@@ -164,6 +170,9 @@ while a collective is under way and the training thread does nothing, in a place
 ``own_bytes`` are those that the probe itself has read and written by now; the rest is as in ``measured.Pulse``."""
 PULSE_OFFSET = 64
 """In a numbered ring's head, behind the identity; a CRC-32 of the pulse follows it."""
+NEXT = struct.Struct("<Q")
+NEXT_OFFSET = 40
+"""In a numbered ring's head, behind the identity: number of the first row that was not written yet."""
 NUMBERED_COMMAND_OFFSET = 1024
 """Number of the newest request for stacks and collectives, written by the reader."""
 

@@ -13,6 +13,7 @@ import zlib
 from collections import deque
 
 from . import layout
+from .descriptors import private_descriptor
 
 _CHECKSUM_BYTES = 4
 
@@ -35,7 +36,9 @@ class NumberedRing:
         """The same for what ``begin`` wrote, counted apart because another thread does it."""
         self.lost = 0
         """Rows that could not be written."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._written = 0
+        """Number of the first row that was not written yet."""
+        self._descriptor = private_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         size = layout.HEAD_BYTES + layout.NUMBERED_ROWS * self._row_bytes
         try:
             os.posix_fallocate(self._descriptor, 0, size)  # The rows have room when the disk is full later.
@@ -83,6 +86,7 @@ class NumberedRing:
 
     def _put_down(self, first: int, content: bytes, rows: int = 1) -> int:
         """Write rows that lie side by side; how many bytes that were."""
+        self._written = max(self._written, first + rows)
         offset = layout.HEAD_BYTES + first % layout.NUMBERED_ROWS * self._row_bytes
         try:
             written = os.pwrite(self._descriptor, content, offset)
@@ -99,7 +103,8 @@ class NumberedRing:
 
     def write_head(self, pulse: tuple[int, ...] | None = None) -> None:
         """Write the identity, and the newest pulse where there is one."""
-        head = self._head.ljust(layout.PULSE_OFFSET, b"\0")
+        head = self._head.ljust(layout.NEXT_OFFSET, b"\0") + layout.NEXT.pack(self._written)
+        head = head.ljust(layout.PULSE_OFFSET, b"\0")
         if pulse is not None:
             packed = layout.PULSE.pack(*pulse)
             head += packed + zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")

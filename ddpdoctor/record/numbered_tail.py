@@ -67,7 +67,11 @@ class NumberedTail:
         self.numbers = array("q")
         """Number of each row that was read, ascending."""
         self.dropped = 0
-        """Rows that were overwritten before they were read."""
+        """Rows that were overwritten before they were read, or are missing."""
+        self.missing = 0
+        """Rows that were written and are not there: somebody truncated the file, or wrote into it."""
+        self._stuck_at = -1
+        """Row that was not there at the last look although later ones had been written."""
         self.most_rows = layout.NUMBERED_ROWS
         """So many of the newest rows are kept."""
         self._next = 0
@@ -78,8 +82,14 @@ class NumberedTail:
     def read(self) -> None:
         """Take in new rows, and what became of unfinished ones."""
         self._unfinished = [position for position in self._unfinished if not self._finished_now(position)]
+        written = self._written()
         while self._read_ahead() == _SLOTS_AT_ONCE:
             pass
+        if self._next < written:
+            # A row that is being written again may be torn for once.
+            if self._stuck_at == self._next:
+                self._pass_over(written)
+            self._stuck_at = self._next
         self._keep_newest()
 
     def pulse(self) -> RawPulse | None:
@@ -145,6 +155,26 @@ class NumberedTail:
             taken += 1
         return _SLOTS_AT_ONCE if taken == slots else taken
 
+    def _written(self) -> int:
+        """Number of the first row that was not written yet, as the process says; 0 where the head is damaged."""
+        content = self._bytes_at(layout.NEXT_OFFSET, layout.NEXT.size)
+        return int(layout.NEXT.unpack(content)[0]) if len(content) == layout.NEXT.size and self._is_whole() else 0
+
+    def _is_whole(self) -> bool:
+        head = self._bytes_at(0, layout.IDENTITY.size)
+        return len(head) == layout.IDENTITY.size and layout.IDENTITY.unpack(head)[1:5] == (
+            *(layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS),
+            self.pid,
+        )
+
+    def _pass_over(self, written: int) -> None:
+        """Go on behind the rows before ``written`` that are not there."""
+        self._catch_up()
+        if self._next < written:
+            self.dropped += written - self._next
+            self.missing += written - self._next
+            self._next = written
+
     def _catch_up(self) -> int:
         """Take in the newest rows of the whole ring: some were overwritten before they were read."""
         content = self._bytes_at(layout.HEAD_BYTES, layout.NUMBERED_ROWS * self._row_bytes)
@@ -159,8 +189,10 @@ class NumberedTail:
                 rows.append(row)
             if len(rows) == self.most_rows:
                 break
+        oldest = rows[-1][0] if len(rows) == self.most_rows else (rows[0][0] if rows else 0) - layout.NUMBERED_ROWS + 1
         for row in reversed(rows):
             self.dropped += row[0] - self._next
+            self.missing += max(0, row[0] - max(self._next, oldest))
             self._append(row)
         return len(rows)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import threading
 import time
@@ -11,6 +10,7 @@ from array import array
 from typing import Any
 
 from . import layout
+from .descriptors import private_descriptor
 
 MOST_EVENT_BYTES = 1 << 28
 """No event is written once the file of a process is so large."""
@@ -37,7 +37,7 @@ class EventWriter:
         self._unopened = False
         path = os.path.join(self._run_directory, layout.events_name(os.getpid()))
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._descriptor = private_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError:
             self._broken = True
 
@@ -75,28 +75,26 @@ class EventWriter:
 
 
 class CollectiveRing:
-    """The mapped log of collectives with the heartbeat in its head."""
+    """The log of collectives with the heartbeat in its head; ``OSError`` where it cannot be made."""
 
     def __init__(self, run_directory: str) -> None:
         path = os.path.join(run_directory, layout.ring_name(os.getpid()))
+        self._descriptor = private_descriptor(path, os.O_RDWR | os.O_CREAT)
         size = layout.HEAD_BYTES + layout.RING_ROWS * layout.ROW_BYTES
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if hasattr(os, "posix_fallocate"):
-                # Reserve the blocks: a store into a hole of a full disk would kill the job with SIGBUS.
-                os.posix_fallocate(descriptor, 0, size)
-            else:
-                os.ftruncate(descriptor, size)
-            self._map = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+            os.posix_fallocate(self._descriptor, 0, size)  # The rows have room when the disk is full later.
+        except AttributeError:
+            pass
+        self._identity = layout.IDENTITY.pack(
+            layout.MAGIC, layout.VERSION, layout.ROW_BYTES, layout.RING_ROWS, os.getpid(), time.time_ns()
+        ).ljust(layout.COUNT_OFFSET, b"\0")
         self._count = 0
         self._lock = threading.Lock()
-        layout.COUNT.pack_into(self._map, layout.COUNT_OFFSET, 0)
-        layout.HEARTBEAT.pack_into(self._map, layout.HEARTBEAT_OFFSET, time.time_ns(), 0, 0, -1, 0, 0, 0, 0, 0, 0)
-        layout.IDENTITY.pack_into(
-            self._map, 0, layout.MAGIC, layout.VERSION, layout.ROW_BYTES, layout.RING_ROWS, os.getpid(), time.time_ns()
-        )
+        self._bytes = self._beat_bytes = 0
+        """Moved by the collectives, and by the heartbeat: two threads."""
+        self._lost = 0
+        self._polling = (0, 0)
+        self.beat(0, 0, -1, 0, 0, 0, 0, 0, 0)
 
     @property
     def count(self) -> int:
@@ -104,20 +102,20 @@ class CollectiveRing:
         return self._count
 
     def append(self, group: int, sequence: int, signature: int, site: int, step: int, forward_site: int) -> int:
-        """Log a collective that is about to start; its index."""
+        """Log a collective that is about to start, which may end the process; its index."""
         with self._lock:
             index = self._count
-            layout.ROW.pack_into(
-                self._map, self._offset(index), time.time_ns(), 0, group, sequence, signature, site, step, forward_site
-            )
+            row = layout.ROW.pack(index + 1, time.time_ns(), 0, group, sequence, signature, site, step, forward_site)
             self._count = index + 1
-            layout.COUNT.pack_into(self._map, layout.COUNT_OFFSET, self._count)
+            self._bytes += self._put(row, self._offset(index))
         return index
 
     def complete(self, index: int) -> None:
         """Note that the collective has ended."""
-        if index + layout.RING_ROWS > self._count:
-            layout.COUNT.pack_into(self._map, self._offset(index) + 8, time.time_ns())
+        with self._lock:
+            if index + layout.RING_ROWS > self._count:
+                content = layout.COMPLETED.pack(time.time_ns())
+                self._bytes += self._put(content, self._offset(index) + layout.COMPLETED_OFFSET)
 
     def beat(
         self,
@@ -131,9 +129,15 @@ class CollectiveRing:
         answered: int,
         sleeps_until_ns: int,
     ) -> None:
-        """Write the heartbeat."""
+        """Write the heartbeat, and the rest of the head anew but for the reader's request."""
+        # Between the two lies what the reader writes.
+        self._beat_bytes += self._put(self._identity + layout.COUNT.pack(self._count), 0)
+        head = bytearray(layout.HEARTBEAT_OFFSET + layout.HEARTBEAT.size)
+        layout.LOST.pack_into(head, layout.LOST_OFFSET, self._lost)
+        layout.POLLING.pack_into(head, layout.POLLING_OFFSET, *self._polling)
+        written = len(head) - layout.LOST_OFFSET
         layout.HEARTBEAT.pack_into(
-            self._map,
+            head,
             layout.HEARTBEAT_OFFSET,
             time.time_ns(),
             main_cpu_ns,
@@ -145,19 +149,39 @@ class CollectiveRing:
             optimizer_steps,
             answered,
             sleeps_until_ns,
+            self._bytes + self._beat_bytes + written,
         )
+        self._beat_bytes += self._put(bytes(head[layout.LOST_OFFSET :]), layout.LOST_OFFSET)
 
     def note_lost(self, events: int) -> None:
-        """Say how many events could not be written: this memory was reserved while there was room."""
-        layout.LOST.pack_into(self._map, layout.LOST_OFFSET, events)
+        """Say how many events could not be written: this place was reserved while there was room."""
+        self._lost = events
+        with self._lock:
+            self._bytes += self._put(layout.LOST.pack(events), layout.LOST_OFFSET)
 
     def note_polling(self, since_ns: int, asked_ns: int) -> None:
         """Say since when a file has been asked for in vain, and when it was last; zeros when it is over."""
-        layout.POLLING.pack_into(self._map, layout.POLLING_OFFSET, since_ns, asked_ns)
+        if (since_ns, asked_ns) == self._polling:
+            return
+        self._polling = since_ns, asked_ns
+        with self._lock:
+            self._bytes += self._put(layout.POLLING.pack(since_ns, asked_ns), layout.POLLING_OFFSET)
 
     def requested(self) -> int:
-        """Number of the newest request for stacks."""
-        return int(layout.COMMAND.unpack_from(self._map, layout.COMMAND_OFFSET)[0])
+        """Number of the newest request for stacks; 0 when there is none."""
+        try:
+            content = os.pread(self._descriptor, layout.COMMAND.size, layout.COMMAND_OFFSET)
+        except OSError:
+            return 0
+        self._beat_bytes += len(content)
+        return int(layout.COMMAND.unpack(content)[0]) if len(content) == layout.COMMAND.size else 0
+
+    def _put(self, content: bytes, offset: int) -> int:
+        """Write; how many bytes that were. What could not be written is missed by the reader."""
+        try:
+            return os.pwrite(self._descriptor, content, offset)
+        except OSError:
+            return 0
 
     def _offset(self, index: int) -> int:
         return layout.HEAD_BYTES + (index % layout.RING_ROWS) * layout.ROW_BYTES

@@ -171,3 +171,20 @@ def test_a_run_is_seen_in_its_first_minute_second_by_second() -> None:
         assert series.is_due(second * SECOND_NS)
         series.add(summary, second * SECOND_NS)
     assert len(series.history().slices_at_ns) == 60
+
+
+def test_no_file_beside_it_is_mapped_and_who_reads_does_not_end_the_writing(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path)
+    writer.write(_snapshot(SECOND_NS))
+    mapped = Path("/proc/self/maps").read_text()
+    assert str(tmp_path) not in mapped, "who truncates a mapped file kills the monitor by SIGBUS"
+    reader = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    reader.execute("begin")
+    reader.execute("select * from steps").fetchone()
+    writer.write(_snapshot(2 * SECOND_NS))
+    reader.execute("rollback")
+    reader.close()
+    writer.write(_snapshot(3 * SECOND_NS))
+    assert writer.fault == ""
+    assert recorded_moments(tmp_path) == [SECOND_NS, 3 * SECOND_NS]
+    writer.close()

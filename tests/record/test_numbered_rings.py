@@ -109,6 +109,29 @@ def test_a_file_that_is_harmed_costs_rows_and_nothing_else(path: Path, harm: str
         assert tail(path).pid == os.getpid()
 
 
+@pytest.mark.parametrize("size", [0, 100, layout.HEAD_BYTES + 700])
+def test_rows_that_nobody_had_read_are_missed_and_the_next_ones_read(path: Path, size: int) -> None:
+    writer, reader = ring(path), tail(path)
+    write(writer, 0, 20)
+    assert len(sequences(reader)) == 20
+    write(writer, 20, 50)
+    os.truncate(path, size)
+    write(writer, 50, 60)
+    assert sequences(reader) == list(range(20)), "the writer has not said yet that there is more"
+    writer.write_head()
+    assert sequences(reader) == list(range(20)), "a row may be torn for once"
+    assert sequences(reader) == [*range(20), *range(50, 60)]
+    assert (reader.missing, reader.dropped) == (30, 30)
+    write(writer, 60, 70)
+    os.truncate(path, 0)
+    writer.write_head()
+    for _ in range(3):
+        sequences(reader)
+    write(writer, 70, 9_000)
+    assert sequences(reader)[-1] == 8_999
+    assert reader.missing == 40
+
+
 def test_a_full_disk_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ring(path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,81 @@ def test_an_overflowing_ring_is_marked_truncated(tmp_path: Path) -> None:
         ring.append(0, number, 0, 0, 0, -1)
     assembly.poll()
     assert assembly.record(Job(kind="rehearsal")).stream("collectives").state == "truncated"
+
+
+def test_a_ring_that_is_truncated_under_a_running_job_costs_its_rows_and_nothing_else(tmp_path: Path) -> None:
+    ring, writer = CollectiveRing(str(tmp_path)), EventWriter(str(tmp_path))
+    writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
+    assembly = Assembly(tmp_path)
+    path = tmp_path / layout.ring_name(os.getpid())
+
+    def sequences() -> list[int]:
+        assembly.poll()
+        return list(assembly.record(Job(kind="rehearsal")).collectives[0].sequence)
+
+    def append(first: int, end: int) -> None:
+        for number in range(first, end):
+            ring.append(0, number, 7, 3, 1, -1)
+        ring.beat(0, 0, end - 1, 0, 0, 0, 0, 0, 0)
+
+    append(0, 5)
+    assert sequences() == list(range(5))
+    for size in (layout.HEAD_BYTES + 3 * layout.ROW_BYTES + 7, 10, 0):
+        os.truncate(path, size)
+        assert sequences() == list(range(5)), "what was read stays"
+    assert assembly.record(Job(kind="rehearsal")).stream("collectives").state == "complete"
+    append(5, 8)
+    os.truncate(path, 0)
+    assert sequences() == list(range(5))
+    append(8, 10)
+    assert sequences() == [0, 1, 2, 3, 4, 8, 9]
+    ring.complete(9)
+    assembly.poll()
+    record = assembly.record(Job(kind="rehearsal"))
+    assert [ns > 0 for ns in record.collectives[0].completed_ns] == [False] * 6 + [True]
+    assert record.ranks[0].waiting_in == 6
+    assert record.stream("collectives").reason.startswith("3 collectives are missing: another program truncated")
+    path.unlink()
+    append(10, 11)
+    assert sequences()[-1] == 10, "the reader has the file as the rank has"
+
+
+def test_events_are_read_on_after_a_truncation_and_none_twice(tmp_path: Path) -> None:
+    writer = EventWriter(str(tmp_path))
+    path = tmp_path / layout.events_name(os.getpid())
+    assembly = Assembly(tmp_path)
+    files = assembly.files
+
+    def read() -> list[int]:
+        return [event["number"] for _, event in files.poll()]
+
+    for number in range(4):
+        writer.write("a", number=number)
+    assert read() == [0, 1, 2, 3]
+    os.truncate(path, path.stat().st_size // 2 + 3)
+    writer.write("a", number=4)  # Behind half a line: it is lost.
+    writer.write("a", number=5)
+    assert (read(), files.damaged_lines) == ([5], 1)
+    os.truncate(path, 0)
+    writer.write("a", number=6)
+    assert (read(), files.damaged_lines) == ([6], 1)
+    assert "truncated the record" in assembly.record(Job(kind="rehearsal")).stream("passes").reason
+
+
+def test_no_file_that_the_script_opens_gets_the_descriptor_of_ours(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from ddpdoctor.record.writer import CollectiveRing, EventWriter\n"
+        "writer, ring = EventWriter(sys.argv[1]), CollectiveRing(sys.argv[1])\n"
+        "os.closerange(3, 10_000)\n"
+        "kept = [open(os.path.join(sys.argv[1], f'users-{number}'), 'wb') for number in range(50)]\n"
+        "writer.write('a')\n"
+        "ring.append(0, 0, 0, 0, 0, 0)\n"
+        "ring.beat(0, 0, 0, 0, 0, 0, 0, 0, 0)\n"
+    )
+    subprocess.run((sys.executable, "-c", code, str(tmp_path)), check=True)
+    users = list(tmp_path.glob("users-*"))
+    assert len(users) == 50 and {path.stat().st_size for path in users} == {0}
 
 
 def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
