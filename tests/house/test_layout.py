@@ -11,7 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddpdoctor"
 LINKS = ("checks", "tui")
-IN_THE_RANKS = ("probe", "rehearsal", "record/descriptors.py", "record/layout.py", "record/numbered_ring.py", "record/writer.py")
+IN_THE_RANKS = (
+    "probe",
+    "rehearsal",
+    "record/descriptors.py",
+    "record/layout.py",
+    "record/numbered_ring.py",
+    "record/writer.py",
+)
 """What is loaded into the processes of the job."""
 WRITERS = {"ddpdoctor/report/streams.py"}
 MAXIMUM_LINES = 500
