@@ -25,10 +25,10 @@ from ddpdoctor.launch.layouts import Layout, parse_layout
 from ddpdoctor.launch.request import Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
+from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
+from ddpdoctor.report.own_reports import encoded
 
 STDIN = "-"
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Names the file whose Markdown GitHub shows below a job."""
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
@@ -137,6 +137,7 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     help="Text for people, one line a finding, JSON, or what CI servers read.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout.")
+@click.option("--force", is_flag=True, help="Let -o overwrite a file that is not a report of ddpdoctor.")
 @click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
 @help_option()
 @click.pass_context
@@ -171,6 +172,7 @@ def check(
     jobs: int,
     output_format: str,
     output: str | None,
+    force: bool,
     no_color: bool,
 ) -> None:
     """Examine a script: read its source, rehearse it on a few ranks for a few batches, and say what is wrong.
@@ -189,8 +191,13 @@ def check(
         raise UsageError("either --fix or --diff, not both")
     if fix and STDIN in paths:
         raise UsageError("`--fix` has no file to write stdin to", "`--diff` shows what it would do.")
-    if output is not None:
-        _refuse_output(Path(output), paths)
+    sources = (*map(Path, paths), script_path(line)) if output is not None or output_format == "github" else ()
+    file = None if output is None else OutputFile(output, force=force, sources=sources)
+    if file is not None:
+        file.refuse()
+    summary = os.environ.get(STEP_SUMMARY) if output_format == "github" and not diff else None
+    if summary:
+        refuse_step_summary(summary, sources)
     threshold = Severity(fail_on) if fail_on else None
     words, ignored = _words(select), _words(ignore)
     if fix or diff:
@@ -214,7 +221,7 @@ def check(
         )
         if diff:
             found, text = fixing.shown(request)
-            _write(text, output)
+            _write(text, file, "diff")
             ctx.exit(found.examination.exit_code)
         examination = (fixing.fixed(request) if fix else survey(request)).examination
     else:
@@ -245,13 +252,13 @@ def check(
             ),
             threshold,
         )
-    colour = output is None and streams.colours_wanted(no_color)
-    width = streams.PLAIN_WIDTH if output is not None else streams.result_width()
-    _write(rendered(examination, output_format, _checks_of, width, colour=colour), output)
-    if output_format == "github" and os.environ.get(STEP_SUMMARY):
+    colour = file is None and streams.colours_wanted(no_color)
+    width = streams.PLAIN_WIDTH if file is not None else streams.result_width()
+    _write(rendered(examination, output_format, _checks_of, width, colour=colour), file, output_format)
+    if summary:
         from ddpdoctor.report import markdown
 
-        streams.append_result_file(Path(os.environ[STEP_SUMMARY]), markdown.render(examination))
+        append_step_summary(summary, encoded(markdown.render(examination)), sources)
     ctx.exit(examination.exit_code)
 
 
@@ -288,11 +295,15 @@ def _checks_of(examination: Examination) -> list[LoadedCheck]:
     return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]
 
 
-def _write(text: str, output: str | None) -> None:
-    if output is None:
+def _write(text: str, file: OutputFile | None, output_format: str) -> None:
+    if file is None:
         streams.write_result(text)
-    else:
-        streams.write_result_file(Path(output), text)
+        return
+    try:
+        file.write_text(text, output_format)
+    except UsageError:
+        streams.write_result(text)  # The minutes that it took are not lost.
+        raise
 
 
 def _finite(seconds: float | None) -> float | None:
@@ -314,16 +325,3 @@ def _samples(value: str) -> int | None:
 
 def _words(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
-
-
-def _refuse_output(output: Path, scripts: Sequence[str]) -> None:
-    """Refuse before the rehearsal what would fail, or destroy something, after it."""
-    if output.is_dir():
-        raise UsageError(f"cannot write {output}: it is a directory")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {output}: there is no directory {output.absolute().parent}")
-    for script in map(Path, scripts):
-        if output.exists() and script.exists() and output.samefile(script):
-            raise UsageError(f"cannot write {output}: it is the script to be examined")
-    if output.exists() and output.suffix == ".py":
-        raise UsageError(f"cannot write {output}: it is a Python file that exists already")

@@ -64,6 +64,7 @@ def profile(
     output_format: Literal["text", "json"],
     output: str | None,
     export: str | None,
+    force: bool,
     no_color: bool,
 ) -> None:
     """Run a job under observation, or attach to one that runs.
@@ -98,8 +99,8 @@ def profile(
         raise UsageError(
             "--nproc does not reach the command behind `--`", "Give the number of ranks to the launcher there."
         )
-    wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
-    wanted.refuse_what_cannot_be_written()
+    wanted = RunOutput(format=output_format, file=output, export=export, force=force, no_color=no_color)
+    wanted.refuse_what_cannot_be_written(ctx.meta.get(SCRIPT))
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
     alone = _one_rank_samples_per_s(one_rank)

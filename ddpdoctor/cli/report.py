@@ -16,13 +16,18 @@ from ddpdoctor.errors import UsageError
 @run_output_options
 @help_option()
 def report(
-    run: str | None, output_format: Literal["text", "json"], output: str | None, export: str | None, no_color: bool
+    run: str | None,
+    output_format: Literal["text", "json"],
+    output: str | None,
+    export: str | None,
+    force: bool,
+    no_color: bool,
 ) -> None:
     """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest."""
     from ddpdoctor.launch.kept_runs import kept_runs, named_run
     from ddpdoctor.observe import recorded
 
-    wanted = RunOutput(format=output_format, file=output, export=export, no_color=no_color)
+    wanted = RunOutput(format=output_format, file=output, export=export, force=force, no_color=no_color)
     wanted.refuse_what_cannot_be_written()
     if run is None:
         runs = kept_runs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import streams
+from ddpdoctor.report.output_file import OutputFile
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import Snapshot
@@ -27,20 +29,19 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
     """For the report, instead of a stream."""
     export: str | None = None
     """For the trace."""
+    force: bool = False
+    """Overwrite what is no report of ours."""
     no_color: bool = False
 
-    def refuse_what_cannot_be_written(self) -> None:
-        """Raise UsageError now for what would fail when the run is over."""
+    def refuse_what_cannot_be_written(self, source: str | None = None) -> None:
+        """Raise UsageError now for what would fail when the run is over, or overwrite ``source``, the script."""
         for name in (self.file, self.export):
-            if name is None:
-                continue
-            path = Path(name)
-            if path.is_dir():
-                raise UsageError(f"cannot write {name}: it is a directory")
-            if not path.absolute().parent.is_dir():
-                raise UsageError(f"cannot write {name}: there is no directory {path.absolute().parent}")
-            if path.suffix == ".py":
-                raise UsageError(f"cannot write {name}: that is the name of a Python file")
+            if name is not None:
+                OutputFile(name, force=self.force, sources=(Path(source),) if source else ()).refuse()
+        if self.file is not None and self.export is not None:
+            same = os.path.realpath(self.file) == os.path.realpath(self.export)
+            if same and self.file not in (os.devnull, "/dev/stdout", "/dev/stderr"):
+                raise UsageError(f"--output and --export both name {self.file}")
 
     def write(self, snapshot: Snapshot, *, beside_a_job: bool = False) -> None:
         """Write the report: to its file, or to stdout; as text beside a job, whose stdout that is, to stderr."""
@@ -56,7 +57,11 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
             width = streams.PLAIN_WIDTH if self.file is not None or beside_a_job else streams.result_width()
             text = run_text.render(snapshot, root, width, colour=colour)
         if self.file is not None:
-            streams.write_result_file(Path(self.file), text)
+            try:
+                OutputFile(self.file, force=self.force).write_text(text, self.format)
+            except UsageError:
+                streams.say(text)  # The run is over, and is not lost.
+                raise
         elif beside_a_job and self.format == "text":
             streams.say(text)
         else:
@@ -71,16 +76,15 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
         from ddpdoctor.report.chrome_trace import encode
 
         content = encode(record)
-        try:
-            Path(self.export).write_bytes(content if self.export.endswith(".gz") else gzip.decompress(content))
-        except OSError as error:
-            raise UsageError(f"cannot write {self.export}: {error.strerror or error}") from error
+        packed = self.export.endswith(".gz")
+        OutputFile(self.export, force=self.force).write(content if packed else gzip.decompress(content))
 
 
 def run_output_options(function: Decorated) -> Decorated:
-    """The options that make a ``RunOutput``: ``output_format``, ``output``, ``export`` and ``no_color``."""
+    """The options that make a ``RunOutput``: ``output_format``, ``output``, ``export``, ``force`` and ``no_color``."""
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
+        click.option("--force", is_flag=True, help="Let -o and --export overwrite a file that is not of ddpdoctor."),
         click.option("--export", metavar="FILE", help="Write a trace for Perfetto, such as trace.json.gz."),
         click.option("-o", "--output", metavar="FILE", help="Write the report to a file."),
         click.option(

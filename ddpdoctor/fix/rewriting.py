@@ -7,7 +7,6 @@ import difflib
 import io
 import os
 import re
-import tempfile
 import tokenize
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.fix.edits import Edit, Fix
+from ddpdoctor.replace_file import replace_file
 
 _LINE_END = re.compile("\r\n|\r|\n")
 
@@ -115,21 +115,14 @@ def write(rewritten: Rewritten) -> None:
     Raises UsageError when the file was changed meanwhile or cannot be written.
     """
     path = os.path.realpath(rewritten.file)
+    changed = f"{rewritten.file} was changed while it was examined; it was left as it is"
     try:
+        before = os.stat(path)
         if Path(path).read_bytes() != rewritten.before:
-            raise UsageError(f"{rewritten.file} was changed while it was examined; it was left as it is")
-        mode = os.stat(path).st_mode & 0o7777
-        handle, temporary = tempfile.mkstemp(prefix=".ddpdoctor-", dir=os.path.dirname(path))
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(rewritten.after)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(temporary, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            raise UsageError(changed)
+        replace_file(path, rewritten.after, before)
+    except FileExistsError as error:
+        raise UsageError(changed) from error
     except OSError as error:
         raise UsageError(f"cannot write {rewritten.file}: {error.strerror or error}") from error
 

@@ -139,10 +139,13 @@ def _named(directory: Path) -> Path:
         )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.listdir(directory):
+            raise UsageError(f"{directory} is not empty, and holds no run", "Name a new directory with `--run-dir`.")
         if directory.stat().st_uid == os.getuid():
             directory.chmod(0o700)
-        (directory / ".writable").touch()
-        (directory / ".writable").unlink()
-    except OSError as error:
-        raise UsageError(f"cannot use {directory} as a run directory: {error.strerror or error}") from error
+        tempfile.TemporaryFile(dir=directory).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot use {directory} as a run directory: {getattr(error, 'strerror', '') or error}"
+        ) from error
     return directory.absolute()

@@ -26,6 +26,7 @@ def render(examination: Examination) -> str:
             {
                 "description": one_line(f"inconclusive: {why_incomplete(examination)}"),
                 "check_name": "inconclusive",
+                "engine_name": "ddpdoctor",
                 "fingerprint": _fingerprint(examination.target),
                 "severity": "info",
                 "location": {"path": one_line(examination.target), "lines": {"begin": 1, "end": 1}},
@@ -42,6 +43,7 @@ def _entry(finding: Finding, examination: Examination) -> dict[str, object]:
     return {
         "description": f"{stated(finding)}. {one_line(finding.remedy)}",
         "check_name": f"{finding.code} {finding.name}",
+        "engine_name": "ddpdoctor",
         "fingerprint": finding.fingerprint,
         "severity": _SEVERITIES[finding.severity],
         "location": {"path": one_line(path), "lines": lines},

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
@@ -29,23 +28,6 @@ MAXIMUM_WIDTH = 100
 def write_result(text: str) -> None:
     """Write a result to stdout."""
     _write(sys.stdout, text)
-
-
-def write_result_file(path: Path, text: str) -> None:
-    """Write a result to a file; raises UsageError when that is not possible."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def append_result_file(path: Path, text: str) -> None:
-    """Write a result behind what a file holds; raises UsageError when that is not possible."""
-    try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_stdin() -> bytes:

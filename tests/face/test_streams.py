@@ -90,11 +90,6 @@ def test_a_stream_that_cannot_encode_a_character_gets_its_escape() -> None:
     assert done.stdout == b"caf\\xe9 \\u4e2d\n"
 
 
-def test_a_result_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot write"):
-        streams.write_result_file(tmp_path, "text")
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
