@@ -1,4 +1,4 @@
-"""Finds the Python files of a directory that are the project's own."""
+"""Finds the Python files of a directory that are the project's own, and the user's home."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packa
 class _Ignore(msgspec.Struct, frozen=True):
     directory: str
     patterns: tuple[Pattern, ...]
+
+
+def home_directory() -> Path | None:
+    """The user's home: what HOME says, or, where that is no absolute path, the system; None when neither knows one."""
+    named = os.path.expanduser("~")
+    if not os.path.isabs(named):
+        import pwd
+
+        try:
+            named = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            return None
+    return Path(named) if os.path.isabs(named) else None
 
 
 def python_files(directory: Path) -> Iterator[Path]:

@@ -12,6 +12,9 @@ from ddpdoctor.finding import Finding
 from ddpdoctor.places import shown_path
 from ddpdoctor.source_text import line_of
 
+_LONGEST_LINE = 10_000
+"""Characters of a line that count; one of a megabyte that has thousands of findings took minutes."""
+
 
 def with_fingerprints(findings: Sequence[Finding], root: str) -> tuple[Finding, ...]:
     """Fill in the fingerprint of every finding, in the order given.
@@ -45,7 +48,7 @@ def _identity(finding: Finding, root: str) -> str:
         path = os.path.basename(path)
     # A run knows a method as "step", the source as "Trainer.step".
     function = location.function.rpartition(".")[2].replace("<module>", "")
-    line = "".join(line_of(location.file, location.line).split())
+    line = "".join(line_of(location.file, location.line)[:_LONGEST_LINE].split())
     return f"{finding.code}\0{path}\0{function}\0{line}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from ddpdoctor.source.script import Script
 
 UNUSED_SUPPRESSION = "DDP001"
+_MOST_HINTS = 50
+"""For so many unknown words the nearest check is looked for, which takes a millisecond each."""
+_LONGEST_WORD = 100
+_MOST_UNUSED = 100
+"""Comments and words of one file that suppress nothing and are reported; 100,000 took minutes and nobody reads them."""
 
 
 class Comments(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +111,9 @@ def judging(
         return NO_COMMENTS
     codes = {entry.code: entry.code for entry in catalogue.entries}
     codes |= {entry.name: entry.code for entry in catalogue.entries}
-    words = {word for comments in by_file.values() for comment in comments for word in comment.words}
-    hints = {word: _hint(catalogue, word) for word in words if not code_of(word, codes)}
+    words = dict.fromkeys(word for comments in by_file.values() for comment in comments for word in comment.words)
+    unknown = (word for word in words if len(word) <= _LONGEST_WORD and not code_of(word, codes))
+    hints = {word: _hint(catalogue, word) for word in islice(unknown, _MOST_HINTS)}
     return Comments(by_file=by_file, codes=codes, judged=judged, hints=hints)
 
 
@@ -125,22 +132,34 @@ def judged_codes(
 
 
 def unused_suppressions(comments: Comments, used: frozenset[Used]) -> Iterator[Finding]:
-    """Report comments that name no check, a check that does not exist, or one that found nothing there."""
+    """Report comments that name no check, a check that does not exist, or one that found nothing there.
+
+    Of a file that has thousands, as only a program writes them, the first ``_MOST_UNUSED`` are reported.
+    """
+    for file in comments.by_file:
+        found = _unused_in(file, comments, used)
+        yield from islice(found, _MOST_UNUSED)
+        if (left := sum(1 for _ in found)) and (places := comments.by_file[file]):
+            from ddpdoctor.config.unused_suppression import unused
+
+            yield unused(places[-1].location, f"{left} more in this file", "only the first are listed")
+
+
+def _unused_in(file: str, comments: Comments, used: frozenset[Used]) -> Iterator[Finding]:
     from ddpdoctor.config.unused_suppression import unused
 
-    for file, found in comments.by_file.items():
-        judged = comments.judged.get(file)
-        for comment in found if judged is not None else ():
-            if not comment.words:
-                yield unused(comment.location, "this comment", f"it names no check, as in {comment.kind}[DDP101]")
-            for word in comment.words:
-                code = code_of(word, comments.codes)
-                if not code and word.upper() != UNUSED_SUPPRESSION:
-                    hint = comments.hints.get(word, "")
-                    yield unused(comment.location, word, f"there is no check of this name{hint}")
-                elif code in (judged or ()) and Used(comment.location, word) not in used:
-                    where = "in this file" if comment.kind == "file-ignore" else "here"
-                    yield unused(comment.location, word, f"the check finds nothing {where}")
+    judged = comments.judged.get(file)
+    for comment in comments.by_file[file] if judged is not None else ():
+        if not comment.words:
+            yield unused(comment.location, "this comment", f"it names no check, as in {comment.kind}[DDP101]")
+        for word in comment.words:
+            code = code_of(word, comments.codes)
+            if not code and word.upper() != UNUSED_SUPPRESSION:
+                hint = comments.hints.get(word, "")
+                yield unused(comment.location, word, f"there is no check of this name{hint}")
+            elif code in (judged or ()) and Used(comment.location, word) not in used:
+                where = "in this file" if comment.kind == "file-ignore" else "here"
+                yield unused(comment.location, word, f"the check finds nothing {where}")
 
 
 def _hint(catalogue: Catalogue, word: str) -> str:

@@ -11,6 +11,23 @@ MAXIMUM_BYTES = 5_000_000
 """Larger files have no lines here: nobody wrote them."""
 
 
+def decoded(raw: bytes) -> tuple[str, str]:
+    """The text of a Python file and its encoding, as its first bytes or lines say.
+
+    Raises SyntaxError for an encoding that there is not, or that is none of text (rot13, hex), and ValueError for
+    content that is not in it.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+    except SyntaxError:
+        raw.decode("utf-8")
+        raise
+    try:
+        return raw.decode(encoding), encoding
+    except LookupError as error:
+        raise SyntaxError(f"{encoding} is no encoding of text") from error
+
+
 def line_of(file: str, line: int) -> str:
     """Return one line (1-based) without its line end; empty when the file or the line cannot be read."""
     lines = _lines(file)
@@ -29,12 +46,9 @@ _held: dict[str, bytes] = {}
 @lru_cache(maxsize=64)
 def _lines(file: str) -> tuple[str, ...]:
     try:
-        if file in _held:
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(_held[file]).readline)
-            return tuple(_held[file].decode(encoding).replace("\r\n", "\n").replace("\r", "\n").split("\n"))
-        if not Path(file).is_file() or Path(file).stat().st_size > MAXIMUM_BYTES:
+        if file not in _held and (not Path(file).is_file() or Path(file).stat().st_size > MAXIMUM_BYTES):
             return ()
-        with tokenize.open(file) as stream:
-            return tuple(stream.read().split("\n"))
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+        text, _ = decoded(_held[file] if file in _held else Path(file).read_bytes())
+        return tuple(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    except (OSError, SyntaxError, ValueError):
         return ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.cli.command import ScriptCommand, help_option
+from ddpdoctor.cli.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option
 from ddpdoctor.cli.launching import launch_line, script_path
 from ddpdoctor.config.settings import find_settings
 from ddpdoctor.errors import UsageError
@@ -21,14 +21,17 @@ from ddpdoctor.examine import ExamineRequest, examine
 from ddpdoctor.finding import Severity
 from ddpdoctor.further import STRESSES
 from ddpdoctor.launch.devices import DEVICES, Device
-from ddpdoctor.launch.layouts import Layout, parse_layout
+from ddpdoctor.launch.layouts import FEWEST_RANKS, MOST_RANKS, Layout, parse_layout
 from ddpdoctor.launch.request import Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
 from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
 from ddpdoctor.report.own_reports import encoded
+from ddpdoctor.source_text import MAXIMUM_BYTES
 
 STDIN = "-"
+MOST_SAMPLES = 1_000_000_000
+"""Of a batch, and batches of a pass."""
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
@@ -39,7 +42,7 @@ STDIN = "-"
 @click.option("--diff", is_flag=True, help="Show what --fix would do, and change nothing. Implies --static.")
 @click.option(
     "--nproc",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=FEWEST_RANKS, max=MOST_RANKS),
     default=2,
     show_default=True,
     metavar="N",
@@ -60,7 +63,7 @@ STDIN = "-"
 @click.option("--thorough", is_flag=True, help="After a clean rehearsal: one as 2x1, and every --stress.")
 @click.option(
     "--batches",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MOST_SAMPLES),
     default=4,
     show_default=True,
     metavar="N",
@@ -77,18 +80,16 @@ STDIN = "-"
 )
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(0, least_open=True),
     metavar="SECONDS",
-    callback=lambda ctx, parameter, value: _finite(value),
     help="End the rehearsal after this time.  [default: 120, more when ranks share a core]",
 )
 @click.option(
     "--stall-after",
-    type=click.FloatRange(min=1),
+    type=Seconds(1),
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    callback=lambda ctx, parameter, value: _finite(value),
     help="Call a rank stuck that others wait for and that has shown no sign of life for this time.",
 )
 @click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
@@ -123,7 +124,7 @@ STDIN = "-"
 @click.option(
     "-j",
     "--jobs",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=MOST_PROCESSES),
     default=1,
     show_default=True,
     metavar="N",
@@ -208,7 +209,7 @@ def check(
 
         request = SurveyRequest(
             paths=paths,
-            stdin=streams.read_stdin() if STDIN in paths else None,
+            stdin=streams.read_stdin(MAXIMUM_BYTES) if STDIN in paths else None,
             stdin_name=stdin_filename or "stdin.py",
             select=words,
             ignore=ignored,
@@ -306,19 +307,12 @@ def _write(text: str, file: OutputFile | None, output_format: str) -> None:
         raise
 
 
-def _finite(seconds: float | None) -> float | None:
-    """Refuse ``nan`` and ``inf``: a rehearsal has to end."""
-    if seconds is not None and not math.isfinite(seconds):
-        raise click.BadParameter(f"{seconds} is not a number of seconds")
-    return seconds
-
-
 def _samples(value: str) -> int | None:
     """The size that batches are cut to; 0 to keep them as they are, None to let the device decide."""
     if value in ("auto", "keep"):
         return None if value == "auto" else 0
-    if not value.isdecimal() or int(value) < 1:
-        problem = f"{value} is neither `auto` nor `keep` nor a number of samples"
+    if not re.fullmatch("[0-9]{1,10}", value) or not 1 <= int(value) <= MOST_SAMPLES:
+        problem = f"{value} is neither `auto` nor `keep` nor a number of samples up to {MOST_SAMPLES:,}"
         raise click.BadParameter(problem, param_hint="'--batch-size'")
     return int(value)
 

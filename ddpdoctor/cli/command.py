@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,11 @@ from ddpdoctor.report import streams
 
 SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
 """Key in ``Context.meta`` of what stood behind ``--``."""
+
+MOST_PROCESSES = 1024
+"""Ranks to start, or processes that read."""
+LONGEST_S = 604_800.0
+"""A week; waiting for more than 292 years is beyond what the clock can hold."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -29,6 +35,20 @@ def result_option(*names: str, help: str, text: Callable[[click.Context], str]) 
 def help_option() -> Callable[[Decorated], Decorated]:
     """The option ``--help``."""
     return result_option("--help", "-h", help="Show this message and exit.", text=lambda ctx: ctx.get_help())
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds from ``least`` on, ``nan`` and what no rehearsal takes left out."""
+
+    def __init__(self, least: float, *, least_open: bool = False) -> None:
+        super().__init__(min=least, max=LONGEST_S, min_open=least_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the number; raises BadParameter."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail("nan is not a number of seconds", param, ctx)
+        return seconds
 
 
 class ScriptCommand(click.Command):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import click
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.command import ScriptCommand, help_option, result_option
-from ddpdoctor.errors import DdpDoctorError, ExitCode
+from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
 COMMANDS = {
@@ -68,6 +69,7 @@ def ddpdoctor(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (by default the process's) and return the exit code; raises nothing."""
+    streams.occupy_closed()
     if threading.current_thread() is not threading.main_thread():
         return _run(arguments)
     previous = signal.signal(signal.SIGTERM, _interrupt)
@@ -79,21 +81,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
+        _demand_working_directory()
         code = ddpdoctor.main(arguments, prog_name="ddpdoctor", standalone_mode=False)
         return int(code or ExitCode.CLEAN)
     except click.ClickException as error:
         return _say_usage(error)
     except DdpDoctorError as error:
-        streams.say_error(error)
-        return error.exit_code
+        return _said(error)
     except (click.Abort, KeyboardInterrupt):
         streams.say("interrupted")
         return ExitCode.INTERRUPTED
+    except MemoryError:
+        return _said(DdpDoctorError("there is not enough memory for this"))
+    except OSError as error:
+        if error.filename is None:
+            return _say_defect()
+        return _said(DdpDoctorError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"))
     except Exception:
-        from traceback import format_exc
+        return _say_defect()
 
-        streams.say(f"{format_exc()}error: this is a defect of ddpdoctor {__version__}, not of your script")
-        return ExitCode.ERROR
+
+def _said(error: DdpDoctorError) -> int:
+    streams.say_error(error)
+    return error.exit_code
+
+
+def _say_defect() -> int:
+    from traceback import format_exc
+
+    streams.say(f"{format_exc()}error: this is a defect of ddpdoctor {__version__}, not of your script")
+    return ExitCode.ERROR
+
+
+def _demand_working_directory() -> None:
+    """Raise UsageError when the working directory was deleted: paths that are relative mean nothing then."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the working directory cannot be used: {error.strerror}", "It was deleted or moved: `cd` into one that is."
+        ) from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -102,7 +129,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _say_usage(error: click.ClickException) -> int:
-    lines = [f"error: {error.format_message()}"]
+    lines = [f"error: {streams.one_sentence(error.format_message())}"]
     context = getattr(error, "ctx", None)
     if context is not None:
         lines += [context.get_usage(), f"hint:  `{context.command_path} --help` lists the options."]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import click
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, help_option
+from ddpdoctor.cli.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
 from ddpdoctor.cli.job_command import SCRIPT, JobCommand
 from ddpdoctor.cli.run_output import RunOutput, run_output_options
 from ddpdoctor.errors import ConfigurationError, UsageError
@@ -25,7 +25,12 @@ from ddpdoctor.report import streams
 
 @click.command(cls=JobCommand, add_help_option=False)
 @click.option("-m", "--module", metavar="NAME", help="Start what `python -m NAME` runs, instead of a script.")
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks to start.  [default: one a GPU, or 2]")
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1, max=MOST_PROCESSES),
+    metavar="N",
+    help="Ranks to start.  [default: one a GPU, or 2]",
+)
 @click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
 @click.option(
     "--run-dir",

@@ -104,9 +104,16 @@ def find_settings(start: Path) -> Settings:
     return NO_SETTINGS
 
 
+LARGEST_BYTES = 10_000_000
+
+
 def _read(file: Path) -> bytes | None:
     try:
-        return file.read_bytes() if file.is_file() else None
+        if not file.is_file():
+            return None
+        if file.stat().st_size > LARGEST_BYTES:
+            raise ConfigurationError(f"{file} has more than {LARGEST_BYTES:,} bytes, which no settings have")
+        return file.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
 
@@ -118,7 +125,9 @@ def _table(file: Path, raw: bytes) -> Mapping[str, Any] | None:
         import tomli as tomllib
     try:
         document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise ConfigurationError(f"{file} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # of TOML, of UTF-8, and of Python for numbers of thousands of digits
         raise ConfigurationError(f"{file} is not valid TOML: {error}") from error
     if file.name == OWN_FILE:
         return document
@@ -158,7 +167,7 @@ def _patterns(file: Path, key: str, value: Any) -> tuple[Pattern, ...]:
 def _severity(file: Path, key: str, value: Any) -> Severity:
     names = [severity.value for severity in Severity]
     if value not in names:
-        raise ConfigurationError(f"{file}: {key} has to be one of {', '.join(names)}, not {value!r}")
+        raise ConfigurationError(f"{file}: {key} has to be one of {', '.join(names)}, not {_shown(value)}")
     return Severity(value)
 
 
@@ -179,7 +188,7 @@ def _thresholds(file: Path, key: str, value: Any) -> Mapping[str, float]:
                 f"{file}: {key}: there is no threshold called {name!r}", f"There are {', '.join(sorted(DEFAULTS))}."
             )
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
-            raise ConfigurationError(f"{file}: {key}: {name} has to be a number from 0 to 1, not {number!r}")
+            raise ConfigurationError(f"{file}: {key}: {name} has to be a number from 0 to 1, not {_shown(number)}")
     return {name: float(number) for name, number in value.items()}
 
 
@@ -189,9 +198,9 @@ def _machine(file: Path, key: str, value: Any) -> JobMachine:
     for name, number in value.items():
         if name not in _OF_A_NODE:
             raise ConfigurationError(f"{file}: {key}: there is no setting called {name!r}", _meant(name, _OF_A_NODE))
-        kind, what = _OF_A_NODE[name]
-        if isinstance(number, bool) or not isinstance(number, kind) or not 0 < number < float("inf"):
-            raise ConfigurationError(f"{file}: {key}: {name} has to be {what}, not {number!r}")
+        kind, most, what = _OF_A_NODE[name]
+        if isinstance(number, bool) or not isinstance(number, kind) or not 0 < number <= most:
+            raise ConfigurationError(f"{file}: {key}: {name} has to be {what}, not {_shown(number)}")
     return JobMachine(
         device_memory_bytes=int(value.get("device-memory-gib", 0) * 2**30),
         cores=value.get("cores", 0),
@@ -199,10 +208,18 @@ def _machine(file: Path, key: str, value: Any) -> JobMachine:
     )
 
 
-_OF_A_NODE: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
-    "device-memory-gib": ((int, float), "a number of GiB above 0"),
-    "cores": (int, "a whole number above 0"),
-    "ranks-per-node": (int, "a whole number above 0"),
+def _shown(value: Any) -> str:
+    """A value of a settings file, shortened; Python refuses to write whole numbers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+_OF_A_NODE: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], int, str]] = {
+    "device-memory-gib": ((int, float), 1_000_000, "a number of GiB above 0, up to a million"),
+    "cores": (int, 1_000_000, "a whole number above 0, up to a million"),
+    "ranks-per-node": (int, 1_000_000, "a whole number above 0, up to a million"),
 }
 _READERS: Mapping[str, Any] = {
     "select": _strings,

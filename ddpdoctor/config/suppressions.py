@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor.finding import Finding, Location
 
-_MARK = re.compile(r"#\s*ddpdoctor\s*:\s*(?P<kind>file-ignore|ignore)\b(?:\s*\[(?P<words>[^\]]*)\])?", re.IGNORECASE)
+_MARK = re.compile(r"#\s*ddpdoctor\s*:\s*(?P<kind>file-ignore|ignore)\b(?:\s*\[(?P<words>[^\][#]*)\])?", re.IGNORECASE)
 
 
 class Suppression(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +64,14 @@ def suppress(
     kept: list[Finding] = []
     taken: list[Finding] = []
     used: set[Used] = set()
+    said: dict[str, _SaidOfFile] = {}
     for finding in findings:
         place = finding.location
-        speaking = [] if place is None else list(_speaking(finding, place, comments.get(place.file, ()), codes))
+        speaking: list[Used] = []
+        if place is not None and place.file in comments:
+            if place.file not in said:
+                said[place.file] = _said_of(comments[place.file], codes)
+            speaking = list(_speaking(finding, place, said[place.file]))
         (taken if speaking else kept).append(finding)
         used.update(speaking)
     return Suppressed(kept=tuple(kept), suppressed=tuple(taken), used=frozenset(used))
@@ -77,20 +82,27 @@ def code_of(word: str, codes: Mapping[str, str]) -> str:
     return codes.get(word.upper()) or codes.get(word.lower(), "")
 
 
-def _speaking(
-    finding: Finding, place: Location, comments: Iterable[Suppression], codes: Mapping[str, str]
-) -> Iterator[Used]:
-    ends = {place.line, max(place.line, place.end_line)}
+_SaidOfFile = dict[tuple[str, int], list[Used]]
+"""The words by the code that they mean and the line that they speak of; line 0 is the whole file."""
+
+
+def _said_of(comments: Iterable[Suppression], codes: Mapping[str, str]) -> _SaidOfFile:
+    said: _SaidOfFile = {}
     for comment in comments:
-        if comment.kind == "ignore" and not ends.intersection(comment.lines):
-            continue
         for word in comment.words:
-            if code_of(word, codes) == finding.code:
-                yield Used(comment.location, word)
+            for line in comment.lines or (0,):
+                said.setdefault((code_of(word, codes), line), []).append(Used(comment.location, word))
+    return said
+
+
+def _speaking(finding: Finding, place: Location, said: _SaidOfFile) -> Iterator[Used]:
+    for line in {0, place.line, max(place.line, place.end_line)}:
+        yield from said.get((finding.code, line), ())
 
 
 def _read(file: str, text: str) -> Iterator[Suppression]:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    code_below = _code_below(lines)
     for line, column, comment in _comments(text, lines):
         for match in _MARK.finditer(comment):
             alone = not lines[line - 1][: column - 1].strip()
@@ -102,7 +114,7 @@ def _read(file: str, text: str) -> Iterator[Suppression]:
                 ),
                 kind=kind,
                 words=tuple(word.strip() for word in (match["words"] or "").split(",") if word.strip()),
-                lines=() if kind == "file-ignore" else ((line, _next_code(lines, line)) if alone else (line,)),
+                lines=() if kind == "file-ignore" else ((line, code_below[line]) if alone else (line,)),
             )
 
 
@@ -116,9 +128,9 @@ def _comments(text: str, lines: Sequence[str]) -> Iterator[tuple[int, int, str]]
         return
 
 
-def _next_code(lines: Sequence[str], line: int) -> int:
-    """The first line below a comment that is no comment itself."""
-    below = line + 1
-    while below <= len(lines) and lines[below - 1].lstrip().startswith("#"):
-        below += 1
+def _code_below(lines: Sequence[str]) -> list[int]:
+    """For each line, from 0 on, the first line below it that is no comment itself."""
+    below = [len(lines) + 1] * (len(lines) + 1)
+    for line in range(len(lines) - 1, 0, -1):
+        below[line] = below[line + 1] if lines[line].lstrip().startswith("#") else line + 1
     return below

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-import io
 import os
 import re
-import tokenize
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.fix.edits import Edit, Fix
 from ddpdoctor.replace_file import replace_file
+from ddpdoctor.source_text import decoded
 
 _LINE_END = re.compile("\r\n|\r|\n")
 
@@ -76,9 +75,8 @@ def edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
     written in the encoding of the file.
     """
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
-        text = raw.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError) as error:
+        text, encoding = decoded(raw)
+    except (SyntaxError, ValueError) as error:
         raise CannotRewrite(f"the file cannot be read: {error}") from error
     starts = [0, *(match.end() for match in _LINE_END.finditer(text))]
     newline = _newline(text)
@@ -142,6 +140,7 @@ def _newline(text: str) -> str:
 
 
 def _split(content: bytes) -> list[str]:
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-    text = content.decode("utf-8" if encoding == "utf-8-sig" else encoding)
+    text, encoding = decoded(content)
+    if encoding == "utf-8-sig":
+        text = content.decode("utf-8")
     return [re.sub("\r\\Z", "\n", line) for line in re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)]

@@ -39,7 +39,7 @@ def new_run_directory(named: str | None) -> Path:
         runs.mkdir(mode=0o700, parents=True, exist_ok=True)
         prune(runs)
         return Path(tempfile.mkdtemp(prefix=time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-"), dir=runs))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise ConfigurationError(
             f"no directory for the run could be made: {error}",
             _PLACE,
@@ -59,8 +59,11 @@ def unmade_run_directory(named: str | None) -> Path:
 
 
 def kept_runs_directory() -> Path:
-    """Where the kept runs are."""
-    return state_directory() / "runs"
+    """Where the kept runs are; raises ConfigurationError where this user has no home."""
+    try:
+        return state_directory() / "runs"
+    except RuntimeError as error:
+        raise ConfigurationError(f"there is no directory for runs: {error}", _PLACE) from error
 
 
 def named_run(name: str) -> Path:
@@ -75,7 +78,7 @@ def kept_runs() -> list[Path]:
     """The kept runs, newest first."""
     try:
         found = [path for path in kept_runs_directory().glob(f"{_PREFIX}*") if (path / layout.JOB_FILE).is_file()]
-    except (OSError, RuntimeError):
+    except (OSError, ConfigurationError):
         return []
     return sorted(found, key=lambda path: path.name, reverse=True)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ddpdoctor.directories import home_directory
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.box.start import remove_layers
 from ddpdoctor.launch.created_files import remove_created
@@ -19,9 +20,17 @@ from ddpdoctor.record import layout
 
 
 def state_directory() -> Path:
-    """Where the tool keeps its state: ``$XDG_STATE_HOME/ddpdoctor``, by default under ``~/.local/state``."""
+    """Where the tool keeps its state: ``$XDG_STATE_HOME/ddpdoctor``, by default under ``~/.local/state``.
+
+    Raises RuntimeError where this user has no home.
+    """
     base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "ddpdoctor"
+    if os.path.isabs(base):
+        return Path(base) / "ddpdoctor"
+    home = home_directory()
+    if home is None:
+        raise RuntimeError("neither HOME nor the system names a home directory")
+    return home / ".local" / "state" / "ddpdoctor"
 
 
 @contextmanager
@@ -30,7 +39,7 @@ def temporary_run_directory() -> Iterator[Path]:
 
     Raises ``ConfigurationError`` when neither the state directory nor the temporary one can be written.
     """
-    _sweep(state_directory() / "runs")
+    _sweep()
     directory = _make()
     try:
         yield directory
@@ -44,11 +53,12 @@ def remove_run_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _sweep(runs: Path) -> None:
+def _sweep() -> None:
     """Finish what a doctor that was killed left: files that its ranks made, and its run directory."""
     try:
+        runs = state_directory() / "runs"
         abandoned = [directory for directory in runs.glob("rehearsal-*") if _is_abandoned(directory)]
-    except OSError:
+    except (OSError, RuntimeError):
         return
     for directory in abandoned:
         remove_created(directory)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 TAIL_BYTES = 8_000
+LONGEST_LINE = 400
 _EXIT_STATUS = re.compile(r"exitcode\s*:?\s*(-?\d+)\)?\s*\(?.*?pid:\s*(\d+)\)")
 _LAUNCHER_NOISE = re.compile(r"^[WIE]\d{4} |^\*{5,}|torch/distributed/(run|elastic)")
 
@@ -40,7 +41,14 @@ def tail(path: Path) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return text if size <= TAIL_BYTES else text.partition("\n")[2]
+    whole = text if size <= TAIL_BYTES else text.partition("\n")[2]
+    return "\n".join(map(_shortened, whole.split("\n")))
+
+
+def _shortened(line: str) -> str:
+    """A line that can be read; progress bars are drawn over each other in one line."""
+    last = line.rstrip("\r").rpartition("\r")[2]
+    return last if len(last) <= LONGEST_LINE else f"{last[: LONGEST_LINE // 2]} … {last[-LONGEST_LINE // 2 :]}"
 
 
 def script_output(directory: Path) -> str:

@@ -83,10 +83,20 @@ def _start() -> Optional[Live]:
 def _directory_of_this_job() -> str:
     """The same directory for all ranks that one launcher started on this machine."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    state = base if os.path.isabs(base) else os.path.expanduser(os.path.join("~", ".local", "state"))
+    state = base if os.path.isabs(base) else os.path.join(_home(), ".local", "state")
     launcher = os.getppid()
     name = f"run-{_started(launcher)}-{launcher}"
     return os.path.join(state, "ddpdoctor", "runs", name)
+
+
+def _home() -> str:
+    """The user's home, which a HOME that is no absolute path does not name."""
+    named = os.path.expanduser("~")
+    if os.path.isabs(named):
+        return named
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_dir
 
 
 def _started(pid: int) -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, Optional
 
 from .journal import Journal
@@ -74,18 +74,18 @@ class ProcessEnd:
                 "ended",
                 reason=consequence,
                 type=type(error).__name__,
-                text=str(error)[:4000],
+                text=text_of(error)[:4000],
                 frames=self._frames_of(error),
             )
             return
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        message = text_of(error)
         self._journal.event(
             "raised",
             type=type(error).__name__,
-            message=_both_ends(str(error)),
+            message=_both_ends(message),
             frames=self._frames_of(error),
-            traceback=text[-16000:],
-            communication=bool(_PEER_LEFT.search(str(error))),
+            traceback=_trace_of(error)[-16000:],
+            communication=bool(_PEER_LEFT.search(_both_ends(message))),
             attribute_owner=self._journal.guarded(self.owner_of_attribute, error) or "",
         )
 
@@ -103,8 +103,9 @@ class ProcessEnd:
         leave = os._exit
 
         def exit(code: Any = None, /) -> NoReturn:  # noqa: A001 - takes the place of sys.exit
-            self._exit_code = code
-            self._activity_at_exit = self._activity()
+            if _ends_the_process():
+                self._exit_code = code
+                self._activity_at_exit = self._activity()
             if os.getpid() == self._pid:
                 handled = sys.exc_info()[1]
                 if isinstance(handled, Exception) and code not in (None, 0):
@@ -128,7 +129,7 @@ class ProcessEnd:
         self._close()
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
-            self.report(error)
+            self._journal.guarded(self.report, error)
             code = 1
         else:
             code = self._code_of_exit()
@@ -176,6 +177,29 @@ class ProcessEnd:
                 frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
             trace = trace.tb_next
         return frames[::-1]
+
+
+def _ends_the_process() -> bool:
+    """Tell whether an exception from here leaves the script: from a thread or an exit handler it goes nowhere."""
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == "<module>"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, or that it cannot: a ``__str__`` of the user's may raise anything, or give no text."""
+    try:
+        return str(error)
+    except BaseException as fault:
+        return f"<its __str__ raised {type(fault).__name__}>"
+
+
+def _trace_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:
+        return "".join(traceback.format_tb(error.__traceback__))
 
 
 def _both_ends(message: str) -> str:

@@ -5,6 +5,7 @@ Every file in it is hostile input: a line or a head that does not parse is count
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from array import array
@@ -57,8 +58,8 @@ class EventTail:
         events = []
         for line in lines:
             try:
-                event = _DECODER.decode(line)
-            except msgspec.DecodeError:
+                event = _decoded(line)
+            except (ValueError, RecursionError):
                 self.damaged += 1
                 continue
             if isinstance(event, dict) and isinstance(event.get("event"), str):
@@ -71,6 +72,17 @@ class EventTail:
             else:
                 self.damaged += 1
         return events
+
+
+def _decoded(line: bytes) -> Any:
+    """Decode what a rank wrote. Raises ValueError, and RecursionError for what is nested without end.
+
+    File names that are no UTF-8 hold halves of characters, which only the library that wrote them takes back.
+    """
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return json.loads(line)
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ class EventWriter:
                 self._told = self.lost
             else:
                 self.lost += 1
-        except (OSError, ValueError, TypeError):
+        except Exception:  # what a __str__ of the user's raises, too
             self.lost += 1
 
     def write_indices(self, number: int, indices: array[int]) -> str:

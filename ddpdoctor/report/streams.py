@@ -21,18 +21,40 @@ STDERR = 2
 """File descriptor of stderr, for a process that shall write there."""
 PLAIN_WIDTH = 80
 """Columns of text that goes to a file or a pipe."""
+_LONGEST_MESSAGE = 1000
+"""Characters of an error; a path may have 4,096."""
 MAXIMUM_WIDTH = 100
 """Columns of text on a wide terminal; longer lines are hard to read."""
 
 
 def write_result(text: str) -> None:
     """Write a result to stdout."""
-    _write(sys.stdout, text)
+    _write(sys.stdout, text, is_result=True)
 
 
-def read_stdin() -> bytes:
-    """All that stdin holds; nothing when it is closed."""
-    return sys.stdin.buffer.read() if sys.stdin is not None else b""
+def occupy_closed() -> None:
+    """Open the null device in the place of a standard stream that is closed.
+
+    Otherwise the next file that is opened becomes it, and gets what some library or child writes to its stdout.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+def read_stdin(at_most_bytes: int) -> bytes:
+    """All that stdin holds; raises UsageError when it is closed, cannot be read, or holds more."""
+    if sys.stdin is None:
+        raise UsageError("there is nothing to examine: the standard input is closed")
+    try:
+        content = sys.stdin.buffer.read(at_most_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the standard input cannot be read: {error}") from error
+    if len(content) > at_most_bytes:
+        raise UsageError(f"the standard input has more than {at_most_bytes:,} bytes, which no script has")
+    return content
 
 
 def say(text: str) -> None:
@@ -49,7 +71,15 @@ def say_lines(lines: Iterable[str]) -> None:
 
 def say_error(error: DdpDoctorError) -> None:
     """Write an error of ours and its hint to stderr."""
-    say(f"error: {error.message}" + (f"\nhint:  {error.hint}" if error.hint else ""))
+    say(f"error: {one_sentence(error.message)}" + (f"\nhint:  {one_sentence(error.hint)}" if error.hint else ""))
+
+
+def one_sentence(message: str) -> str:
+    """A message on one line and of a length that can be read, whatever names stand in it."""
+    line = message.replace("\r", "\\r").replace("\n", "\\n")
+    if len(line) <= _LONGEST_MESSAGE:
+        return line
+    return f"{line[: _LONGEST_MESSAGE // 2]} … {line[-_LONGEST_MESSAGE // 2 :]}"
 
 
 def colours_wanted(no_color: bool) -> bool:
@@ -105,8 +135,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def _write(stream: TextIO | None, text: str) -> None:
+def _write(stream: TextIO | None, text: str, *, is_result: bool = False) -> None:
     if stream is None:
+        if is_result and text:
+            raise UsageError("cannot write to the standard output: it is closed")
         return
     try:
         try:

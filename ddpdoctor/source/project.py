@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.directories import home_directory
 from ddpdoctor.errors import UsageError
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
@@ -138,8 +139,9 @@ def project_root(path: Path) -> Path:
     directory = path.parent
     if INSTALLED.intersection(path.parts):
         return _outside_packages(directory)
+    home = home_directory()
     for level, parent in enumerate((directory, *directory.parents)):
-        if level > LEVELS_UP or parent == Path.home() or parent == parent.parent:
+        if level > LEVELS_UP or parent == home or parent == parent.parent:
             break
         if any((parent / name).exists() for name in PROJECT_FILES):
             return parent

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -17,6 +15,7 @@ from ddpdoctor.source.facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.project import Finder, Surroundings, find_main
+from ddpdoctor.source_text import decoded
 
 MAXIMUM_MODULES = 300
 PARSER_RECURSION_LIMIT = 4_000
@@ -137,12 +136,7 @@ def parse_bytes(raw: bytes, path: Path, name: str, package: str) -> Module:
         raise ValueError(f"it has {len(raw):,} bytes, more than {MAXIMUM_BYTES:,}")
     if b"\0" in raw:
         raise ValueError("it contains NUL bytes")
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
-    except SyntaxError:
-        raw.decode("utf-8")
-        raise
-    text = raw.decode(encoding)
+    text, _ = decoded(raw)
     with warnings.catch_warnings(), deep_recursion(PARSER_RECURSION_LIMIT):
         warnings.simplefilter("ignore")
         tree = ast.parse(text, filename=str(path))

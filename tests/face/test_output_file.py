@@ -150,7 +150,7 @@ def test_where_a_file_cannot_be_replaced_it_is_written(tmp_path: Path, monkeypat
     def refuses(*paths: str) -> None:
         raise OSError(16, "Device or resource busy")
 
-    monkeypatch.setattr(replacing.os, "replace", refuses)
+    monkeypatch.setattr(os, "replace", refuses)
     replacing.replace_file(str(file), b"short", file.stat())
     assert file.read_bytes() == b"short"
     assert os.listdir(tmp_path) == ["report"]

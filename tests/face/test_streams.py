@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.errors import UsageError
-from ddpdoctor.report import streams
 from ddpdoctor.report.escape import one_line, visible
 
 ROOT = Path(__file__).parents[2]
