@@ -86,7 +86,8 @@ class NumberedRing:
 
     def _put_down(self, first: int, content: bytes, rows: int = 1) -> int:
         """Write rows that lie side by side; how many bytes that were."""
-        self._written = max(self._written, first + rows)
+        if self._written < first + rows:
+            self._written = first + rows
         offset = layout.HEAD_BYTES + first % layout.NUMBERED_ROWS * self._row_bytes
         try:
             written = os.pwrite(self._descriptor, content, offset)
