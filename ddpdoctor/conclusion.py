@@ -175,12 +175,18 @@ def _no_wrap(record: RunRecord) -> _Judgement:
     return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record), _NO_WRAP)
 
 
+def _shortened(text: str, characters: int) -> str:
+    """Cut a text between two words, or within one that is longer than all that is kept."""
+    shortened = textwrap.shorten(text, characters, placeholder=" ...")
+    return f"{text[: characters - 4]} ..." if shortened == "..." else shortened
+
+
 def _no_rank(record: RunRecord, root: str) -> _Judgement:
     raised = next(iter(record.job.early_exceptions), None)
     if raised is None:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
     hint = hint_for(raised)
-    message = textwrap.shorten(headline(raised), LONG_MESSAGE, placeholder=" ...")
+    message = _shortened(headline(raised), LONG_MESSAGE)
     reason = f"before there was a rank, {raised.type} was raised{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
 
@@ -196,7 +202,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
     if raised is not None:
         same = sorted(rank.rank for rank in failed if _like(_root_exception(rank), raised))
         reason = f"{named_ranks(same)} raised {raised.type}{_at(raised, root)}"
-        message = textwrap.shorten(headline(raised), MESSAGE_CHARACTERS, placeholder=" ...")
+        message = _shortened(headline(raised), MESSAGE_CHARACTERS)
         reason += f": {message}" if message else ""
         told_by |= _PARTINGS if len(same) < len(record.ranks) else frozenset()
     elif first.signal:

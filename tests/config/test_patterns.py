@@ -45,3 +45,16 @@ def test_what_lies_in_a_matched_directory_is_matched() -> None:
     patterns = parse_patterns(["third_party/"])
     assert matches_below(patterns, "x/third_party/y/z.py")
     assert not matches_below(patterns, "x/third_party.py")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 200 + "b", "a" * 4_000),
+        ("**/a/" * 200 + "b", "a/" * 2_000 + "c"),
+        ("*[ab]?" * 200 + "c", "a" * 4_000),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_no_pattern_explodes(pattern: str, path: str) -> None:
+    assert matches(parse_patterns([pattern]), path, directory=False) is None

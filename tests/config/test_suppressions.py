@@ -106,3 +106,20 @@ def _said(
         for finding in json.loads(report.read_text())["findings"]
         if finding["code"] in ("DDP301", "DDP001")
     ]
+
+
+@pytest.mark.parametrize(
+    "comments",
+    [
+        "# ddpdoctor: ignore[DDP101]\n" * 100_000 + "x = 1\n",
+        "x = 1  # ddpdoctor: ignore[nope]\n" * 20_000,
+        f"x = 1  # ddpdoctor: ignore[{', '.join(f'word{number}' for number in range(50_000))}]\n",
+        "x = 1  " + "# ddpdoctor: ignore[" * 50_000 + "\n",
+    ],
+    ids=["alone", "lines", "words", "open"],
+)
+@pytest.mark.timeout(120)
+def test_thousands_of_comments_are_judged_in_time(
+    comments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(_said(HEAD + "    pass\n" + TAIL + comments, tmp_path, monkeypatch, "train.py")) <= 101

@@ -65,6 +65,15 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
         (["check", "--static", "-j", "-1", "."], "--jobs"),
         (["check", "train.py", "--nproc", "1"], "--nproc"),
         (["check", "train.py", "--nproc", "two"], "--nproc"),
+        (["check", "train.py", "--nproc", "99999999999999999999"], "--nproc"),
+        (["check", "train.py", "--stall-after", "1e308"], "--stall-after"),
+        (["check", "train.py", "--stall-after", "nan"], "--stall-after"),
+        (["check", "train.py", "--time-limit", "inf"], "--time-limit"),
+        (["check", "train.py", "--batch-size", "9" * 5000], "--batch-size"),
+        (["check", "--static", "-j", "9" * 30, "."], "--jobs"),
+        (["check", "a" * 300 + ".py"], "File name too long"),
+        (["check", "--static", "d/" * 3000 + "train.py"], "File name too long"),
+        (["check", "train.py", "-o", "notes.ipynb"], "it is a notebook"),
         (["check", "train.py", "--batches", "0"], "--batches"),
         (["check", "train.py", "--time-limit", "0"], "--time-limit"),
         (["check", "train.py", "--time-limit", "nan"], "--time-limit"),
@@ -98,6 +107,8 @@ def test_wrong_usage_is_said_on_stderr_and_exits_with_2(
         ("notes.txt", b"hello\n", "not a Python file"),
         ("null.py", b"x = 1\0\n", "NUL"),
         ("latin.py", b"x = '\xe4'\n", "latin.py"),
+        ("turned.py", b"# coding: rot13\n", "rot13 is no encoding of text"),
+        ("hex.py", b"# coding: hex\n", "hex is no encoding of text"),
     ],
 )
 def test_a_script_that_cannot_be_read_exits_with_2(
@@ -109,6 +120,46 @@ def test_a_script_that_cannot_be_read_exits_with_2(
     assert out == ""
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_report_that_must_not_be_written_is_refused_before_the_rehearsal(
+    examined: Callable[..., list[ExamineRequest]], capsys: Output, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = examined()
+    (project / "conf.yaml").write_text("lr: 1\n")
+    assert main(["check", "train.py", "-o", "conf.yaml"]) == ExitCode.ERROR
+    assert "not a report of ddpdoctor" in capsys.readouterr().err
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "train.py")
+    assert main(["check", "train.py", "--output-format", "github"]) == ExitCode.ERROR
+    assert "it is the script to be examined" in capsys.readouterr().err
+    assert requests == []
+    assert main(["check", "train.py", "-o", "conf.yaml", "--force"]) == ExitCode.CLEAN
+    assert len(requests) == 1
+
+
+def test_a_report_that_cannot_be_written_any_more_goes_to_stdout(
+    examined: Callable[..., list[ExamineRequest]], capsys: Output, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def examine(request: ExamineRequest, *progress: Any) -> Any:
+        (project / "report.txt").write_text("came meanwhile")
+        return examination(result(hang()))
+
+    monkeypatch.setattr(check_module, "examine", examine)
+    assert main(["check", "train.py", "-o", "report.txt"]) == ExitCode.ERROR
+    out, err = capsys.readouterr()
+    assert "rank-divergent-collective" in out
+    assert "cannot write report.txt" in err
+    assert (project / "report.txt").read_text() == "came meanwhile"
+
+
+def test_a_working_directory_that_is_gone_is_told(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["check", "train.py"]) == ExitCode.ERROR
+    assert capsys.readouterr().err.startswith("error: the working directory cannot be used: ")
 
 
 def test_options_and_the_arguments_of_the_script_arrive(examined: Callable[..., list[ExamineRequest]]) -> None:

@@ -214,3 +214,44 @@ def test_events_that_could_not_be_written_make_the_record_incomplete(tmp_path: P
     assembly.poll()
     stream = assembly.record(Job(kind="rehearsal")).stream("passes")
     assert (stream.state, stream.reason) == ("truncated", "2 events could not be written")
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        sys.exit(3)
+
+
+def test_names_and_texts_of_all_kinds_come_back(tmp_path: Path) -> None:
+    writer = EventWriter(str(tmp_path))
+    names = ["a\nb", os.fsdecode(b"\xff\xfe"), "q\"'\\", "\x1b[31m", "\u202e", "\0", "\u2028"]
+    for name in names:
+        writer.write("file", path=name, value=float("nan"))
+    files = RunFiles(tmp_path)
+    assert [event["path"] for _, event in files.poll()] == names
+    assert files.damaged_lines == 0
+
+
+def test_an_exception_without_a_text_is_told(tmp_path: Path) -> None:
+    from ddpdoctor.probe.process import ProcessEnd, text_of
+
+    assert text_of(_Mute()) == "<its __str__ raised SystemExit>"
+    assert text_of(ValueError("said")) == "said"
+    ProcessEnd(Journal(str(tmp_path), {"kind": "rehearsal"})).report(_Mute())
+    (raised,) = (event for _, event in RunFiles(tmp_path).poll() if event["event"] == "raised")
+    assert raised["type"] == "_Mute"
+    assert raised["message"] == "<its __str__ raised SystemExit>"
+
+
+@pytest.mark.parametrize("last", ["atexit.register(lambda: sys.exit(3))", "thread.start(); thread.join()", "pass"])
+def test_only_an_exit_of_the_script_counts(last: str, tmp_path: Path) -> None:
+    code = f"""
+import atexit, sys, threading
+from ddpdoctor.probe.journal import Journal
+from ddpdoctor.probe.process import ProcessEnd
+ProcessEnd(Journal({str(tmp_path)!r}, {{"kind": "run"}})).install()
+thread = threading.Thread(target=lambda: sys.exit(3))
+{last}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    (ended,) = (event for _, event in RunFiles(tmp_path).poll() if event["event"] == "exit")
+    assert (ended["code"], ended["finished"]) == (0, True)
