@@ -126,6 +126,8 @@ def is_step_summary(name: str) -> bool:
 def refuse_step_summary(name: str, sources: Iterable[Path]) -> None:
     """Raise UsageError when Markdown must not, or cannot, be appended to ``name``, which the environment names."""
     try:
+        if _is_no_markdown(name):
+            raise UsageError(f"{STEP_SUMMARY} names {name}, which is not appended to: {_NO_MARKDOWN}", _SUMMARY_HINT)
         status = os.stat(name)
     except FileNotFoundError:
         parent = os.path.dirname(os.path.realpath(name))
@@ -154,6 +156,15 @@ def append_step_summary(name: str, content: bytes, sources: Iterable[Path]) -> N
 _SUMMARY_HINT = f"Unset {STEP_SUMMARY}, or let it name the file that the runner made."
 
 
+_NO_MARKDOWN = "it is no Markdown by its name"
+
+
+def _is_no_markdown(name: str) -> bool:
+    real = Path(os.path.realpath(name))
+    suffixes = {Path(name).suffix.lower(), real.suffix.lower()}
+    return not real.name.startswith(_OF_A_RUNNER) and not suffixes <= _SUMMARY_SUFFIXES and not real.is_char_device()
+
+
 def _is_no_summary(name: str, status: os.stat_result) -> str:
     """Why a file cannot be a summary; empty when it may be one."""
     if not stat.S_ISREG(status.st_mode):
@@ -163,8 +174,6 @@ def _is_no_summary(name: str, status: os.stat_result) -> str:
     real = Path(os.path.realpath(name))
     if real.name.startswith(_OF_A_RUNNER) or not status.st_size:
         return ""
-    if real.suffix.lower() not in _SUMMARY_SUFFIXES:
-        return "it is no Markdown by its name"
     content = _content(name) if status.st_size <= LARGEST_BYTES else b"\0"
     if status.st_mode & 0o111 or content.startswith(b"#!") or b"\0" in content or _holds_code(content):
         return "it holds a program or data, and no Markdown"

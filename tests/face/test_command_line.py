@@ -131,7 +131,7 @@ def test_a_report_that_must_not_be_written_is_refused_before_the_rehearsal(
     assert "not a report of ddpdoctor" in capsys.readouterr().err
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "train.py")
     assert main(["check", "train.py", "--output-format", "github"]) == ExitCode.ERROR
-    assert "it is the script to be examined" in capsys.readouterr().err
+    assert "it is no Markdown by its name" in capsys.readouterr().err
     assert requests == []
     assert main(["check", "train.py", "-o", "conf.yaml", "--force"]) == ExitCode.CLEAN
     assert len(requests) == 1
