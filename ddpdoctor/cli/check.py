@@ -194,7 +194,9 @@ def check(
         raise UsageError("`--fix` has no file to write stdin to", "`--diff` shows what it would do.")
     sources = (*map(Path, paths), script_path(line)) if output is not None or output_format == "github" else ()
     file = None if output is None else OutputFile(output, force=force, sources=sources)
-    if file is not None:
+    if file is None:
+        streams.demand_stdout()
+    else:
         file.refuse()
     summary = os.environ.get(STEP_SUMMARY) if output_format == "github" and not diff else None
     if summary:

@@ -50,7 +50,7 @@ class OutputFile:
 
         Raises UsageError when that is not possible, or not allowed.
         """
-        self.write(encoded(text if self._appends else sealed(text, output_format)))
+        self.write(encoded(sealed(text, output_format) if self._is_kept() else text))
 
     def write(self, content: bytes) -> None:
         """Write a report; raises as ``write_text`` does."""
@@ -65,6 +65,10 @@ class OutputFile:
             raise UsageError(f"cannot write {self._name}: it came or was changed while we were at work") from error
         except OSError as error:
             raise _cannot(self._name, error) from error
+
+    def _is_kept(self) -> bool:
+        """Whether the report becomes a file of its own, which the next one may find."""
+        return not self._appends and (os.path.isfile(self._name) or not os.path.exists(self._name))
 
     def _write_file(self, content: bytes) -> None:
         before = self._status()

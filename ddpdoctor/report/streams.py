@@ -32,6 +32,12 @@ def write_result(text: str) -> None:
     _write(sys.stdout, text, is_result=True)
 
 
+def demand_stdout() -> None:
+    """Raise UsageError when a result could not be written to stdout."""
+    if sys.stdout is None:
+        raise UsageError("cannot write to the standard output: it is closed", "`-o FILE` writes the report to a file.")
+
+
 def occupy_closed() -> None:
     """Open the null device in the place of a standard stream that is closed.
 
@@ -138,7 +144,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 def _write(stream: TextIO | None, text: str, *, is_result: bool = False) -> None:
     if stream is None:
         if is_result and text:
-            raise UsageError("cannot write to the standard output: it is closed")
+            demand_stdout()
         return
     try:
         try:
