@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -47,6 +47,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         ranks: tuple[int, ...] = (),
         evidence: tuple[Fact, ...] = (),
         severity: Severity | None = None,
+        role: Literal["", "cause", "echo"] = "",
+        doubt: str = "",
     ) -> Finding:
         """Build a finding of this check; ``severity`` overrides the one of the basis."""
         return Finding(
@@ -59,6 +61,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             basis=frozenset({basis}),
             evidence=evidence,
             remedy=remedy,
+            role=role,
+            doubt=doubt,
         )
 
 
@@ -70,6 +74,8 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The module's docstring."""
     in_source: Callable[[Script], Iterator[Finding]] | None = None
     in_run: Callable[[RunRecord], Iterator[SaidOfRun]] | None = None
+    in_log: Callable[[RunRecord], Iterator[SaidOfRun]] | None = None
+    """Of a record that was read from what a dead job left."""
 
 
 class OutcomeState(str, Enum):

@@ -73,6 +73,26 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
         return (*(f"not held back: the script {done}" for done in self.not_held_back), *self.notes)
 
 
+class AutopsySection(msgspec.Struct, frozen=True, kw_only=True):
+    """What an autopsy has read, and what it lacks."""
+
+    logs: int = 0
+    lines: int = 0
+    dumps: int = 0
+    error_files: int = 0
+    processes: int = 0
+    """Living ranks that were looked at."""
+    ranks: tuple[int, ...] = ()
+    """Ranks of which something is known."""
+    attempts: int = 1
+    """How often the launcher started the ranks."""
+    certain: bool = False
+    """The first cause is known, without a doubt."""
+    missing: tuple[str, ...] = ()
+    """Evidence that is missing, and how to get it next time, in sentences."""
+    seconds: float = 0.0
+
+
 class RefutedSuspicion(msgspec.Struct, frozen=True, kw_only=True):
     """What the source made suspicious and the run cleared."""
 
@@ -104,5 +124,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """Suspicions of the source that are no findings because the run proved that they are not so."""
     notes: tuple[str, ...] = ()
     """Broken third-party checks and the like."""
+    autopsy: AutopsySection | None = None
+    """Of an autopsy; then nothing was read of the source and nothing rehearsed."""
     scripts: tuple[str, ...] = ()
     """When directories or several scripts were asked for, those that were examined; otherwise empty."""

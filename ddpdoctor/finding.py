@@ -93,6 +93,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     to train.py:88``; empty when it confirmed it or cannot speak of it."""
     stress: str = ""
     """The injected cause under which it was seen; empty when it happens by itself."""
+    role: Literal["", "cause", "echo"] = ""
+    """In an autopsy: the first cause of the death, or what followed from it."""
+    doubt: str = ""
+    """In an autopsy: why it is not certain that this is the cause; empty where it is."""
     fingerprint: str = ""
     """Survives line moves; filled in when findings are merged."""
 

@@ -208,8 +208,11 @@ def _loaded(module: ModuleType) -> LoadedCheck:
         raise TypeError(f"{module.__name__} has no CHECK")
     in_source = getattr(module, "in_source", None)
     in_run = getattr(module, "in_run", None)
-    if not callable(in_source) and not callable(in_run):
-        raise TypeError(f"{module.__name__} has neither in_source nor in_run")
+    in_log = getattr(module, "in_log", None)
+    if not any(map(callable, (in_source, in_run, in_log))):
+        raise TypeError(f"{module.__name__} has neither in_source nor in_run nor in_log")
     if not (module.__doc__ or "").strip():
         raise TypeError(f"{module.__name__} has no documentation")
-    return LoadedCheck(check=check, documentation=module.__doc__ or "", in_source=in_source, in_run=in_run)
+    return LoadedCheck(
+        check=check, documentation=module.__doc__ or "", in_source=in_source, in_run=in_run, in_log=in_log
+    )

@@ -74,6 +74,30 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
     return tuple(results)
 
 
+def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
+    """Run every check that looks at what a dead job left.
+
+    Raises ConfigurationError when a built-in check cannot be loaded.
+    """
+    results = []
+    for entry in entries:
+        check = load(entry)
+        if check.in_log is not None:
+            heard = _ask(check.in_log, record)
+            results.append(
+                CheckResult(
+                    code=entry.code,
+                    name=entry.name,
+                    from_run=tuple(item for item in heard.yielded if isinstance(item, Finding)),
+                    looked_at_run=True,
+                    gap=heard.gap,
+                    bound_hit=heard.bound_hit,
+                    crashed=heard.crashed,
+                )
+            )
+    return tuple(results)
+
+
 def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
     """Say what became of a check.
 

@@ -89,3 +89,16 @@ def _of_keys(divergence: Divergence) -> str:
         f"{names.pop()} has {counts}: give it the same keys whatever is in a rank's batch, with 0 for what is not "
         "there, before its values are reduced."
     )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report collectives, or models, that differ between the ranks, by the logs or by the dumps."""
+    from ddpdoctor.diagnosis.log_findings import from_dumps, from_log
+
+    yield from from_dumps(CHECK, record, _remedy)
+    yield from from_log(
+        CHECK,
+        record,
+        "Call the same collective with the same shape and dtype on every rank, and build the same model there; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare them before each call.",
+    )

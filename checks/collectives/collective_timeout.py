@@ -85,3 +85,11 @@ def _told(struck: TimedOut) -> str:
     if not struck.absent:
         return waited
     return f"{waited}: {rank_list(struck.absent)} did not come"
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report the collective that ranks gave up on, and who did not come to it."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+    from ddpdoctor.diagnosis.log_remedies import of_timeout
+
+    yield from from_log(CHECK, record, of_timeout)

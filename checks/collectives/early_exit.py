@@ -61,3 +61,16 @@ def _remedy(divergence: Divergence) -> str:
         "Let all ranks leave together: all-reduce the reason for leaving first, or run the missing collectives on the "
         "rank that leaves."
     )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report a rank that left without saying why, by the logs or by the others' collectives in the dumps."""
+    from ddpdoctor.diagnosis.log_findings import from_dumps, from_log
+
+    yield from from_dumps(CHECK, record, _remedy)
+    yield from from_log(
+        CHECK,
+        record,
+        "Look at what that rank did last: a script that leaves by sys.exit, returns early, or has fewer batches than "
+        "the others. Let all ranks leave together.",
+    )

@@ -87,3 +87,10 @@ def _remedy(divergence: Divergence) -> str:
         return "Sleep less: the others wait all that time, and give up when the timeout of their group is over."
     stuck = "the ranks" if divergence.culprit is None else f"rank {divergence.culprit}"
     return f"See in its stack what {stuck} stands in; give that lock, queue or read a time limit."
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report it by the ranks' collectives in flight-recorder dumps."""
+    from ddpdoctor.diagnosis.log_findings import from_dumps
+
+    yield from from_dumps(CHECK, record, _remedy)

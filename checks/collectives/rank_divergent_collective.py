@@ -75,3 +75,13 @@ def _remedy(divergence: Divergence) -> str:
         f"Make every rank call {account.disputed_call(divergence)}, or none: move it out of the branch that only some "
         "ranks take."
     )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report ranks that were in different collectives, by the logs or by the dumps."""
+    from ddpdoctor.diagnosis.log_findings import from_dumps, from_log
+
+    yield from from_dumps(CHECK, record, _remedy)
+    yield from from_log(
+        CHECK, record, "Make every rank call the same collectives in the same order: move them out of rank tests."
+    )

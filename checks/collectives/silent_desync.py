@@ -103,3 +103,10 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
             evidence=facts + (() if divergence is None else account.facts(divergence, basis)),
             severity=Severity.WARNING if divergence is None else None,
         )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report it by the ranks' collectives in flight-recorder dumps."""
+    from ddpdoctor.diagnosis.log_findings import from_dumps
+
+    yield from from_dumps(CHECK, record, lambda divergence: _REMEDIES.get(divergence.form, _SKIP_TOGETHER))

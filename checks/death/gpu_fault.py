@@ -1,7 +1,8 @@
 """A GPU failed while the job ran.
 
 What it finds
-    In a live run: a GPU of a rank that its driver cannot reach any more, a critical event (Xid) of the driver on it, or
+    In the logs: an event of the driver (Xid), or CUDA's error about ECC or a lost GPU. In a live run: a GPU of a rank
+    that its driver cannot reach any more, a critical event (Xid) of the driver on it, or
     memory errors that could not be corrected, where they came during the run.
 
 Why it is bad
@@ -33,7 +34,12 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
 
-CHECK = Check(code="DDP704", name="gpu-fault", severity={"run": Severity.ERROR}, needs=frozenset({"gpus"}))
+CHECK = Check(
+    code="DDP704",
+    name="gpu-fault",
+    severity={"run": Severity.ERROR, "log": Severity.ERROR},
+    needs=frozenset({"gpus"}),
+)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -52,3 +58,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=fault.gpu.ranks,
             evidence=tuple(Fact(text=f"GPU {fault.gpu.index}{name}: {fact}", basis="run") for fact in fault.facts),
         )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report the first event of the driver on a GPU."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Take the machine out of service and restart from the last checkpoint elsewhere. Xid 13, 31 and 43 come from "
+        "the program: run it with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.",
+    )

@@ -109,3 +109,11 @@ def _remedy(killed: Killed) -> str:
         "See whether the kernel killed it for want of memory (`dmesg -T | grep -i 'killed process'`), and what memory "
         "the container or the Slurm job may use."
     )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report what was killed first: a rank, its loader's worker, or the whole job from outside."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+    from ddpdoctor.diagnosis.log_remedies import of_killing
+
+    yield from from_log(CHECK, record, of_killing)

@@ -54,3 +54,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=failure.ranks,
             evidence=(Fact(text=failure.fact, basis=record.job.kind, location=failure.location),),
         )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report why the ranks did not meet."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each a node rank of its own, on a port "
+        "that nobody else uses; see that the rank that holds the store lives and can be reached.",
+    )

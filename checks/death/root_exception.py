@@ -73,3 +73,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 ),
             ),
         )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report the exception that came first, and the later ones as its echoes."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Fix this exception; what the other ranks report follows from it.",
+    )

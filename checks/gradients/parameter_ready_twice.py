@@ -89,3 +89,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ),
         ),
     )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report DDP's error about a gradient that came twice."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        _CHECKPOINTS,
+    )

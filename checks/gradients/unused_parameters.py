@@ -96,3 +96,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=unused.ranks,
             evidence=facts,
         )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report the ranks that DDP told of parameters without gradient."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "If they are not needed, remove or freeze them before the wrap; if their use depends on the input, pass "
+        "find_unused_parameters=True. TORCH_DISTRIBUTED_DEBUG=INFO makes torch print their names.",
+    )

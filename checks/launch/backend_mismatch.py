@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP505",
     name="backend-mismatch",
-    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    severity={"source": Severity.WARNING, **dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR)},
     needs=frozenset({"waits"}),
 )
 _TITLES = {
@@ -89,3 +89,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
             severity=Severity.ADVICE if wait.mentions_cuda else None,
         )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report a backend that the machine or the tensors cannot serve."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Use gloo where there is no GPU, and nccl for CUDA tensors only; see that the job gets its GPUs "
+        "(CUDA_VISIBLE_DEVICES, the container's runtime).",
+    )

@@ -26,13 +26,17 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.rendezvous import legacy_launches
 from ddpdoctor.source.script import Script
 
-CHECK = Check(code="DDP503", name="deprecated-launcher", severity={"source": Severity.WARNING})
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(code="DDP503", name="deprecated-launcher", severity={"source": Severity.WARNING, "log": Severity.ERROR})
 _TITLES = {
     "argument": "the local rank is read from the command line only: under torchrun it keeps its default on every rank",
     "required": "the local rank is a required argument, which torchrun passes to no rank: each ends with a usage error",
@@ -51,3 +55,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report what only the old launcher serves."""
     for launch in legacy_launches(script):
         yield CHECK.finding("source", _TITLES[launch.form], remedy=_REMEDIES[launch.form], locations=(launch.location,))
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report a script that does not know the argument of torch.distributed.launch."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Launch with torchrun and read LOCAL_RANK from the environment; or let the script accept --local-rank.",
+    )

@@ -76,3 +76,14 @@ def _almost_full(record: RunRecord) -> Iterator[Finding]:
         ranks=tuple(use.rank for use in full),
         evidence=(Fact(text=f"{free:,} MiB of {size:,} MiB were free", basis=record.job.kind),),
     )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report a loader or NCCL that ran out of shared memory."""
+    from ddpdoctor.diagnosis.log_findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Start the container with --ipc=host or a larger --shm-size, or use fewer loader workers.",
+    )

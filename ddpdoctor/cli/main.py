@@ -20,6 +20,7 @@ from ddpdoctor.report import streams
 COMMANDS = {
     "check": "ddpdoctor.cli.check",
     "profile": "ddpdoctor.cli.profile",
+    "autopsy": "ddpdoctor.cli.autopsy",
     "report": "ddpdoctor.cli.report",
     "explain": "ddpdoctor.cli.explain",
 }

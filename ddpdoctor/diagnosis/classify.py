@@ -49,7 +49,9 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
         return "DDP304" if divergence.difference else "DDP301"
     if len(_chains(divergence)) < 2:
         return "DDP305" if divergence.form == "standstill" else "DDP304"
-    return "DDP302" if _did_before_what_they_do_apart(divergence, record) else "DDP301"
+    # Dumps hold no forwards: that each rank decides by its own data cannot be told from a rank test.
+    apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
+    return "DDP302" if apart else "DDP301"
 
 
 def divergence_with_code(record: RunRecord, code: str) -> Divergence | None:

@@ -154,6 +154,7 @@ class Assembly:
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far."""
         rows = self._rows
+        setup: dict[str, Any] = {name: tuple(found) for name, found in self._setup.streams.items()}
         return RunRecord(
             job=job,
             sites=tuple(self._sites),
@@ -181,7 +182,7 @@ class Assembly:
             files=tuple(rows["files"]),
             stacks=tuple(rows["stacks"]),
             lines=self._lines.rows(),
-            **{name: tuple(found) for name, found in self._setup.streams.items()},
+            **setup,
             reduced_losses=tuple(rows["reduced_losses"]),
             outsider_calls=tuple(rows["outsider_calls"]),
             step_tracks=self.live.step_tracks(),

@@ -16,6 +16,7 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.files import Access, FileEvent
+from ddpdoctor.record.incidents import LogEvidence
 from ddpdoctor.record.lines import LinesExecuted
 from ddpdoctor.record.machine import JobMachine
 from ddpdoctor.record.measured import (
@@ -442,6 +443,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     host_reads: tuple[HostRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
+
+    logs: LogEvidence = LogEvidence()
+    """What the logs of a dead job tell."""
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

@@ -29,6 +29,8 @@ def _seen_in_a_run(examination: Examination) -> bool:
 
 def why_incomplete(examination: Examination) -> str:
     """Say in one sentence why not everything that was asked for was examined."""
+    if examination.autopsy is not None:
+        return "; ".join(examination.notes) or "nothing that was read tells of a failure"
     rehearsal = examination.rehearsal
     if rehearsal.status in ("stopped", "failed"):
         reason = f": {rehearsal.reason}" if rehearsal.reason else ""

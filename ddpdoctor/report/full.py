@@ -24,6 +24,10 @@ _VERDICT_STYLES = {"clean": "bold green", "findings": "bold red", "inconclusive"
 
 def render(examination: Examination, width: int, *, colour: bool) -> str:
     """Render the examination for ``width`` columns."""
+    if examination.autopsy is not None:
+        from ddpdoctor.report import autopsy_text
+
+        return autopsy_text.render(examination, examination.autopsy, width, colour=colour)
     lines = paragraph(Text(what_was_done(examination)), width, indent=0)
     notes = [*_notes(examination, width), *_unreached(examination, width)]
     blocks = [*_finding_blocks(examination, width), _rehearsal_block(examination, width), notes]

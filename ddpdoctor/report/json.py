@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.examination import Examination, Unreached
+from ddpdoctor.examination import AutopsySection, Examination, Unreached
 from ddpdoctor.finding import Fact, Finding, Frame, Location
 from ddpdoctor.places import shown_path
 
@@ -66,7 +66,23 @@ def as_object(examination: Examination) -> dict[str, Any]:
             for outcome in examination.outcomes
         ],
         "notes": [_plain(note) for note in examination.notes],
+        **({"autopsy": _autopsy(examination.autopsy)} if examination.autopsy is not None else {}),
         **({"scripts": [_plain(script) for script in examination.scripts]} if examination.scripts else {}),
+    }
+
+
+def _autopsy(section: AutopsySection) -> dict[str, Any]:
+    return {
+        "logs": section.logs,
+        "lines": section.lines,
+        "dumps": section.dumps,
+        "error_files": section.error_files,
+        "processes": section.processes,
+        "ranks": list(section.ranks),
+        "attempts": section.attempts,
+        "certain": section.certain,
+        "missing": [_plain(sentence) for sentence in section.missing],
+        "seconds": section.seconds,
     }
 
 
@@ -95,6 +111,7 @@ def finding_object(finding: Finding, root: str) -> dict[str, Any]:
         "unconfirmed": _plain(finding.unconfirmed),
         "stress": _plain(finding.stress),
         "fingerprint": finding.fingerprint,
+        **({"role": finding.role, "doubt": _plain(finding.doubt)} if finding.role else {}),
     }
 
 

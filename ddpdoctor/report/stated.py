@@ -13,5 +13,7 @@ def stated(finding: Finding) -> str:
 
 
 def doubt_of(finding: Finding) -> str:
-    """``not rehearsed`` or ``not confirmed``; empty where there is no such doubt."""
-    return one_line(finding.unconfirmed.partition(":")[0])
+    """``not rehearsed``, ``not confirmed``, ``not certain``, ``echo``; empty where there is no such doubt."""
+    if finding.role == "echo":
+        return "echo"
+    return one_line(finding.unconfirmed.partition(":")[0]) or ("not certain" if finding.doubt else "")

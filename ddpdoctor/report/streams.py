@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.report.escape import one_line, visible
@@ -61,6 +61,11 @@ def read_stdin(at_most_bytes: int) -> bytes:
     if len(content) > at_most_bytes:
         raise UsageError(f"the standard input has more than {at_most_bytes:,} bytes, which no script has")
     return content
+
+
+def stdin_stream() -> BinaryIO | None:
+    """The standard input as bytes; None when it is closed."""
+    return sys.stdin.buffer if sys.stdin is not None else None
 
 
 def say(text: str) -> None:

@@ -1,0 +1,96 @@
+"""The autopsy: reads what a dead job left, asks the checks, and puts the first cause ahead of its echoes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor.diagnosis.log_causes import causes_of
+from ddpdoctor.diagnosis.missing_evidence import missing_evidence
+from ddpdoctor.errors import ExitCode, UsageError
+from ddpdoctor.examination import AutopsySection, Examination, RehearsalSection, SourceSection, Verdict
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.postmortem.read import Postmortem, read_postmortem
+from ddpdoctor.registry import read_catalogue
+from ddpdoctor.runner import CheckResult, outcome_of, run_log_checks
+
+_ORDER = {"cause": 0, "": 1, "echo": 2}
+
+
+class AutopsyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for."""
+
+    paths: tuple[str, ...]
+    fail_on: Severity = Severity.WARNING
+
+
+def autopsy(request: AutopsyRequest, stdin: BinaryIO | None = None) -> Examination:
+    """Read logs and dumps and say what ended the job; raises UsageError when none of the paths is there."""
+    absent = [name for name in request.paths if name != "-" and not Path(name).exists()]
+    if len(absent) == len(request.paths):
+        raise UsageError(
+            f"there is no {absent[0]}" if absent else "nothing was named that could be read",
+            "Name logs, directories of logs or of flight-recorder dumps, or `-` for what comes in on stdin.",
+        )
+    started = time.perf_counter()
+    read = read_postmortem(request.paths, stdin)
+    return concluded(request, read, time.perf_counter() - started)
+
+
+def concluded(request: AutopsyRequest, read: Postmortem, seconds: float) -> Examination:
+    """Ask the checks about what was read, and sum it up."""
+    results = run_log_checks(read_catalogue().entries, read.record)
+    root = str(Path.cwd())
+    findings = with_fingerprints(_ordered(results, read), root)
+    causes = [finding for finding in findings if finding.role == "cause"]
+    failing = any(finding.severity.at_least(request.fail_on) for finding in findings)
+    crashed = [result for result in results if result.crashed]
+    verdict: Verdict = "findings" if failing else "inconclusive"
+    if causes and not failing:
+        verdict = "clean"
+    code = {"findings": ExitCode.FINDINGS, "clean": ExitCode.CLEAN, "inconclusive": ExitCode.INCONCLUSIVE}[verdict]
+    stands = {finding.code for finding in findings}
+    return Examination(
+        target=" ".join(request.paths),
+        root=root,
+        verdict=verdict,
+        exit_code=code,
+        complete=bool(causes) and not crashed,
+        fail_on=request.fail_on,
+        source=SourceSection(status="read", files=0, seconds=0.0),
+        rehearsal=RehearsalSection(status="skipped", reason="an autopsy runs nothing"),
+        findings=findings,
+        outcomes=tuple(outcome_of(result, stands=result.code in stands, cut_short="") for result in results),
+        notes=(*read.notes, *(f"{result.name}: {result.gap}" for result in crashed), *_of_runs(read)),
+        autopsy=AutopsySection(
+            logs=read.logs,
+            lines=read.lines,
+            dumps=read.dumps,
+            error_files=read.error_files,
+            ranks=read.record.rank_numbers(),
+            attempts=read.record.logs.attempts,
+            certain=bool(causes) and not causes[0].doubt,
+            missing=missing_evidence(read.record, dumps=read.dumps),
+            seconds=round(seconds, 3),
+        ),
+    )
+
+
+def _ordered(results: Iterable[CheckResult], read: Postmortem) -> tuple[Finding, ...]:
+    """The first cause first, then the echoes in the order in which they came."""
+    places = {told.code: index for index, told in reversed(list(enumerate(causes_of(read.record))))}
+    found = [finding for result in results for finding in result.from_run]
+    found.sort(key=lambda finding: (_ORDER[finding.role], places.get(finding.code, len(places))))
+    causes = [finding for finding in found if finding.role == "cause"]
+    # A cause is one: where dumps and logs both tell of one, the dumps know the line of every rank.
+    return tuple(replace(finding, role="echo") if finding in causes[1:] else finding for finding in found)
+
+
+def _of_runs(read: Postmortem) -> Sequence[str]:
+    return [f"{name} is a run that ddpdoctor recorded: `ddpdoctor report {name}` shows it" for name in read.runs]

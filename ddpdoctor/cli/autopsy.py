@@ -1,0 +1,80 @@
+"""``ddpdoctor autopsy``: explain a job that died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddpdoctor.autopsy import AutopsyRequest
+from ddpdoctor.autopsy import autopsy as examine_dead_job
+from ddpdoctor.check import LoadedCheck
+from ddpdoctor.cli.command import help_option
+from ddpdoctor.errors import UsageError
+from ddpdoctor.examination import Examination
+from ddpdoctor.finding import Severity
+from ddpdoctor.report import streams
+from ddpdoctor.report.formats import FORMATS, rendered
+from ddpdoctor.report.output_file import OutputFile
+
+
+@click.command(add_help_option=False)
+@click.argument("paths", metavar="[PATH...]", nargs=-1)
+@click.option(
+    "--fail-on",
+    type=click.Choice([severity.value for severity in Severity]),
+    default="warning",
+    show_default=True,
+    help="The mildest severity that makes the exit code 1.",
+)
+@click.option(
+    "--output-format",
+    type=click.Choice(FORMATS),
+    default="full",
+    show_default=True,
+    help="Text for people, one line a finding, JSON, or what CI servers read.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout.")
+@click.option("--force", is_flag=True, help="Let -o overwrite a file that is not a report of ddpdoctor.")
+@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@help_option()
+@click.pass_context
+def autopsy(
+    ctx: click.Context,
+    paths: tuple[str, ...],
+    fail_on: str,
+    output_format: str,
+    output: str | None,
+    force: bool,
+    no_color: bool,
+) -> None:
+    """Explain a job that died, by what it left: logs of any launcher, error files, flight-recorder dumps.
+
+    PATH is a file, a directory, or `-` for stdin, in any mix. What is read is not changed, and nothing of it is run.
+
+    Exit code: 0 no finding at --fail-on, 1 the cause was found, 2 wrong usage, 3 inconclusive, 130 interrupted.
+    """
+    if not paths:
+        raise UsageError(
+            "no log and no dump was named", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
+        )
+    file = None if output is None else OutputFile(output, force=force, sources=map(Path, paths))
+    if file is not None:
+        file.refuse()
+    request = AutopsyRequest(paths=paths, fail_on=Severity(fail_on))
+    examination = examine_dead_job(request, streams.stdin_stream())
+    colour = output is None and streams.colours_wanted(no_color)
+    width = streams.PLAIN_WIDTH if output is not None else streams.result_width()
+    text = rendered(examination, output_format, _checks_of, width, colour=colour)
+    if file is None:
+        streams.write_result(text)
+    else:
+        file.write_text(text, output_format)
+    ctx.exit(examination.exit_code)
+
+
+def _checks_of(examination: Examination) -> list[LoadedCheck]:
+    from ddpdoctor.registry import find, load, read_catalogue
+
+    catalogue = read_catalogue()
+    return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]

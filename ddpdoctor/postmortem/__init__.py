@@ -1,0 +1,1 @@
+"""What a dead job left: logs and flight-recorder dumps, read into a record."""

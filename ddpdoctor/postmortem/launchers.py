@@ -1,0 +1,210 @@
+"""What launchers, schedulers and the kernel print when processes end: torchrun, mp.spawn, Slurm, MPI, dmesg."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+from ddpdoctor.postmortem.prefixes import nanoseconds
+from ddpdoctor.record.incidents import Incident, RankEnding
+
+FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) (?:of )?local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
+CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG(?P<signal>\w+)")
+FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
+TOLD_TO_END = re.compile(r"Received (?:Signals\.SIG\w+|(?P<number>\d+)) death signal, shutting down workers")
+GOT_SIGNAL = re.compile(r"Process \d+ got signal: (?:(?P<number>\d+)|(?:Signals\.)?SIG(?P<name>\w+))")
+_SPAWNED = re.compile(r"-- Process (?P<rank>\d+) terminated with the following error:")
+_SPAWN_SIGNAL = re.compile(r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)")
+_SPAWN_EXIT = re.compile(r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)")
+_MPI = re.compile(
+    r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)"
+)
+_SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)\s*$")
+_SLURM_CANCELLED = re.compile(
+    r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>\S+) CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
+)
+_SLURM_NODE = re.compile(r"srun: error: Node failure on (?P<host>\S+)")
+_SLURM_MEMORY = re.compile(r"Detected \d+ oom[_-]kill event", re.IGNORECASE)
+_POD_MEMORY = re.compile(r"\bOOMKilled\b")
+_KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
+_KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
+_XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
+_NCCL_WARN = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\].*?NCCL WARN (?P<text>.*)")
+_PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
+_SHELL = re.compile(
+    r"(?:^|: line \d+:\s+|\s)(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
+    r"(?:\s+\(core dumped\))?(?:\s|$)"
+)
+_USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
+_ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
+_RANK = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+MOST_TABLE_LINES = 100_000
+_WORDS = {"killed": 9, "segmentation fault": 11, "aborted": 6, "bus error": 7, "terminated": 15, "out of memory": 9}
+
+
+class FailureTable:
+    """The table of failures at the end of what torchrun prints."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._first = False
+        self._row: dict[str, str] = {}
+        self._lines = 0
+
+    def begin(self) -> None:
+        """The table comes next."""
+        self.open, self._first, self._row, self._lines = True, False, {}, 0
+
+    def take(self, text: str) -> Iterator[dict[str, str]]:
+        """Take in a line and give out the row that is complete with it."""
+        self._lines += 1
+        stripped = text.strip()
+        if stripped.startswith("Root Cause"):
+            yield from self._done()
+            self._first = True
+        elif re.fullmatch(r"\[\d+\]:", stripped) or stripped.startswith("-----"):
+            yield from self._done()
+        elif row := _ROW.match(text):
+            self._row[row["key"]] = row["value"].strip()
+        elif stripped.startswith("=====") and self._row:
+            yield from self._done()
+            self.open = False
+        elif "traceback" in self._row:
+            self._row["traceback"] += "\n" + text.removeprefix("  ")
+        self.open = self.open and self._lines < MOST_TABLE_LINES
+
+    def finish(self) -> Iterator[dict[str, str]]:
+        """The row that was open where the log ends."""
+        yield from self._done()
+
+    def _done(self) -> Iterator[dict[str, str]]:
+        if "rank" in self._row:
+            yield {**self._row, "first": "yes" if self._first else ""}
+        self._row = {}
+
+
+def ending_of(row: dict[str, str]) -> RankEnding | None:
+    """How a rank ended, by its row in the table."""
+    rank, code = _RANK.match(row["rank"]), _EXIT.match(row.get("exitcode", ""))
+    if rank is None:
+        return None
+    return RankEnding(
+        rank=int(rank["rank"]),
+        local_rank=int(rank["local"]),
+        pid=int(code["pid"]) if code else 0,
+        exit_code=int(code["code"]) if code else 0,
+        host=row.get("host", ""),
+        time_ns=nanoseconds(row.get("time", "")),
+        first=bool(row["first"]),
+    )
+
+
+def spawned_rank(text: str) -> int | None:
+    """The rank whose traceback follows, in the words of ``mp.spawn``."""
+    match = _SPAWNED.search(text)
+    return int(match["rank"]) if match else None
+
+
+def endings_in(text: str) -> Iterator[RankEnding]:
+    """Ends of processes that a line tells of."""
+    for pattern in (_SPAWN_SIGNAL, _SPAWN_EXIT):
+        if match := pattern.search(text):
+            found = match.groupdict()
+            code = -signal_number(found["signal"]) if "signal" in found else int(found["code"])
+            yield RankEnding(rank=int(match["rank"]), exit_code=code, first=True)
+    if match := _MPI.search(text):
+        yield RankEnding(
+            rank=int(match["rank"]),
+            pid=int(match["pid"]),
+            host=match["host"],
+            exit_code=-int(match["signal"]),
+            first=True,
+        )
+    if match := _SLURM_TASK.search(text):
+        code = _code_of(match["what"])
+        for task in _tasks(match["tasks"]):
+            yield RankEnding(rank=task, host=match["host"], exit_code=code)
+
+
+def incidents_in(text: str) -> Iterator[Incident]:
+    """Incidents that a line of a scheduler, of the kernel, of NCCL or of a shell tells of."""
+    if match := _XID.search(text):
+        number = int(match["number"])
+        if number != 45:
+            yield Incident(
+                kind="gpu", code="DDP704", pid=int(match["pid"] or 0), type=f"Xid {number}",
+                message=f"Xid {number} on GPU {match['gpu']}{match['text']}".strip(),
+            )  # fmt: skip
+    elif match := _KERNEL_MEMORY.search(text):
+        yield Incident(
+            kind="killed-by-kernel",
+            code="DDP703",
+            pid=int(match["pid"]),
+            signal=9,
+            type="out of memory",
+            message=text.strip(),
+        )
+    elif _SLURM_MEMORY.search(text) or _POD_MEMORY.search(text):
+        yield Incident(kind="killed-by-kernel", code="DDP703", signal=9, type="out of memory", message=text.strip())
+    elif match := _KERNEL_FAULT.search(text):
+        yield Incident(kind="signalled", code="DDP703", pid=int(match["pid"]), signal=11, message=text.strip())
+    elif match := _SLURM_CANCELLED.search(text):
+        yield Incident(
+            kind="killed-by-scheduler", code="DDP703", host=match["host"], time_ns=nanoseconds(match["time"]),
+            type=(match["why"] or "cancelled").lower(), message=text.strip(),
+        )  # fmt: skip
+    elif match := _SLURM_NODE.search(text):
+        yield Incident(
+            kind="killed-by-scheduler", code="DDP703", host=match["host"], type="node failure", message=text.strip()
+        )
+    elif match := _NCCL_WARN.search(text):
+        yield from _of_nccl(match)
+    elif match := _PYTHON_FAULT.search(text):
+        yield Incident(
+            kind="signalled", code="DDP703", signal=_WORDS.get(match["what"].strip().lower()),
+            type="Fatal Python error",
+            message=match["what"].strip(),
+        )  # fmt: skip
+    elif (match := _USAGE.match(text)) and not text.startswith(("srun:", "slurmstepd:", "torchrun:")):
+        # argparse ends a script with exit code 2 and without a traceback.
+        code = "DDP503" if re.search(r"unrecognized arguments:.*--local[-_]rank", text) else "DDP706"
+        yield Incident(kind="raised", code=code, type="usage error", message=match["message"], exit_code=2)
+    elif (match := _SHELL.search(text)) and len(text) < 200:
+        yield Incident(
+            kind="signalled", code="DDP703", pid=int(match["pid"] or 0), signal=_WORDS[match["what"].lower()],
+            type="shell", message=text.strip(),
+        )  # fmt: skip
+
+
+def signal_number(name: str) -> int:
+    """The number of a signal by its name without ``SIG``, or as digits; 0 when there is none."""
+    if name.isdigit():
+        return int(name)
+    return int(getattr(signal, f"SIG{name}", 0))
+
+
+def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
+    from ddpdoctor.postmortem.failures import LOST_PEER
+
+    text = match["text"].strip()
+    lost = LOST_PEER.search(text) is not None or "Connection refused" in text
+    yield Incident(
+        kind="lost-peer" if lost else "nccl", code="DDP306" if lost else "DDP701", host=match["host"],
+        pid=int(match["pid"]), type="NCCL WARN", message=text,
+    )  # fmt: skip
+
+
+def _code_of(what: str) -> int:
+    if match := re.search(r"exit code (\d+)", what):
+        return int(match[1])
+    words = what.lower().removesuffix("(core dumped)").strip()
+    return -_WORDS.get(words, 0)
+
+
+def _tasks(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if low.isdigit():
+            yield from range(int(low), min(int(high or low), int(low) + 100_000) + 1)

@@ -1,0 +1,278 @@
+"""Reads one log: puts its lines of interest together into incidents and ends of ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import count
+from typing import BinaryIO
+
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor.postmortem import launchers
+from ddpdoctor.postmortem.failures import details_of, own_rank
+from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
+from ddpdoctor.postmortem.scan import Scanner
+from ddpdoctor.postmortem.tracebacks import Raised, Tracebacks, parse
+from ddpdoctor.record.incidents import Incident, RankEnding
+
+_OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
+_MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
+_BARE = re.compile(r"(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
+"""An exception whose traceback is not there: the log begins in it, or somebody kept the last line only."""
+_TERMINATED = re.compile(r"terminate called (?:without an active exception|after throwing)")
+_WHAT = re.compile(r"\s*what\(\):\s*(?P<message>.*)")
+_WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
+_LAUNCHER = re.compile(
+    r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
+)
+_FROM_OUTSIDE = frozenset({"SignalException"})
+_ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SystemExit"})
+"""What a launcher raises because a rank has failed."""
+LINES_AFTER = 24
+"""After a message of torch's C++ side so many lines may belong to it: reports of a desync, ``what()``."""
+MOST_INCIDENTS = 20_000
+"""Of one log; what comes later is counted and not kept."""
+
+
+class LogRead(msgspec.Struct, kw_only=True):
+    """What one log told."""
+
+    incidents: list[Incident] = []
+    endings: list[RankEnding] = []
+    ranks: set[int] = set()
+    """Ranks that a prefix names."""
+    world_size: int = 0
+    lines: int = 0
+    dropped: int = 0
+    """Incidents beyond those that are kept."""
+    attempts: int = 1
+
+
+class LogReader:
+    """Reads one log."""
+
+    def __init__(
+        self,
+        name: str,
+        habit: Habit,
+        positions: count[int],
+        *,
+        rank: int | None = None,
+        host: str = "",
+        attempt: int = 0,
+        year: int = 0,
+    ) -> None:
+        """``rank``, ``host`` and ``attempt`` are what the log's place among others tells."""
+        self.read_so_far = LogRead()
+        self._name, self._habit, self._positions, self._year = name, habit, positions, year
+        self._rank, self._host, self._attempt = rank, host, attempt
+        self._tracebacks = Tracebacks()
+        self._table = launchers.FailureTable()
+        self._after = 0
+        self._time_ns = 0
+        self._spawned: int | None = None
+        self._told_to_end: set[int] = set()
+        self._failures: dict[tuple[str, int], list[int]] = {}
+        """Where each launcher, by host and process, reported that its ranks had failed."""
+        self._terminated = False
+
+    def read(self, stream: BinaryIO) -> LogRead:
+        """Read the log to its end."""
+        scanner = Scanner(self._take, self._note_context)
+        scanner.read(stream)
+        self._add_raised(self._tracebacks.finish())
+        for row in self._table.finish():
+            self._take_row(row, Prefixed(""), scanner.lines)
+        read = self.read_so_far
+        read.lines = scanner.lines
+        read.incidents = [replace(one, attempt=self._attempt_at(one.position)) for one in read.incidents]
+        read.endings = [replace(one, attempt=self._attempt_at(one.position)) for one in read.endings]
+        read.attempts = self._attempt + max((len(positions) for positions in self._failures.values()), default=1)
+        return read
+
+    def _attempt_at(self, position: int) -> int:
+        """How often all launchers had reported a failure before a position, at which there still were ranks."""
+        before = [sum(failed < position for failed in positions) for positions in self._failures.values()]
+        most = max((len(positions) for positions in self._failures.values()), default=1) - 1
+        return self._attempt + min(*before, most) if before else self._attempt
+
+    def _note_context(self, text: bytes) -> None:
+        self.note_ranks(text)
+        self._time_ns = last_time(text.decode("utf-8", "replace"), self._year) or self._time_ns
+
+    def note_ranks(self, text: bytes) -> None:
+        """Note which ranks write in a piece of the log."""
+        self.read_so_far.ranks.update(map(int, _MARKS.findall(text)))
+
+    def _take(self, line: bytes, number: int) -> bool:
+        prefixed = split(line.decode("utf-8", "replace"), self._habit, self._year)
+        self._time_ns = prefixed.time_ns or self._time_ns
+        if prefixed.rank is not None:
+            self.read_so_far.ranks.add(prefixed.rank)
+        for text in _parts(prefixed.text):
+            self._take_text(prefixed, text, number)
+        self._after = max(0, self._after - 1)
+        return self._tracebacks.busy or self._table.open or self._after > 0
+
+    def _take_text(self, prefixed: Prefixed, text: str, number: int) -> None:
+        if self._table.open:
+            for row in self._table.take(text):
+                self._take_row(row, prefixed, number)
+            return
+        if self._tracebacks.begins(prefixed.marked, text):
+            self._tracebacks.begin(
+                Raised(
+                    marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
+                    rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
+                )
+            )  # fmt: skip
+            self._spawned = None
+            return
+        belongs, done = self._tracebacks.take(prefixed.marked, text)
+        self._add_raised(done)
+        if not belongs:
+            self._take_line(prefixed, text, number)
+        elif "ChildFailedError" in text and not text.startswith(" "):
+            self._table.begin()
+
+    def _take_line(self, prefixed: Prefixed, text: str, number: int) -> None:
+        """A line outside of any traceback."""
+        if match := _WORLD.search(text):
+            self.read_so_far.world_size = max(self.read_so_far.world_size, int(match["joined"] or match["said"]))
+        if (rank := launchers.spawned_rank(text)) is not None:
+            self._spawned = rank
+        elif match := _OF_TORCH.search(text):
+            self._after = LINES_AFTER
+            if match["level"] in "EF":
+                self._of_torch(prefixed, match["message"], number)
+        elif _TERMINATED.search(text):
+            self._after, self._terminated = LINES_AFTER, True
+            if "without" in text:
+                self._add(
+                    Incident(kind="signalled", code="DDP703", signal=6, type="terminate", message=text.strip()),
+                    prefixed,
+                    number,
+                )
+        elif self._terminated and (match := _WHAT.match(text)):
+            self._terminated = False
+            self._of_torch(prefixed, match["message"], number)
+        elif self._after and text.lstrip().startswith("-"):
+            self._of_torch(prefixed, text, number)
+        elif "ChildFailedError" in text:
+            self._table.begin()
+        elif match := _BARE.fullmatch(text):
+            kind, code, more = details_of(match["type"], match["message"], ())
+            if code != "DDP706":
+                bare = Incident(kind=kind, code=code, type=match["type"], message=match["message"], **more)
+                self._add(bare, prefixed, number)
+        elif not self._of_launcher(prefixed, text):
+            for ending in launchers.endings_in(text):
+                self._add_ending(ending, prefixed)
+            for incident in launchers.incidents_in(text):
+                self._add(incident, prefixed, number)
+
+    def _of_torch(self, prefixed: Prefixed, message: str, number: int) -> None:
+        kind, code, more = details_of("", message, ())
+        if kind != "raised" or code in ("DDP702", "DDP507"):
+            rank = own_rank(message)
+            incident = Incident(kind=kind, code=code, rank=rank, type="", message=message.strip(), **more)
+            self._add(incident, prefixed, number)
+
+    def _of_launcher(self, prefixed: Prefixed, text: str) -> bool:
+        if match := launchers.CLOSING.search(text) or launchers.FORCED.search(text):
+            self._told_to_end.add(int(match["pid"]))
+            self._add_ending(RankEnding(pid=int(match["pid"])), prefixed)
+        elif match := launchers.FAILED.search(text):
+            ending = RankEnding(
+                local_rank=int(match["local"]), pid=int(match["pid"]), exit_code=int(match["code"]), first=True
+            )
+            self._add_ending(ending, prefixed)
+            self._failures.setdefault((prefixed.host, prefixed.pid), []).append(next(self._positions))
+        elif match := launchers.TOLD_TO_END.search(text):
+            number = int(match["number"]) if match["number"] else None
+            self._add(_from_outside(number, "launcher", text.strip()), prefixed, 0)
+        else:
+            return False
+        return True
+
+    def _take_row(self, row: dict[str, str], prefixed: Prefixed, number: int) -> None:
+        """A row stands behind the failure that it is about."""
+        ending = launchers.ending_of(row)
+        if ending is None:
+            return
+        self._add_ending(ending, Prefixed(""))
+        raised = parse(row.get("traceback", ""))
+        if raised is not None:
+            raised.rank, raised.time_ns, raised.line = ending.rank, ending.time_ns, number
+            raised.root.position = next(self._positions)
+            self._add_raised([raised])
+
+    def _add_ending(self, ending: RankEnding, prefixed: Prefixed) -> None:
+        self.read_so_far.endings.append(
+            replace(
+                ending,
+                host=ending.host or prefixed.host or self._host,
+                time_ns=ending.time_ns or self._time_ns,
+                was_ended=ending.pid in self._told_to_end,
+                file=self._name,
+                position=next(self._positions),
+            )
+        )
+
+    def _add_raised(self, done: Iterable[Raised]) -> None:
+        for raised in done:
+            root = raised.root
+            # Behind the frames of the first exception those in which it was passed on: the user's line may be there.
+            frames = tuple(reversed(root.frames)) + (() if root is raised else tuple(reversed(raised.frames)))
+            if root.type in _FROM_OUTSIDE:
+                match = launchers.GOT_SIGNAL.search(root.text)
+                number = launchers.signal_number(match["number"] or match["name"]) if match else None
+                incident = _from_outside(number, root.type, root.text)
+            elif root.type in _ANNOUNCES and any(_LAUNCHER.search(frame.file) for frame in frames):
+                for ending in launchers.endings_in(root.text):
+                    self._add_ending(ending, Prefixed("", host=raised.host))
+                continue
+            elif not root.type:
+                incident = Incident(
+                    kind="raised", code="DDP706", type="", message="(the log ends in this traceback)", frames=frames
+                )
+            else:
+                kind, code, more = details_of(root.type, root.text, frames)
+                incident = Incident(
+                    kind=kind, code=code, type=root.type, message=root.text, frames=frames, mixed=root.mixed,
+                    rank=own_rank(root.text), **more,
+                )  # fmt: skip
+            prefixed = Prefixed("", rank=raised.rank, host=raised.host, time_ns=raised.time_ns, pid=raised.pid)
+            self._add(replace(incident, position=root.position), prefixed, root.line)
+
+    def _add(self, incident: Incident, prefixed: Prefixed, line: int) -> None:
+        if len(self.read_so_far.incidents) >= MOST_INCIDENTS:
+            self.read_so_far.dropped += 1
+            return
+        rank = prefixed.rank if prefixed.rank is not None else self._rank
+        self.read_so_far.incidents.append(
+            replace(
+                incident,
+                rank=rank if rank is not None else incident.rank,
+                host=incident.host or prefixed.host or self._host,
+                pid=incident.pid or prefixed.pid,
+                time_ns=incident.time_ns or prefixed.time_ns or self._time_ns,
+                position=incident.position or next(self._positions),
+                file=self._name,
+                line=line,
+            )
+        )
+
+
+def _parts(text: str) -> list[str]:
+    """Part two ranks' lines that share one, for want of a line feed between them."""
+    starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent", text)]
+    if not starts:
+        return [text]
+    return [text[low:high] for low, high in zip([0, *starts], [*starts, len(text)], strict=True)]
+
+
+def _from_outside(number: int | None, kind: str, message: str) -> Incident:
+    return Incident(kind="ended-from-outside", code="DDP703", signal=number, type=kind, message=message)

@@ -1,0 +1,149 @@
+"""Takes apart what launchers and collectors write in front of a line: rank, host, time; and removes colours.
+
+A line may carry several prefixes in any order, as ``2026-11-20T20:17:56.123Z stderr F [rank3]:[E1120 20:17:45 …``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from functools import lru_cache
+
+import msgspec
+
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_PREFIXES = re.compile(
+    r"\s*\[rank ?(?P<rank>\d{1,6})\]:\s?"
+    r"|\[(?:\d+,)?(?P<mpi>\d{1,6})\]<(?:stdout|stderr)>:\s?"
+    r"|\[(?P<role>[A-Za-z_][\w-]*?)(?P<local>\d{1,5})\]:\s?"
+    r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s(?:std(?:out|err) [FP] )?"
+    r"|\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] "
+    r"|\((?:\w*(?:Worker|Trainer|train)\w*),? pid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\d.]+))?\) "
+)
+_TASK = re.compile(r" *(?P<task>\d{1,6}): ?")
+_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?")
+_C10D = re.compile(r"\[(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?) ")
+_ELASTIC = re.compile(r"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) (?P<pid>\d+) ")
+_STAMP = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) ")
+_OLD_ELASTIC = re.compile(r"\[(?P<iso>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+)\] ")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
+SAMPLED_LINES = 400
+"""Lines by which it is decided whether every line begins with a task number or a host name …"""
+_SHARE = 0.8
+"""… as so many of them do."""
+
+
+class Prefixed(msgspec.Struct):
+    """A line and what was in front of it."""
+
+    text: str
+    rank: int | None = None
+    host: str = ""
+    time_ns: int = 0
+    marked: str = ""
+    """Equal for lines of one process; empty where nothing tells processes apart."""
+    level: str = ""
+    """``E``, ``W``, ``I`` or ``F`` where torch's C++ or launcher wrote it."""
+    pid: int = 0
+
+
+class Habit(msgspec.Struct, frozen=True):
+    """What every line of a log begins with."""
+
+    task: bool = False
+    host: bool = False
+
+
+def habit_of(sample: str) -> Habit:
+    """Tell from the beginning of a log whether its lines begin with task numbers (``srun -l``) or host names."""
+    lines = [line for line in sample.splitlines()[:SAMPLED_LINES] if line.strip()]
+    if len(lines) < 3:
+        return Habit()
+    tasks = sum(_TASK.match(line) is not None for line in lines)
+    if tasks >= _SHARE * len(lines):
+        return Habit(task=True)
+    hosts: dict[str, int] = {}
+    for line in lines:
+        match = _HOST.match(line)
+        if match and any(character.isdigit() or character == "-" for character in match["host"]):
+            hosts[match["host"]] = hosts.get(match["host"], 0) + 1
+    # Words before a colon differ from line to line; names of hosts come back.
+    common = sum(count for count in hosts.values() if count > 1)
+    return Habit(host=common >= _SHARE * len(lines))
+
+
+def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
+    """Part a line from its prefixes; ``year`` is for time stamps of torch, which have none."""
+    if "\x1b" in line:
+        line = ANSI.sub("", line)
+    # Of a progress bar only what was written last is to be seen.
+    text = line.rstrip("\r").rpartition("\r")[2]
+    found = Prefixed(text)
+    if habit.host and (match := _HOST.match(text)):
+        found.host, text = match["host"], text[match.end() :]
+    if habit.task and (match := _TASK.match(text)):
+        found.rank, text = int(match["task"]), text[match.end() :]
+        found.marked = match["task"]
+    for _ in range(6):
+        match = _PREFIXES.match(text)
+        if match is None or not match.end():
+            break
+        _take(match, found)
+        text = text[match.end() :]
+    if match := _C10D.match(text):
+        found.level, found.time_ns = match["level"], found.time_ns or _without_year(match, year)
+    elif match := _ELASTIC.match(text):
+        found.level, found.time_ns = match["level"], found.time_ns or _without_year(match, year)
+        found.pid = int(match["pid"])
+    elif match := _OLD_ELASTIC.match(text):
+        found.time_ns = found.time_ns or nanoseconds(match["iso"])
+    found.text = text
+    return found
+
+
+def _take(match: re.Match[str], found: Prefixed) -> None:
+    if (number := match["rank"] or match["mpi"]) is not None:
+        found.rank, found.marked = int(number), f"rank{number}"
+    elif match["local"] is not None:
+        found.marked = found.marked or f"{match['role']}{match['local']}"
+        found.rank = int(match["local"]) if found.rank is None else found.rank
+    elif match["iso"] is not None:
+        found.time_ns = found.time_ns or nanoseconds(match["iso"])
+    elif match["pod"] is not None:
+        found.host = found.host or match["pod"]
+        found.marked = found.marked or match["pod"]
+    elif match["ray_pid"] is not None:
+        found.pid, found.host = int(match["ray_pid"]), match["ip"] or found.host
+        found.marked = found.marked or f"{match['ip']}:{match['ray_pid']}"
+
+
+def last_time(text: str, year: int = 0) -> int:
+    """The last time stamp in a piece of a log; 0 where there is none."""
+    found = list(_ISO.finditer(text))
+    if found:
+        return nanoseconds(found[-1][0])
+    stamps = list(_STAMP.finditer(text))
+    return _without_year(stamps[-1], year) if stamps else 0
+
+
+@lru_cache(maxsize=4096)
+def nanoseconds(text: str) -> int:
+    """Nanoseconds since the epoch of a time with a date; UTC where it says no zone; 0 where it is none."""
+    text = text.replace("_", "T").replace(" ", "T").replace(",", ".")
+    zone = re.search(r"(Z|[+-]\d\d:?\d\d)$", text)
+    bare = text[: zone.start()] if zone else text
+    whole, _, fraction = bare.partition(".")
+    try:
+        moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc)
+    except ValueError:
+        return 0
+    shift = 0
+    if zone and zone[0] != "Z":
+        sign, digits = (-1 if zone[0][0] == "-" else 1), zone[0][1:].replace(":", "")
+        shift = sign * (int(digits[:2]) * 3_600 + int(digits[2:]) * 60)
+    return (int(moment.timestamp()) - shift) * 1_000_000_000 + int((fraction + "0" * 9)[:9])
+
+
+def _without_year(match: re.Match[str], year: int) -> int:
+    year = year or datetime.now(timezone.utc).year
+    return nanoseconds(f"{year}-{match['month']}-{match['day']}T{match['clock']}")

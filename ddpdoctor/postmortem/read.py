@@ -1,0 +1,177 @@
+"""Reads all that a dead job left under some paths into one record."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ddpdoctor.postmortem.error_files import read_error_file
+from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
+from ddpdoctor.postmortem.log_reader import LogRead, LogReader
+from ddpdoctor.postmortem.prefixes import habit_of
+from ddpdoctor.record.incidents import LogEvidence
+from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
+
+_SAMPLE_BYTES = 1 << 15
+
+
+class Postmortem(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read, and from what."""
+
+    record: RunRecord
+    logs: int = 0
+    lines: int = 0
+    dumps: int = 0
+    error_files: int = 0
+    runs: tuple[str, ...] = ()
+    """Run directories of ours that were found: they are shown by ``ddpdoctor report``."""
+    notes: tuple[str, ...] = ()
+    """What was left out or lost, in sentences."""
+
+
+def read_postmortem(paths: Sequence[str], stdin: BinaryIO | None = None) -> Postmortem:
+    """Read logs, error files and dumps under the paths; ``-`` is ``stdin``."""
+    inputs = find_inputs(tuple(paths))
+    notes = list(inputs.notes)
+    positions = count(1)
+    read: list[LogRead] = []
+    dumps = [found.name for found in inputs.found if found.kind == "dump"]
+    notes += [f"{name} is a flight-recorder dump: it was left out" for name in dumps]
+    logs = [found for found in inputs.found if found.kind in ("log", "error-file")]
+    for found in _without_a_layout(logs):
+        found.rank = None
+    for found in logs:
+        try:
+            told = _read(found, positions, stdin)
+        except (OSError, EOFError, zlib.error) as error:
+            notes.append(f"{found.name} cannot be read to its end: {getattr(error, 'strerror', None) or error}")
+            continue
+        if told.dropped:
+            notes.append(f"{found.name} tells of {told.dropped:,} failures more than were looked at")
+        read.append(told)
+    evidence = _evidence(read)
+    return Postmortem(
+        record=_record(evidence),
+        logs=sum(found.kind == "log" for found in logs),
+        lines=sum(one.lines for one in read),
+        error_files=sum(found.kind == "error-file" for found in logs),
+        runs=tuple(found.name for found in inputs.found if found.kind == "run"),
+        notes=tuple(notes),
+    )
+
+
+def _read(found: Found, positions: count[int], stdin: BinaryIO | None) -> LogRead:
+    with opened(found, stdin) as stream:
+        if found.kind == "error-file":
+            return read_error_file(found, stream, positions)
+        sample = found.sample or stream.peek(_SAMPLE_BYTES)
+        reader = LogReader(
+            found.name,
+            habit_of(sample.decode("utf-8", "replace")),
+            positions,
+            rank=found.rank,
+            host=found.host,
+            attempt=found.attempt,
+            year=_year_of(found),
+        )
+        reader.note_ranks(sample)
+        return reader.read(stream)
+
+
+def _without_a_layout(logs: Sequence[Found]) -> list[Found]:
+    """Logs in whose names a number is no rank: it stands in no other one's, or repeats for several nodes."""
+    families: dict[str, set[int]] = {}
+    nodes: dict[int, set[str]] = {}
+    for found in logs:
+        if found.rank is not None and found.path is not None:
+            families.setdefault(_family(found), set()).add(found.rank)
+            nodes.setdefault(found.rank, set()).add(found.host or _root_of(found.path))
+    repeated = any(len(places) > 1 for places in nodes.values())
+    return [
+        found
+        for found in logs
+        if found.rank is not None and (repeated or (len(families[_family(found)]) < 2 and not found.by_launcher))
+    ]
+
+
+def _family(found: Found) -> str:
+    """The name of a log without its numbers."""
+    return re.sub(r"\d+", "#", found.name)
+
+
+def _root_of(path: Path) -> str:
+    """The directory that torchrun made for one node."""
+    parts = path.parts
+    for index, part in enumerate(parts):
+        if part.startswith("attempt_"):
+            return "/".join(parts[:index])
+    return str(path.parent)
+
+
+def _year_of(found: Found) -> int:
+    """Stamps of torch have no year: that in which the file was written last."""
+    if found.path is None:
+        return 0
+    try:
+        return datetime.fromtimestamp(found.path.stat().st_mtime, timezone.utc).year
+    except (OSError, ValueError, OverflowError):
+        return 0
+
+
+def _evidence(read: Sequence[LogRead]) -> LogEvidence:
+    telling = [one for one in read if one.incidents]
+    return LogEvidence(
+        incidents=tuple(incident for one in read for incident in one.incidents),
+        endings=tuple(ending for one in read for ending in one.endings),
+        ranks=tuple(sorted({rank for one in read for rank in one.ranks})),
+        world_size=max((one.world_size for one in read), default=0),
+        attempts=max((one.attempts for one in read), default=1),
+        ordered=len(telling) <= 1,
+    )
+
+
+def _record(evidence: LogEvidence) -> RunRecord:
+    """The record with the ranks as far as the logs know them."""
+    numbers = {one.rank for one in evidence.incidents} | {one.rank for one in evidence.endings}
+    named = {one for one in numbers if one is not None} | set(evidence.ranks)
+    ranks = tuple(_rank(evidence, number) for number in sorted(named))
+    job = Job(kind="log", world_size=evidence.world_size, ranks_expected=evidence.world_size)
+    return RunRecord(job=job, ranks=ranks, logs=evidence)
+
+
+def _rank(evidence: LogEvidence, number: int) -> Rank:
+    incidents = sorted((one for one in evidence.incidents if one.rank == number), key=lambda one: one.position)
+    ending = next((one for one in evidence.endings if one.rank == number and one.exit_code), None)
+    raised = tuple(
+        RankException(
+            time_ns=one.time_ns,
+            type=one.type,
+            message=one.message,
+            frames=one.frames,
+            communication=one.kind in ("lost-peer", "timed-out", "mismatch"),
+        )
+        for one in incidents
+        if one.type and one.frames
+    )
+    end: RankEnd = "unknown"
+    if raised:
+        end = "raised"
+    elif ending is not None:
+        end = "signalled" if ending.exit_code < 0 else "left-by-exit"
+    return Rank(
+        rank=number,
+        end=end,
+        host=next((one.host for one in incidents if one.host), ending.host if ending else ""),
+        pid=ending.pid if ending else 0,
+        exit_code=ending.exit_code if ending and ending.exit_code > 0 else None,
+        signal=-ending.exit_code if ending and ending.exit_code < 0 else None,
+        ended_ns=ending.time_ns if ending else 0,
+        exceptions=raised,
+    )

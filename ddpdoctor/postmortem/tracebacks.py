@@ -1,0 +1,198 @@
+"""Puts tracebacks together from the lines of a log in which those of several processes may stand mixed."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import msgspec
+
+from ddpdoctor.finding import Frame
+
+HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*?(?:<locals>\.\w+)?)(?:: (?P<message>.*)|:?)$")
+_MARKERS = re.compile(r"\s*[\^~ ]*[\^~][\^~ ]*$")
+_REPEATED = re.compile(r"\s*\[Previous line repeated \d+ more times?\]$")
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_GOES_ON = re.compile(
+    r"\s*(?:Parameter indices which|Parameters which did|Parameter at index|Original exception|Original reason"
+    r"|In addition, you can set|making sure all `forward`|If you already have done|\[\S*gloo/|Original Traceback"
+    r"|Collectives differ in|Last error:|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclUnhandledCudaError"
+    r"|ncclRemoteError|CUDA kernel errors might|\[Rank \d+\]|terminate called|Exception raised from)"
+)
+"""Second and later lines of torch's messages."""
+LINES_AFTER = 12
+"""So many lines after an exception are searched for more of its message."""
+MOST_LINES = 4_000
+"""A traceback that has not ended after so many lines of its log never will."""
+MOST_FRAMES = 400
+MOST_MESSAGE_LINES = 12
+LONGEST_MESSAGE_LINE = 2_000
+
+
+class Raised(msgspec.Struct, kw_only=True):
+    """An exception as its traceback tells it."""
+
+    marked: str = ""
+    line: int = 0
+    position: int = 0
+    rank: int | None = None
+    host: str = ""
+    pid: int = 0
+    time_ns: int = 0
+    type: str = ""
+    message: list[str] = []
+    frames: list[Frame] = []
+    """Outermost first."""
+    mixed: bool = False
+    earlier: Raised | None = None
+    """The exception that it was raised for, or while it was handled."""
+    expects_code: bool = False
+    nested: bool = False
+    """Its message passes on the traceback of another process or thread."""
+    age: int = 0
+
+    @property
+    def root(self) -> Raised:
+        """The first exception of the chain."""
+        return self if self.earlier is None else self.earlier.root
+
+    @property
+    def text(self) -> str:
+        """The message, all lines that are known of it."""
+        return "\n".join(self.message)
+
+
+class Tracebacks:
+    """The tracebacks that are open in one log."""
+
+    def __init__(self) -> None:
+        self._open: list[Raised] = []
+        """The one that was written to last stands at the end."""
+        self._closed: list[Raised] = []
+        """Those whose message may go on."""
+        self._chained: dict[str, Raised | None] = {}
+
+    @property
+    def busy(self) -> bool:
+        """More lines are needed."""
+        return bool(self._open or self._closed)
+
+    def begins(self, marked: str, text: str) -> bool:
+        """Tell whether a line begins a traceback."""
+        return HEADER in text and not text.lstrip().startswith("Original")
+
+    def begin(self, raised: Raised) -> None:
+        """Open a traceback."""
+        for other in self._open:
+            if other.marked == raised.marked:
+                other.mixed = raised.mixed = True
+        raised.earlier = self._chained.pop(raised.marked, None)
+        self._open.append(raised)
+
+    def take(self, marked: str, text: str) -> tuple[bool, list[Raised]]:
+        """Take in a line; tells whether it belonged to a traceback, and which ones are complete now."""
+        done = self._aged()
+        if self._goes_on(marked, text):
+            return True, done
+        if text.startswith(_CHAINED):
+            earlier = next((one for one in reversed(self._closed) if one.marked == marked), None)
+            if earlier is not None:
+                self._closed.remove(earlier)
+                self._chained[marked] = earlier
+                return True, done
+        here = [one for one in self._open if one.marked == marked]
+        if not here:
+            return False, done
+        if frame := _FRAME.match(text):
+            self._feed(_choose(here, expects_code=False), frame)
+            return True, done
+        if _MARKERS.match(text) or _REPEATED.match(text):
+            return True, done
+        if text.startswith("    ") and not here[-1].nested:
+            code = _choose(here, expects_code=True)
+            code.expects_code = False
+            self._touch(code)
+            return True, done
+        if not text.startswith((" ", "\t")) and (raised := _RAISED.match(text)):
+            ended = _choose(here, expects_code=False)
+            if ended.frames or ended.type:
+                self._end(ended, raised)
+                return True, done
+        return False, done
+
+    def finish(self) -> list[Raised]:
+        """What is left at the end of the log: exceptions, and tracebacks that were cut off."""
+        left = [*self._closed, *(one for one in self._open if one.frames), *filter(None, self._chained.values())]
+        self._open, self._closed, self._chained = [], [], {}
+        return left
+
+    def _goes_on(self, marked: str, text: str) -> bool:
+        """Add a line to the message of an exception that has just ended."""
+        last = next((one for one in reversed(self._closed) if one.marked == marked), None)
+        if last is None:
+            return False
+        if last.nested:
+            if frame := _FRAME.match(text):
+                self._feed(last, frame)
+            elif not text.startswith((" ", "\t")) and _RAISED.match(text) and HEADER not in text:
+                last.message.append(text[:LONGEST_MESSAGE_LINE])
+                last.nested = False
+            elif not text.strip() or HEADER in text:
+                last.nested = False
+                return False
+            return True
+        if _GOES_ON.match(text) and len(last.message) < MOST_MESSAGE_LINES:
+            last.message.append(text[:LONGEST_MESSAGE_LINE])
+            last.age = 0
+            if "Original Traceback" in text:
+                last.nested = True
+            return True
+        return False
+
+    def _feed(self, raised: Raised, frame: re.Match[str]) -> None:
+        if len(raised.frames) < MOST_FRAMES:
+            raised.frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
+        raised.expects_code, raised.age = True, 0
+        if raised in self._open:
+            self._touch(raised)
+
+    def _touch(self, raised: Raised) -> None:
+        self._open.remove(raised)
+        self._open.append(raised)
+
+    def _end(self, raised: Raised, match: re.Match[str]) -> None:
+        self._open.remove(raised)
+        raised.type = match["type"].rpartition(".")[2]
+        raised.message = [(match["message"] or "")[:LONGEST_MESSAGE_LINE]]
+        raised.age = 0
+        self._closed.append(raised)
+
+    def _aged(self) -> list[Raised]:
+        """Give out what nothing more is to come of."""
+        for one in (*self._open, *self._closed):
+            one.age += 1
+        done = [one for one in self._closed if one.age > (LINES_AFTER if not one.nested else MOST_LINES)]
+        given_up = [one for one in self._open if one.age > MOST_LINES]
+        self._closed = [one for one in self._closed if one not in done]
+        self._open = [one for one in self._open if one not in given_up]
+        return done + [one for one in given_up if one.frames]
+
+
+def parse(text: str) -> Raised | None:
+    """The last exception of a traceback that stands alone, as in the error files of torchelastic; None without one."""
+    tracebacks = Tracebacks()
+    done: list[Raised] = []
+    for line in textwrap.dedent(text).splitlines():
+        if tracebacks.begins("", line):
+            tracebacks.begin(Raised())
+        else:
+            done += tracebacks.take("", line)[1]
+    done += tracebacks.finish()
+    return done[-1] if done else None
+
+
+def _choose(here: list[Raised], *, expects_code: bool) -> Raised:
+    """The traceback to which a line belongs: the one written to last, if it waits for such a line."""
+    return next((one for one in reversed(here) if one.expects_code == expects_code), here[-1])

@@ -1,0 +1,80 @@
+"""An autopsy as text for people: what was read, the first cause, its echoes in a line each, and what is missing."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ddpdoctor.examination import AutopsySection, Examination
+from ddpdoctor.finding import Finding
+from ddpdoctor.places import shown_path
+from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.finding_text import finding_lines, label
+from ddpdoctor.report.layout import paragraph, to_string
+
+ECHOES = 6
+"""How many echoes are shown; the JSON has them all."""
+
+
+def render(examination: Examination, section: AutopsySection, width: int, *, colour: bool) -> str:
+    """Render the autopsy for ``width`` columns."""
+    lines = paragraph(Text(what_was_read(section)), width, indent=0)
+    causes = [finding for finding in examination.findings if finding.role != "echo"]
+    echoes = [finding for finding in examination.findings if finding.role == "echo"]
+    for finding in causes:
+        lines += [Text(), *finding_lines(finding, examination.root, width)]
+        if finding.doubt:
+            lines += label("not certain:", Text(one_line(finding.doubt)), width)
+    if echoes:
+        lines += [Text(), Text("what followed", "bold")]
+        for finding in echoes[:ECHOES]:
+            lines += paragraph(Text(_echo(finding, examination.root)), width, Text("  -"), indent=4)
+        if len(echoes) > ECHOES:
+            lines.append(Text(f"  - and {len(echoes) - ECHOES} more, all of them in the JSON"))
+    if section.missing:
+        lines += [Text(), Text("what is missing, for the next time", "bold")]
+        for sentence in section.missing:
+            lines += paragraph(Text(one_line(sentence)), width, Text("  -"), indent=4)
+    notes = [
+        line
+        for note in examination.notes
+        for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
+    ]
+    if notes:
+        lines += [Text(), *notes]
+    lines += [Text(), *paragraph(_summary(causes, section), width, indent=0)]
+    return to_string(lines, colour=colour)
+
+
+def what_was_read(section: AutopsySection) -> str:
+    """Say in one line what was read and how long it took."""
+    parts = []
+    if section.logs:
+        parts.append(f"{_count(section.logs, 'log')} ({_count(section.lines, 'line')})")
+    if section.dumps:
+        parts.append(_count(section.dumps, "flight-recorder dump"))
+    if section.error_files:
+        parts.append(_count(section.error_files, "error file"))
+    if section.processes:
+        parts.append(f"the stacks of {_count(section.processes, 'process', 'processes')}")
+    read = " and ".join(parts) or "nothing"
+    ranks = f": {_count(len(section.ranks), 'rank')}" if section.ranks else ""
+    attempts = f", started {section.attempts} times" if section.attempts > 1 else ""
+    return f"Read {read} in {section.seconds:.2f} s{ranks}{attempts}."
+
+
+def _summary(causes: list[Finding], section: AutopsySection) -> Text:
+    first = next((finding for finding in causes if finding.role == "cause"), None)
+    if first is None:
+        return Text("Inconclusive: nothing that was read tells how the job died.", "bold yellow")
+    certain = "First cause" if section.certain else "Probable first cause"
+    return Text(f"{certain}: {one_line(first.title)}.", "bold red" if section.certain else "bold yellow")
+
+
+def _echo(finding: Finding, root: str) -> str:
+    place = f" ({shown_path(finding.location.file, root)}:{finding.location.line})" if finding.location else ""
+    known = finding.location is not None and f":{finding.location.line}" in finding.title
+    return one_line(finding.title + ("" if known else place))
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

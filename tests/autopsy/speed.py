@@ -1,0 +1,85 @@
+"""Reads 1 GB of the interleaved log of a 64-rank job that died, from a file and from stdin, and prints the figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SIZE = 1_000_000_000
+SECONDS = 20.0
+"""On a machine that others use as well the seconds of CPU count: the reader is one process."""
+MEMORY_BYTES = 400_000_000
+"""Of the whole process, Python and checks included, whatever the size of the log."""
+_READER = (
+    "import sys, resource, time; from ddpdoctor.cli.main import main; t = time.perf_counter();"
+    "code = main(['autopsy', sys.argv[1], '--output-format', 'concise']);"
+    "used = resource.getrusage(resource.RUSAGE_SELF); cpu = used.ru_utime + used.ru_stime;"
+    "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024;"
+    "print(time.perf_counter() - t, cpu, peak, file=sys.stderr)"
+)
+DEATH = (
+    "[rank17]: Traceback (most recent call last):\n"
+    '[rank17]:   File "/home/user/job/train.py", line 88, in <module>\n'
+    "[rank3]: step 99999 loss 1.0\n"
+    "[rank17]:     batch = next(batches)\n"
+    "[rank17]: KeyError: 'label'\n"
+    "[rank0]: Traceback (most recent call last):\n"
+    '[rank0]:   File "/home/user/job/train.py", line 91, in <module>\n'
+    "[rank0]:     loss.backward()\n"
+    "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.17]:4242\n"
+)
+
+
+def write_log(path: Path, size: int) -> None:
+    """Write a log of so many bytes: steps of 64 ranks, warnings, progress bars, and a death near its end."""
+    lines = []
+    for step in range(400):
+        for rank in range(64):
+            lines.append(
+                f"[rank{rank}]: 2026-11-20 20:{step // 60 % 60:02}:{step % 60:02},{rank:03} INFO trainer: "
+                f"step {step} "
+                f"loss {1 / (step + 1 + rank):.6f} grad_norm {rank / 7:.4f} tokens/s {1e6 / (rank + 3):.1f}\n"
+            )
+        bar = "#" * (step % 30)
+        lines.append(f"\x1b[32mepoch 3\x1b[0m: {step % 100}%|{bar} | {step}/400 [00:0{step % 10}<00:01]\r")
+        lines.append("[rank5]:/opt/x/reader.py:12: UserWarning: default value of num_workers is used\n")
+    block = "".join(lines).encode()
+    with path.open("wb") as file:
+        while file.tell() < size - len(DEATH):
+            file.write(block[: max(0, size - len(DEATH) - file.tell())].rpartition(b"\n")[0] + b"\n")
+        file.write(DEATH.encode())
+
+
+def read(path: Path, *, from_stdin: bool) -> tuple[float, float, int, str]:
+    """Seconds, seconds of CPU, bytes of memory at the most, and what was said."""
+    with path.open("rb") as file:
+        done = subprocess.run(
+            (sys.executable, "-c", _READER, "-" if from_stdin else str(path)),
+            stdin=file if from_stdin else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    seconds, cpu, peak = done.stderr.split()[-3:]
+    return float(seconds), float(cpu), int(peak), done.stdout
+
+
+def main() -> int:
+    """Print one line for the file and one for stdin."""
+    kept = True
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "job.log")
+        write_log(path, SIZE)
+        for from_stdin in (False, True):
+            seconds, cpu, peak, said = read(path, from_stdin=from_stdin)
+            right = "rank 17 raised KeyError" in said
+            kept &= min(seconds, cpu) < SECONDS and peak < MEMORY_BYTES and right
+            where = "stdin" if from_stdin else "file "
+            print(
+                f"{where}: {SIZE / 1e9:.1f} GB in {seconds:.1f} s, {cpu:.1f} s of CPU (bound {SECONDS:.0f} s), "
+                f"{peak / 1e6:.0f} MB at the most (bound {MEMORY_BYTES / 1e6:.0f}), "
+                f"cause {'right' if right else 'WRONG: ' + said}"
+            )
+    return 0 if kept else 1

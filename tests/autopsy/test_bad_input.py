@@ -1,0 +1,203 @@
+"""Bad input costs one clear sentence; the rest is used, and exit 3 says that nothing could be concluded."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.autopsy import AutopsyRequest, autopsy
+from ddpdoctor.cli.main import main
+from ddpdoctor.errors import ExitCode, UsageError
+from ddpdoctor.examination import Examination
+from ddpdoctor.postmortem import inputs
+from tests.autopsy.test_logs import LOST, RAISED
+
+GOOD = RAISED.format(mark="[rank1]: ") + LOST.format(mark="[rank0]: ")
+
+
+def examined(*paths: Path | str, stdin: bytes = b"") -> Examination:
+    return autopsy(AutopsyRequest(paths=tuple(map(str, paths))), io.BytesIO(stdin))
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.log"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is empty"),
+        (os.urandom(4_096), "neither text nor"),
+        (b"\x1f\x8b\x08\x00broken", "cannot be read"),
+        (b"PK\x03\x04broken", "cannot be read"),
+        (b"\x80\x04K\x01.", "dump"),
+    ],
+)
+def test_a_file_that_is_no_log_costs_a_sentence_and_the_rest_is_used(
+    content: bytes, sentence: str, tmp_path: Path, good: Path
+) -> None:
+    bad = tmp_path / "bad.zip"
+    bad.write_bytes(content)
+    alone, beside = examined(bad), examined(bad, good)
+    assert (alone.exit_code, alone.findings) == (ExitCode.INCONCLUSIVE, ())
+    for examination in (alone, beside):
+        (note,) = examination.notes
+        assert note.startswith(str(bad)) and sentence in note
+    assert (beside.exit_code, beside.findings[0].ranks) == (ExitCode.FINDINGS, (1,))
+
+
+def test_a_path_that_is_not_there_is_wrong_usage_unless_another_is(tmp_path: Path, good: Path) -> None:
+    with pytest.raises(UsageError, match="there is no"):
+        examined(tmp_path / "nowhere.log")
+    examination = examined(tmp_path / "nowhere.log", good)
+    assert examination.exit_code is ExitCode.FINDINGS
+    assert "cannot be read" in examination.notes[0]
+
+
+@pytest.mark.parametrize("cut", [20, 60, 120, 170, len(GOOD) - 5])
+def test_a_log_that_is_cut_in_the_middle_of_a_line_is_read_as_far_as_it_goes(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "cut.log"
+    path.write_text(GOOD[:cut])
+    assert examined(path).exit_code in (ExitCode.FINDINGS, ExitCode.INCONCLUSIVE)
+    path.write_text(GOOD[cut:])
+    assert examined(path).exit_code in (ExitCode.FINDINGS, ExitCode.INCONCLUSIVE)
+
+
+def test_without_a_rank_in_any_line_the_cause_is_told_without_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(RAISED.format(mark="") + LOST.format(mark=""))
+    first = examined(path).findings[0]
+    assert (first.code, first.ranks, first.title) == ("DDP706", (), "a rank raised KeyError at data.py:12: 'cat'")
+
+
+def test_ten_restarts_in_one_file_are_one_cause_ten_times(tmp_path: Path) -> None:
+    failed = (
+        "E1120 20:17:{:02}.540000 20552 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) "
+        "local_rank: 1 (pid: {}) of binary: /opt/conda/bin/python3\n"
+    )
+    path = tmp_path / "job.log"
+    path.write_text("".join(GOOD + failed.format(number, 1_000 + number) for number in range(10)))
+    examination = examined(path)
+    assert examination.autopsy is not None and examination.autopsy.attempts == 10
+    assert [finding.role for finding in examination.findings] == ["cause", "echo"]
+    assert "the same happened in 10 attempts" in [fact.text for fact in examination.findings[0].evidence][-1]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1", "utf-8-sig"])
+def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_bytes(("Lösung größer\n" + GOOD).encode(encoding))
+    assert examined(path).findings[0].ranks == (1,)
+
+
+def test_colours_and_progress_bars_hide_nothing(tmp_path: Path) -> None:
+    bar = "\r 50%|#####     | 5/10 [00:01<00:01]\r100%|##########| 10/10 [00:02<00:00]\r"
+    path = tmp_path / "job.log"
+    path.write_text("".join(f"{bar}\x1b[31m{line}\x1b[0m\n" for line in GOOD.splitlines()))
+    first = examined(path).findings[0]
+    assert (first.code, first.ranks) == ("DDP706", (1,))
+
+
+def test_text_from_a_log_cannot_command_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.log"
+    header = 'Traceback (most recent call last):\n  File "/x.py", line 1, in f\n    x\n'
+    path.write_text(f"{header}OSError: \x07\x9b2J\u202ebad\n")
+    assert main(["autopsy", str(path)]) == ExitCode.FINDINGS
+    shown = capsys.readouterr().out
+    assert not any(character in shown for character in "\x07\x9b\u202e")
+
+
+def test_a_compressed_log_is_read_and_a_bomb_is_not(tmp_path: Path) -> None:
+    packed, bomb = tmp_path / "job.log.gz", tmp_path / "bomb.log.gz"
+    packed.write_bytes(gzip.compress(GOOD.encode()))
+    assert examined(packed).findings[0].ranks == (1,)
+    with gzip.open(bomb, "wb", compresslevel=9) as file:
+        for _ in range(100):
+            file.write(bytes(1 << 20))
+    (note,) = examined(bomb).notes
+    assert "unpacks to more than" in note or "neither text" in note
+
+
+def test_a_zip_bomb_of_text_stops_at_its_bound(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("job.log", b"ab c" * (25 << 20))
+    (note,) = examined(bomb).notes
+    assert "unpacks to more than 64 MiB" in note
+
+
+def test_a_pipe_is_read_and_one_that_nobody_writes_to_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(GOOD))
+    writer.start()
+    first = examined(pipe).findings[0]
+    writer.join()
+    assert first.ranks == (1,)
+    monkeypatch.setattr(inputs, "PIPE_PATIENCE_S", 0.2)
+    examination = examined(pipe)
+    assert examination.exit_code is ExitCode.INCONCLUSIVE
+    assert "a pipe that nobody writes to" in examination.notes[0]
+
+
+def test_stdin_is_read_as_a_file_is(good: Path) -> None:
+    for content in (GOOD.encode(), gzip.compress(GOOD.encode())):
+        assert examined("-", stdin=content).findings[0].ranks == (1,)
+    assert examined("-", stdin=b"").exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_of_a_directory_with_too_many_files_so_many_are_read(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        (tmp_path / f"x{number:05}.log").touch()
+    monkeypatch.setattr(inputs, "MOST_FILES", 200)
+    examination = examined(tmp_path)
+    assert examination.findings[0].ranks == (1,)
+    assert "more than 200 files" in examination.notes[0]
+
+
+def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Path) -> None:
+    bad = tmp_path / "error.json"
+    bad.write_text('{"message": {"py_callstack"' + "[" * 200_000)
+    examination = examined(bad, good)
+    assert "no error file" in examination.notes[0]
+    assert examination.findings[0].ranks == (1,)
+
+
+def test_the_json_has_the_first_cause_first_and_says_what_is_an_echo(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["autopsy", str(good), "--output-format", "json"]) == ExitCode.FINDINGS
+    report = json.loads(capsys.readouterr().out)
+    assert [finding["role"] for finding in report["findings"]] == ["cause", "echo"]
+    assert report["autopsy"]["certain"] is True
+    assert report["exit_code"] == 1
+
+
+def test_without_a_path_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["autopsy"]) == ExitCode.ERROR
+    assert "no log and no dump was named" in capsys.readouterr().err
+
+
+def test_an_autopsy_needs_no_torch_and_no_screen(good: Path) -> None:
+    code = (
+        "import sys; from ddpdoctor.cli.main import main; main(['autopsy', sys.argv[1], '--output-format', 'concise']);"
+        "print({'torch', 'textual', 'psutil', 'numpy'} & sys.modules.keys())"
+    )
+    done = subprocess.run((sys.executable, "-c", code, good), capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
