@@ -117,7 +117,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[Told, ...]:
     cause = _first_cause(groups, evidence)
     found = [_judged(cause, groups, everyone, endings, evidence)]
     for group in groups:
-        if group is not cause and not (found[0].code in ("DDP301", "DDP304") and _kind(group) == "timed-out"):
+        if group is not cause and group[0] not in found[0].incidents:
             found.append(_told(group, "echo"))
     return tuple(found)
 
@@ -218,7 +218,7 @@ def _judged(
 ) -> Told:
     told = _told(cause, "cause")
     if told.first.kind == "timed-out":
-        return _of_timeout(told, everyone, endings)
+        return _of_timeout(told, groups, everyone, endings)
     if told.first.kind == "mismatch":
         return _of_mismatch(told, groups)
     if told.first.kind == "lost-peer":
@@ -255,8 +255,11 @@ def _told(group: Sequence[Incident], role: Role) -> Told:
     return Told(code=group[0].code, role=role, incidents=tuple(group), ranks=ranks, absent=absent, attempts=attempts)
 
 
-def _of_timeout(told: Told, everyone: frozenset[int], endings: Sequence[Ending]) -> Told:
+def _of_timeout(
+    told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
+) -> Told:
     """Who waited in what; where all ranks waited in different calls, they part."""
+    told = _with_those_who_lost_it(told, groups, everyone)
     waiting = [one for one in told.incidents if not one.absent] or list(told.incidents)
     calls = {(user_frames(one.frames)[:1], one.collective) for one in waiting if one.frames}
     operations = {one.collective for one in waiting if one.collective and not one.frames}
@@ -283,6 +286,22 @@ def _of_timeout(told: Told, everyone: frozenset[int], endings: Sequence[Ending])
         return replace(told, code="DDP306", doubt="no log tells which rank left, nor why")
     unsure = not told.absent and bool(absent) and len(absent) >= len(everyone)
     return replace(told, absent=() if unsure else tuple(sorted(absent)))
+
+
+def _with_those_who_lost_it(
+    told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]
+) -> Told:
+    """Add the ranks that stood elsewhere when the others gave up: they lost the connection there.
+
+    A rank that lost it in the same call came too late, and did not part from the others.
+    """
+    lost = tuple(one for group in groups for one in group if one.kind == "lost-peer" and one.frames)
+    here = {user_frames(one.frames)[:1] for one in told.incidents if one.frames}
+    there = {user_frames(one.frames)[:1] for one in lost}
+    ranks = {*told.ranks, *(one.rank for one in lost if one.rank is not None)}
+    if told.absent or not lost or here & there or len(here) != 1 or everyone - ranks:
+        return told
+    return replace(told, incidents=(*told.incidents, *lost), ranks=tuple(sorted(ranks)))
 
 
 def _of_mismatch(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
