@@ -1,0 +1,40 @@
+"""A few rows of the table of ``python -m tests.no_harm``, and all of it with ``-m full``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.no_harm.__main__ import rows
+from tests.no_harm.rehearsal import judged, modes
+from tests.no_harm.ways import WAYS
+
+_SAMPLE = (
+    "Python: rmtree",
+    "Python: open append",
+    "shell: rm -rf folder",
+    "git: git commit -am more",
+    "C: shared mapping",
+)
+
+
+@pytest.mark.timeout(300)
+def test_a_sample_of_ways_leaves_everything_as_it_was() -> None:
+    mode = modes()[0]
+    ways = [way for way in WAYS if way.label in _SAMPLE and way.is_here and (mode == "overlay" or way.by == "Python")]
+    found = list(judged(ways, mode, at_once=len(ways)))
+    assert [row for row in found if row.verdict != "held"] == []
+    assert len(found) == len(ways) > 1
+
+
+def test_there_are_more_than_120_ways() -> None:
+    assert len({way.label for way in WAYS}) == len(WAYS) > 120
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", ["overlay", "no overlay"])
+def test_nothing_of_the_user_is_lost(mode: str) -> None:
+    if mode not in modes():
+        pytest.skip("no overlay here")
+    chosen = "overlay" if mode == "overlay" else "no overlay"
+    assert [row for row in rows(chosen) if row.verdict == "lost"] == []
