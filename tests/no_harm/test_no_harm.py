@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.no_harm.__main__ import rows
-from tests.no_harm.rehearsal import judged, modes
+from tests.no_harm.rehearsal import Mode, judged, modes
 from tests.no_harm.ways import WAYS
 
 _SAMPLE = (
@@ -33,8 +33,7 @@ def test_there_are_more_than_120_ways() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", ["overlay", "no overlay"])
-def test_nothing_of_the_user_is_lost(mode: str) -> None:
+def test_nothing_of_the_user_is_lost(mode: Mode) -> None:
     if mode not in modes():
         pytest.skip("no overlay here")
-    chosen = "overlay" if mode == "overlay" else "no overlay"
-    assert [row for row in rows(chosen) if row.verdict == "lost"] == []
+    assert [row for row in rows(mode) if row.verdict == "lost"] == []

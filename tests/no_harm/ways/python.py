@@ -14,6 +14,7 @@ _WRITERS = tuple(
         needs=(writer.needs,) if writer.needs else (),
     )
     for writer in WRITERS
+    if not writer.name.startswith("sqlite")  # what is no data base is none to them
 )
 _REMOVERS = tuple(Way(name=name, language="Python", body=code) for name, code in REMOVERS.items())
 
