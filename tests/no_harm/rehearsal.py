@@ -219,7 +219,7 @@ def _judged_together(ways: Sequence[Way], mode: Mode) -> tuple[dict[str, Row], s
             folder = here.folder(way)
             mine = {path for path in changed if Path(path).is_relative_to(folder) or path in told.made}
             harm = [f"{changed[path]} {_short(path, here)}" for path in sorted(mine)]
-            harm += [f"new {path}" for path in told.made if path not in changed and Path(path).exists()]
+            harm += [f"new {path}" for path in told.made if path not in {*before, *changed} and Path(path).exists()]
             harm += [f"left {text}" for pid, text in alive.items() if f"{folder}" in text]
             changed = {path: what for path, what in changed.items() if path not in mine}
             alive = {pid: text for pid, text in alive.items() if f"{folder}" not in text}

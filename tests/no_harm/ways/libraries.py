@@ -64,7 +64,7 @@ LIBRARIES = (
         "c.save({'w': torch.ones(2)}, checkpoint_id='runs/old', no_dist=True)",
         export="torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), 'old.bin')",
         file_store="s = dist.FileStore('old.bin', 1); s.set('a', 'n')",
-        file_store_new="s = dist.FileStore('store', 1); s.set('a', 'n')",
+        file_store_new="s = dist.FileStore('store', 1); s.set('a', 'n'); open('witness', 'w')",
         shared_tensor_left="import torch.multiprocessing as m; m.set_sharing_strategy('file_system'); "
         "t = torch.ones(8).share_memory_(); made('/dev/shm' + t.untyped_storage()._share_filename_cpu_()[1].decode())\n"
         "open('witness', 'w')",
@@ -103,7 +103,7 @@ LIBRARIES = (
         segment_of_another_job_unlinked="from multiprocessing import shared_memory as s; "
         "s.SharedMemory(f'{TOKEN}-job').unlink(); made(f'/dev/shm/{TOKEN}-job'); open('witness', 'w')",
         segment_of_another_job_written="from multiprocessing import shared_memory as s; "
-        "s.SharedMemory(f'{TOKEN}-job').buf[0] = 1; made(f'/dev/shm/{TOKEN}-job'); open('witness', 'w')",
+        "s.SharedMemory(f'{TOKEN}-job-2').buf[0] = 1; made(f'/dev/shm/{TOKEN}-job-2'); open('witness', 'w')",
         semaphore_left="import _multiprocessing as m; m.SemLock(0, 1, 1, f'/{TOKEN}-semaphore', False); "
         "open('witness', 'w')",
     ),
