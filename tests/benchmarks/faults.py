@@ -51,7 +51,7 @@ def _fault_table(runs: int, only: str) -> bool:
             continue
         seconds, wrong = [], []
         for run in range(runs):
-            with _in_directory() as folder, _load(run == runs - 1 and runs > 1):
+            with in_directory() as folder, _load(run == runs - 1 and runs > 1):
                 result = run_fault(fault, folder)
             wrong += [result.wrong] if result.wrong else []
             seconds += [] if result.verdict_s is None else [result.verdict_s]
@@ -82,7 +82,7 @@ def _healthy_table(runs: int, only: str) -> bool:
             continue
         wrong = []
         for run in range(runs):
-            with _in_directory() as folder, _load(run == runs - 1 and runs > 1):
+            with in_directory() as folder, _load(run == runs - 1 and runs > 1):
                 said = examine_healthy(script, folder)
             wrong += [said] if said else []
         told = f"WRONG in {len(wrong)} of {runs}: {wrong[0]}" if wrong else f"left alone in {runs} of {runs}"
@@ -92,7 +92,8 @@ def _healthy_table(runs: int, only: str) -> bool:
 
 
 @contextmanager
-def _in_directory() -> Iterator[Path]:
+def in_directory() -> Iterator[Path]:
+    """A new working directory, gone afterwards."""
     before = Path.cwd()
     with scratch_directory() as folder:
         os.chdir(folder)

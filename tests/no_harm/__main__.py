@@ -3,20 +3,22 @@
 Every way to write, replace, delete and leave behind is done in a rehearsal of a real training on two ranks, and what
 was there before is compared with what is there after: content, mode, owner, time, links and attributes of every file,
 and processes. ``held`` is as it was; ``said`` was not held back, and the report names the program; all else is lost.
-``--only WORDS`` takes the rows whose name has them, ``--mode`` one mode; ``--faults`` also compares what the faults
-table finds in the two modes. It exits with 1 when anything was lost.
+``--only WORDS`` takes the rows whose name has them, ``--mode`` one mode; ``--kills N`` kills the doctor so often. ``--faults``
+compares instead what the faults table finds in the two modes. It exits with 1 when anything was lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tests.no_harm.rehearsal import Mode, Row, judged, modes
+from tests.no_harm.same_findings import same_findings
 from tests.no_harm.scenarios import SCENARIOS, killed, played
 from tests.no_harm.ways import WAYS
 
@@ -38,11 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     totals: Counter[tuple[str, str]] = Counter()
     began = time.monotonic()
-    for mode in [chosen.mode] if chosen.mode else modes():
-        for row in rows(mode, chosen.only, chosen.kills):
-            lost = f": {row.why}" if row.verdict == "lost" else ""
-            print(f"{row.label[:70]:70} {row.mode:10} {row.verdict}{lost}", flush=True)
-            totals[row.mode, row.verdict] += 1
+    tables = [rows(mode, chosen.only, chosen.kills) for mode in ([chosen.mode] if chosen.mode else modes())]
+    if chosen.faults:
+        tables = [same_findings(chosen.only)]
+    for row in itertools.chain.from_iterable(tables):
+        lost = f": {row.why}" if row.verdict == "lost" else ""
+        print(f"{row.label[:70]:70} {row.mode:10} {row.verdict}{lost}", flush=True)
+        totals[row.mode, row.verdict] += 1
     for mode in dict.fromkeys(mode for mode, _ in totals):
         number = sum(count for (of, _), count in totals.items() if of == mode)
         told = ", ".join(f"{verdict} {totals[mode, verdict]}" for verdict in ("held", "said", "lost"))

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-WORLD = json.loads(Path(sys.argv[1]).read_text())
+WORLD = json.loads(Path(sys.argv[1]).read_text()) if __name__ == "__main__" else {}
 
 
 def tell(**message):
@@ -155,4 +155,5 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

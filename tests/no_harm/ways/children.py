@@ -39,7 +39,7 @@ CHILDREN = (
         "pool.submit(os.truncate, os.path.abspath('old.txt'), 0).result()",
         in_place_of_a_fork="p = os.fork()\nif p == 0: os.execv(PYTHON, [PYTHON, '-c', " + _WRITER + "])\n"
         "os.waitpid(p, 0)",
-        through_a_shell="run(['sh', '-c', f'{PYTHON} -c \"' + " + _WRITER.replace('"', "'") + " + '\"'])",
+        through_a_shell="open('child.py', 'w').write(" + _WRITER + "); run(['sh', '-c', f'{PYTHON} child.py'])",
         below_asyncio="import asyncio\nasync def go(): await (await asyncio.create_subprocess_exec(PYTHON, '-c', "
         + _WRITER
         + ")).wait()\nasyncio.run(go())",
@@ -66,7 +66,7 @@ CHILDREN = (
             (
                 "descriptor handed on",
                 "f = os.open('new', os.O_RDWR | os.O_CREAT); "
-                "run(['sh', '-c', f'echo n >&{f}; rm old.txt'], pass_fds=[f])",
+                "run(['bash', '-c', f'echo n >&{f}; rm old.txt'], pass_fds=[f])",
                 "rm old.txt",
             ),
             ("stdout of a child", "run(['sh', '-c', 'echo n; rm old.txt'])", "rm old.txt"),

@@ -103,7 +103,7 @@ LIBRARIES = (
         segment_of_another_job_unlinked="from multiprocessing import shared_memory as s; "
         "s.SharedMemory(f'{TOKEN}-job').unlink(); made(f'/dev/shm/{TOKEN}-job'); open('witness', 'w')",
         segment_of_another_job_written="from multiprocessing import shared_memory as s; "
-        "s.SharedMemory(f'{TOKEN}-job-2').buf[0] = 1; made(f'/dev/shm/{TOKEN}-job-2'); open('witness', 'w')",
+        "m = s.SharedMemory(f'{TOKEN}-job-2'); m.buf[0] = 1; made(f'/dev/shm/{TOKEN}-job-2'); open('witness', 'w')",
         semaphore_left="import _multiprocessing as m; m.SemLock(0, 1, 1, f'/{TOKEN}-semaphore', False); "
         "open('witness', 'w')",
     ),

@@ -65,7 +65,7 @@ _GIT = (
 _SQLITE = (
     "sqlite3 base.db 'insert into t values (2)'",
     "sqlite3 base.db 'drop table t'",
-    "sqlite3 base.db '.backup old.bin'",
+    "sqlite3 base.db '.backup new.db'",
     "sqlite3 base.db vacuum",
 )
 _C = {
