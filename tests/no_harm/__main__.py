@@ -3,8 +3,8 @@
 Every way to write, replace, delete and leave behind is done in a rehearsal of a real training on two ranks, and what
 was there before is compared with what is there after: content, mode, owner, time, links and attributes of every file,
 and processes. ``held`` is as it was; ``said`` was not held back, and the report names the program; all else is lost.
-``--only WORDS`` takes the rows whose name has them, ``--mode`` one mode; ``--kills N`` kills the doctor so often. ``--faults``
-compares instead what the faults table finds in the two modes. It exits with 1 when anything was lost.
+``--only WORDS`` takes the rows whose name has them, ``--mode`` one mode; ``--kills N`` kills the doctor so often.
+``--faults`` compares instead what the faults table finds in the two modes. It exits with 1 when anything was lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables = [same_findings(chosen.only)]
     for row in itertools.chain.from_iterable(tables):
         lost = f": {row.why}" if row.verdict == "lost" else ""
-        print(f"{row.label[:70]:70} {row.mode:10} {row.verdict}{lost}", flush=True)
+        line = f"{row.label[:70]:70} {row.mode:10} {row.verdict}{lost}"
+        print(line.encode("utf-8", "backslashreplace").decode(), flush=True)
         totals[row.mode, row.verdict] += 1
     for mode in dict.fromkeys(mode for mode, _ in totals):
         number = sum(count for (of, _), count in totals.items() if of == mode)

@@ -81,9 +81,10 @@ def look(folder):
     digest = hashlib.sha256()
     for path in sorted(Path(folder).rglob("*")):
         status = path.lstat()
-        digest.update(f"{path} {status.st_mode} {status.st_mtime_ns} {status.st_nlink} {status.st_uid}".encode())
+        digest.update(os.fsencode(path))
+        digest.update(f"{status.st_mode} {status.st_mtime_ns} {status.st_nlink} {status.st_uid}".encode())
         if path.is_symlink():
-            digest.update(os.readlink(path).encode())
+            digest.update(os.fsencode(os.readlink(path)))
         elif path.is_file():
             digest.update(path.read_bytes() + repr(attributes(path)).encode())
     return digest.hexdigest()

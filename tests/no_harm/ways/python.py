@@ -80,7 +80,8 @@ PYTHON = (
         mkfifo="os.mkfifo('pipe')",
         socket_left="import socket; socket.socket(socket.AF_UNIX).bind('socket')",
         lock_file="import fcntl; fcntl.flock(open('data.lock', 'a'), fcntl.LOCK_EX); open('new.lock', 'w')",
-        import_writes_bytecode="sys.dont_write_bytecode = False; sys.path.insert(0, '.'); import module; open('witness', 'w')",
+        import_writes_bytecode="sys.dont_write_bytecode = False; sys.path.insert(0, '.'); import module; "
+        "open('witness', 'w')",
         pickle_update="import pickle; f = open('old.bin', 'r+b'); pickle.dump({}, f)",
         shelve_new="import shelve; s = shelve.open('shelf'); s['a'] = 1; s.close()",
         dbm_dumb="import dbm.dumb as d; b = d.open('dumb', 'c'); b['a'] = 'n'; b.close()",
