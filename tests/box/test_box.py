@@ -171,6 +171,15 @@ def test_sockets_of_the_machines_services_can_be_reached(in_box: InBox, tmp_path
         service.join()
 
 
+def test_sockets_of_datagrams_can_be_reached(in_box: InBox, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "log"))
+        log.settimeout(60)
+        say = "import socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.sendto(b'hello', 'log')"
+        in_box(f'{sys.executable} -c "{say}"')
+        assert log.recv(9) == b"hello"
+
+
 def test_what_is_kept_lies_where_it_was_written(in_box: InBox, places: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     in_box(

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from . import kernel
-from .mounts import NO_FILES, Mount, holds_mounts, listening_sockets, visible_mounts
+from .mounts import NO_FILES, Mount, bound_sockets, holds_mounts, visible_mounts
 
 MOST_SOCKETS = 1_000
 
@@ -146,7 +146,7 @@ class Layers:
 
     def _reachable_sockets(self) -> Iterator[str]:
         """Sockets of the machine's services (name service, display, GPU daemons) that this user can reach."""
-        for path in listening_sockets(_text("/proc/net/unix"))[:MOST_SOCKETS]:
+        for path in bound_sockets(_text("/proc/net/unix"))[:MOST_SOCKETS]:
             try:
                 if stat.S_ISSOCK(os.lstat(path).st_mode) and stat.S_ISSOCK(os.lstat(self._root + path).st_mode):
                     yield path

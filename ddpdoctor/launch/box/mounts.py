@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -58,12 +59,15 @@ def holds_mounts(directory: str, mounts: Iterable[Mount]) -> bool:
     return any(mount.is_below(directory) for mount in mounts)
 
 
-def listening_sockets(unix_sockets: str) -> tuple[str, ...]:
-    """Paths of the Unix sockets that somebody listens on, from ``/proc/net/unix``."""
+def bound_sockets(unix_sockets: str) -> tuple[str, ...]:
+    """Paths of the Unix sockets that somebody listens or receives on, from ``/proc/net/unix``."""
     paths = []
     for line in unix_sockets.splitlines()[1:]:
         words = line.split(maxsplit=7)
-        if len(words) == 8 and words[7].startswith("/") and int(words[3], 16) & _ACCEPTS_CONNECTIONS:
+        if len(words) < 8 or not words[7].startswith("/"):
+            continue
+        # One of datagrams, as that of the system log, listens to nobody; its path is nobody's but the receiver's.
+        if int(words[3], 16) & _ACCEPTS_CONNECTIONS or int(words[4], 16) == socket.SOCK_DGRAM:
             paths.append(words[7])
     return tuple(dict.fromkeys(paths))
 
