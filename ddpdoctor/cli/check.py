@@ -287,6 +287,10 @@ def _examined(request: ExamineRequest, fail_on: Severity | None) -> Examination:
     request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
     if request.static:
         return examine(request)
+    from ddpdoctor.launch import leftovers
+
+    if note := leftovers.told(leftovers.leftovers()):
+        streams.say(note)
     with streams.live_progress() as show:
         return examine(request, show)
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "profile": "ddpdoctor.cli.profile",
     "autopsy": "ddpdoctor.cli.autopsy",
     "report": "ddpdoctor.cli.report",
+    "clean": "ddpdoctor.cli.clean",
     "explain": "ddpdoctor.cli.explain",
 }
 """Module of each sub-command, imported when it is asked for; the command has the name of its module."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -14,9 +13,10 @@ from pathlib import Path
 from ddpdoctor.directories import home_directory
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.box.start import remove_layers
-from ddpdoctor.launch.created_files import remove_created
-from ddpdoctor.launch.processes import is_alive
-from ddpdoctor.record import layout
+from ddpdoctor.launch.owner import sign
+
+_PREFIX = "rehearsal-"
+_KEPT = "kept-for-cleaning"
 
 
 def state_directory() -> Path:
@@ -35,16 +35,16 @@ def state_directory() -> Path:
 
 @contextmanager
 def temporary_run_directory() -> Iterator[Path]:
-    """A new directory of mode 0700 that is gone afterwards.
+    """A new directory of mode 0700 that is gone afterwards, unless ``keep_for_cleaning`` was asked for.
 
     Raises ``ConfigurationError`` when neither the state directory nor the temporary one can be written.
     """
-    _sweep()
     directory = _make()
     try:
         yield directory
     finally:
-        remove_run_directory(directory)
+        if not (directory / _KEPT).exists():
+            remove_run_directory(directory)
 
 
 def remove_run_directory(directory: Path) -> None:
@@ -53,40 +53,40 @@ def remove_run_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _sweep() -> None:
-    """Finish what a doctor that was killed left: files that its ranks made, and its run directory."""
-    try:
-        runs = state_directory() / "runs"
-        abandoned = [directory for directory in runs.glob("rehearsal-*") if _is_abandoned(directory)]
-    except (OSError, RuntimeError):
-        return
-    for directory in abandoned:
-        remove_created(directory)
-        remove_run_directory(directory)
+def keep_for_cleaning(directory: Path) -> None:
+    """Keep a run directory: what its ranks left in the user's tree could not be told, ``ddpdoctor clean`` tells it."""
+    (directory / _KEPT).touch()
 
 
-def _is_abandoned(directory: Path) -> bool:
-    """Tell whether the doctor who made a run directory is dead; a directory without a plan says nothing."""
-    try:
-        plan = json.loads((directory / layout.JOB_FILE).read_text(encoding="utf-8"))
-        supervisor = int(plan["supervisor_pid"])
-        keeps = bool(plan.get("keep", False))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return not keeps and not is_alive(supervisor)
+def rehearsal_directories() -> list[Path]:
+    """The run directories of rehearsals that run, or were killed; oldest first."""
+    found: list[Path] = []
+    for temporary in (False, True):
+        try:
+            place = Path(tempfile.gettempdir()) if temporary else state_directory() / "runs"
+            prefix = f"ddpdoctor-{_PREFIX}" if temporary else _PREFIX
+            found += [path for path in place.glob(f"{prefix}*") if path.is_dir() and path.stat().st_uid == os.getuid()]
+        except (OSError, RuntimeError):
+            continue
+    return sorted(found, key=lambda path: path.name.removeprefix("ddpdoctor-"))
 
 
 def _make() -> Path:
-    prefix = time.strftime("rehearsal-%Y%m%d-%H%M%S-")
+    prefix = time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-")
     try:
         runs = state_directory() / "runs"
         runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=runs))
+        return _signed(Path(tempfile.mkdtemp(prefix=prefix, dir=runs)))
     except (OSError, RuntimeError):
         pass
     try:
-        return Path(tempfile.mkdtemp(prefix="ddpdoctor-" + prefix))
+        return _signed(Path(tempfile.mkdtemp(prefix="ddpdoctor-" + prefix)))
     except OSError as error:
         raise ConfigurationError(
             f"no directory for the run could be made: {error}", "set XDG_STATE_HOME to a directory that can be written"
         ) from error
+
+
+def _signed(directory: Path) -> Path:
+    sign(directory)
+    return directory

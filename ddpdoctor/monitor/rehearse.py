@@ -17,7 +17,7 @@ from ddpdoctor import __version__
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
-from ddpdoctor.launch.created_files import remove_created
+from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
@@ -33,7 +33,7 @@ from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, start_plainly, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
-from ddpdoctor.launch.run_directory import state_directory, temporary_run_directory
+from ddpdoctor.launch.run_directory import keep_for_cleaning, state_directory, temporary_run_directory
 from ddpdoctor.monitor import output
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.probe_logs import probe_logs
@@ -64,15 +64,19 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
     interpreter = find_interpreter(request.python, request.launch)
     with interruptible(), temporary_run_directory() as directory:
         rehearsal = _Rehearsal(request, interpreter, directory, on_progress)
+        record = None
+        left: tuple[Left, ...] = ()
         try:
             record = rehearsal.run()
         finally:
             if not request.keep and not rehearsal.in_overlay:
-                remove_created(directory)
+                left = remove_created(directory).left
+                if left and record is None:
+                    keep_for_cleaning(directory)
     if record.job.overlay and request.network and any(_OF_OTHERS in entry.output_tail for entry in record.ranks):
         # The script met a file of another owner, of whom the overlay of this user cannot make a copy.
         return rehearse(msgspec.structs.replace(request, overlay=False), on_progress)
-    return record
+    return _with_left(record, left) if left else record
 
 
 class _Rehearsal:
@@ -420,6 +424,15 @@ class _Rehearsal:
         if not files:
             return "the script wrote no file"
         return f"what the script wrote is kept below {target}: {_listed(files)}"
+
+
+def _with_left(record: RunRecord, left: tuple[Left, ...]) -> RunRecord:
+    """The record with a sentence on what was made in the rehearsal and is not removed, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for each in left:
+        by_reason.setdefault(each.reason, []).append(each.path)
+    notes = [f"left in place because {reason}: {_listed(paths)}" for reason, paths in by_reason.items()]
+    return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, notes=(*record.job.notes, *notes)))
 
 
 def _listed(names: list[str]) -> str:

@@ -1,7 +1,8 @@
-"""Which files the ranks of one rehearsal made: an append-only log in the run directory, shared by all its processes.
+"""What the ranks of one rehearsal made, and in which state they left it: a log in the run directory that they share.
 
-A record is one line: a CRC-32 in eight hexadecimal digits and a JSON list ``[kind, path, time_ns, moved_from]``. It is
-written in one append *before* the file is made, so whoever finds a file that a rank made finds its record as well.
+A record is one line: a CRC-32 in eight hexadecimal digits and a JSON list. What is about to be made is recorded, in one
+append, *before* it is made, so whoever finds a file that a rank made finds its record as well; its state is recorded
+again when it was opened, while it is written, and before it is closed.
 """
 
 from __future__ import annotations
@@ -9,20 +10,27 @@ from __future__ import annotations
 import binascii
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Optional
+
+from .identity import Identity, decoded
+from .made import Made
 
 LOG_NAME = "created-files.log"
 """Name of the log inside the run directory."""
 OVERLAY_LOG_NAME = "files-in-the-overlay.log"
 """Its name where the ranks write to an overlay: who cleans up must not look for those files outside."""
 
-KINDS = ("file", "directory", "socket", "name", "foreign")
-"""``file``, ``directory`` and ``socket`` were made by the ranks. ``name`` is a link made by them to content that may
-not be theirs. ``foreign`` was there before the rehearsal and was taken away with leave: whatever has that name is
-never cleaned up."""
+MADE = ("file", "directory", "socket", "name")
+"""What is about to be made; a ``name`` is a link made by the ranks to content that may not be theirs."""
+KINDS = (*MADE, "open", "closed", "relabelled", "doubtful", "private", "foreign")
+"""Besides what is made: ``open``, a process of ours has it open for writing, in this state; ``closed``, it left it in
+this state; ``relabelled``, its names or mode are changed by us, its content is not; ``doubtful``, another program wrote
+to it while a rank had it open; ``private``, a directory that nobody else knows the name of; ``foreign``, it was there
+before the rehearsal and was changed or taken away with leave: whatever has that name is never cleaned up."""
 
 
 class Record(NamedTuple):
@@ -32,17 +40,13 @@ class Record(NamedTuple):
     path: str
     """Absolute, without symbolic links in its directories."""
     time_ns: int
-    """Nanoseconds since the epoch; the file did not exist then."""
+    """Nanoseconds since the epoch; what is about to be made did not exist then."""
     moved_from: str = ""
     """The former path of a file or directory that was renamed to ``path``, otherwise empty."""
-
-
-class Created(NamedTuple):
-    """What the ranks made under one path."""
-
-    kind: str
-    time_ns: int
-    """The earliest time at which it may have been made."""
+    identity: Optional[Identity] = None
+    """The state of ``open`` and ``closed``; None where there was nothing."""
+    pid: int = 0
+    """The process that made the record."""
 
 
 def encode(record: Record) -> bytes:
@@ -57,14 +61,15 @@ def decode(line: bytes) -> Record | None:
     try:
         if int(checksum, 16) != binascii.crc32(payload):
             return None
-        kind, path, time_ns, moved_from = json.loads(payload)
+        kind, path, time_ns, moved_from, numbers, pid = json.loads(payload)
+        identity = decoded(numbers)
     except (ValueError, TypeError):
         return None
-    if kind not in KINDS or not isinstance(time_ns, int) or time_ns <= 0:
+    if kind not in KINDS or not isinstance(time_ns, int) or time_ns <= 0 or not isinstance(pid, int):
         return None
     if not _is_plain(path) or (moved_from != "" and not _is_plain(moved_from)):
         return None
-    return Record(kind, path, time_ns, moved_from)
+    return Record(kind, path, time_ns, moved_from, identity, pid)
 
 
 def _is_plain(path: object) -> bool:
@@ -75,49 +80,79 @@ class Replay:
     """The state of the log after some of its records."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Created] = {}
+        self.entries: dict[str, Made] = {}
         self.foreign: set[str] = set()
+        self._private: set[str] = set()
+        self._names: dict[tuple[int, int], set[str]] = {}
+        """The paths by which each file of the ranks was known."""
 
     def apply(self, record: Record) -> None:
         """Take one more record into account."""
         if record.moved_from:
-            self._move_content(record.moved_from, record.path)
-        if record.kind == "foreign":
+            self._move(record)
+        elif record.kind == "foreign":
             self.foreign.add(record.path)
+        elif record.kind == "private":
+            self._private.add(record.path)
+        elif record.kind in MADE:
+            entry = self.entries.get(record.path)
+            if entry is None or entry.kind != record.kind:
+                entry = self.entries[record.path] = Made(record.kind, record.time_ns)
+            entry.announced(record.pid, record.time_ns)
+        else:
+            self._change(record)
+
+    def _change(self, record: Record) -> None:
+        entry = self.entries.get(record.path)
+        if entry is None:
             return
-        known = self.entries.get(record.path)
-        earliest_ns = min(known.time_ns, record.time_ns) if known else record.time_ns
-        self.entries[record.path] = Created(record.kind, earliest_ns)
+        if record.identity is not None:
+            self._names.setdefault(record.identity.place, set()).add(record.path)
+        gone = record.kind == "closed" and record.identity is None
+        for name in {record.path} if gone else self._aliases(record.path, record.identity, entry):
+            self.entries[name].changed(record.kind, record.identity, record.pid, record.time_ns)
 
-    def _move_content(self, old: str, new: str) -> None:
+    def _aliases(self, path: str, identity: Optional[Identity], entry: Made) -> set[str]:
+        """The path and the other names of the same file; one that had its number before is another file."""
+        names = {path}
+        known = identity or (entry.identities[-1] if entry.identities else None)
+        if known is not None:
+            place = known.place
+            for name in self._names.get(place, ()):
+                other = self.entries.get(name)
+                if other is not None and other.identities and other.identities[-1].place == place:
+                    names.add(name)
+        return names
+
+    def _move(self, record: Record) -> None:
+        """A file keeps its state under its new name; the old one is known on, for the rename comes after its record."""
+        old, new = record.moved_from, record.path
+        if record.kind == "foreign":
+            self.foreign.add(new)
+        elif old in self.entries:
+            self._rename(old, new)
+        else:
+            self.entries[new] = Made(record.kind, record.time_ns)
+            self.entries[new].announced(record.pid, record.time_ns)
         inside = old.rstrip(os.sep) + os.sep
-        moved = {path: entry for path, entry in self.entries.items() if path.startswith(inside)}
-        for path, entry in moved.items():
-            self.entries[os.path.join(new, path[len(inside) :])] = entry
+        for path in [path for path in self.entries if path.startswith(inside)]:
+            self._rename(path, os.path.join(new, path[len(inside) :]))
 
-    def kind(self, path: str) -> str:
-        """The kind that the log gives to ``path`` itself; empty when it has no record."""
-        if path in self.foreign:
-            return "foreign"
-        entry = self.entries.get(path)
-        return entry.kind if entry else ""
+    def _rename(self, old: str, new: str) -> None:
+        moved = self.entries[old].renamed(self.entries.get(new))
+        self.entries[new] = moved
+        for identity in moved.identities:
+            self._names.setdefault(identity.place, set()).add(new)
 
-    def maker(self, path: str) -> Created | None:
-        """Say what the ranks made at ``path``; None when it is not known to be theirs.
-
-        What lies in a directory that the ranks made is theirs too, whoever wrote it (a shell child, a C++ library).
-        """
+    def maker(self, path: str, status: os.stat_result) -> Made | None:
+        """Say what the ranks made at ``path``, where what lies there now is known to be theirs; otherwise None."""
         if path in self.foreign:
             return None
         entry = self.entries.get(path)
-        if entry is not None:
+        if entry is not None and entry.is_at_work_or_left(status):
             return entry
-        for parent in _parents(path):
-            if parent in self.foreign:
-                return None
-            above = self.entries.get(parent)
-            if above is not None and above.kind == "directory":
-                return Created("directory" if os.path.isdir(path) else "file", above.time_ns)
+        if entry is None and self._private and not self._private.isdisjoint(_parents(path)):
+            return Made("directory" if stat.S_ISDIR(status.st_mode) else "file", 0)
         return None
 
 
@@ -126,6 +161,10 @@ def _parents(path: str) -> Iterator[str]:
     while parent != path:
         yield parent
         path, parent = parent, os.path.dirname(parent)
+
+
+_open, _close = os.open, os.close
+"""As they were before they were guarded: the log is no file of the script's."""
 
 
 class CreatedFiles:
@@ -146,19 +185,16 @@ class CreatedFiles:
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()
 
-    def note(self, kind: str, path: str, time_ns: int = 0, moved_from: str = "") -> None:
-        """Record that ``path`` is about to be made; ``time_ns`` is for what was made earlier under another name."""
+    def note(self, kind: str, path: str, moved_from: str = "", identity: Optional[Identity] = None) -> None:
+        """Append a record."""
+        record = Record(kind, path, self._clock(), moved_from, identity, os.getpid())
         with self._lock:
-            self._follow()
-            if not moved_from and kind == self._replay.kind(path):
-                return
-            record = Record(kind, path, time_ns or self._clock(), moved_from)
             if not self._append(encode(record)):
                 self._replay.apply(record)
 
     def _append(self, line: bytes) -> bool:
         try:
-            log = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            log = _open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return False
         try:
@@ -166,17 +202,23 @@ class CreatedFiles:
         except OSError:
             return False
         finally:
-            os.close(log)
+            _close(log)
 
-    def maker(self, path: str) -> Created | None:
-        """Say what any rank made at ``path``; None when it is not known to be theirs."""
+    def maker(self, path: str, status: os.stat_result) -> Made | None:
+        """Say what any rank made at ``path``, where what lies there now is known to be theirs; otherwise None."""
         with self._lock:
             self._follow()
-            return self._replay.maker(path)
+            return self._replay.maker(path, status)
+
+    def entry(self, path: str) -> Made | None:
+        """What the log knows of a path, whatever lies there now."""
+        with self._lock:
+            self._follow()
+            return self._replay.entries.get(path)
 
     def _follow(self) -> None:
         try:
-            log = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            log = _open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return
         try:
@@ -193,7 +235,7 @@ class CreatedFiles:
         except OSError:
             pass
         finally:
-            os.close(log)
+            _close(log)
 
 
 def read_log(run_directory: str) -> Iterator[Record]:

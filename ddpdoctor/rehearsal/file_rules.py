@@ -14,7 +14,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from .created_log import LOG_NAME, OVERLAY_LOG_NAME, Created, CreatedFiles
+from .created_log import LOG_NAME, OVERLAY_LOG_NAME, CreatedFiles
+from .identity import identity_of
+from .made import Made
+from .open_files import OpenFiles
 from .real_paths import (
     UnresolvablePath,
     described_path,
@@ -73,6 +76,7 @@ class FileRules:
         self._tell = tell
         name = OVERLAY_LOG_NAME if in_overlay else LOG_NAME
         self._created = CreatedFiles(self._run_directory, name=name)
+        self.open_files = OpenFiles(self._created)
 
     def opened(self, path: object, flags: object, dir_fd: object = None) -> Refusal | None:
         """``open`` and ``os.open``; ``flags`` are those of the system call."""
@@ -96,18 +100,23 @@ class FileRules:
         status = status_of_target(target)
         if status is None:
             if creates and os.path.isdir(os.path.dirname(target)):
-                self._created.note("file", target)
+                self._announce("file", target)
                 self._tell("create" if action == "write" else action, target, False)
             return None
         if not changes or not is_regular(status):
             return None
-        made = self._created.maker(target)
+        made = self._maker(target, status)
         if made is not None and made.kind != "name":
+            self._created.note("open", target, identity=identity_of(status))
+            if creates:  # Another rank may remove it before it is opened.
+                self._created.note(made.kind, target)
+            self.open_files.expect(target)
             self._tell(action, target, False)
             return None
         if target.endswith(".lock") and status.st_size == 0:
             return None
         if self._allow_writes:
+            self._created.note("foreign", target)
             self._tell(action, target, True)
             return None
         reason = _NOT_OURS if made is None else "a link to a file " + _NOT_OURS
@@ -124,6 +133,8 @@ class FileRules:
         if not isinstance(target, str):
             return target
         if not self._is_foreign(target):
+            if self._created.entry(target) is not None:
+                self._created.note("relabelled", target)
             return None
         return Refusal("write", target, f"would change the mode or owner of {shown(target)}, {_NOT_OURS}")
 
@@ -140,7 +151,33 @@ class FileRules:
         status = status_of_target(target)
         if status is None or self._allow_writes or self._is_exempt(target):
             return False
-        return (is_regular(status) or is_directory(status)) and self._created.maker(target) is None
+        return (is_regular(status) or is_directory(status)) and self._maker(target, status) is None
+
+    def times_set(self, path: object, dir_fd: object = None) -> None:
+        """``os.utime`` was called: what the ranks made has other times now."""
+        target = self._resolve(target_path, "write", described_path(path), dir_fd)
+        status = status_of_target(target) if isinstance(target, str) else None
+        if isinstance(target, str) and status is not None and self._created.entry(target) is not None:
+            self._created.note("relabelled", target, identity=identity_of(status))
+
+    def mapped(self, descriptor: object) -> None:
+        """A file is mapped into memory, by its descriptor."""
+        if isinstance(descriptor, int) and descriptor >= 0:
+            self.open_files.mapped(descriptor)
+
+    def temporary_directory_made(self, path: object) -> None:
+        """``tempfile.mkdtemp``: nobody else knows the name, so what other programs put there is the ranks' as well."""
+        name = name_path(path)
+        if name is not None and not self._is_exempt(name):
+            self._created.note("private", name)
+
+    def _announce(self, kind: str, path: str) -> None:
+        self._created.note(kind, path)
+        self.open_files.expect(path)
+
+    def _maker(self, path: str, status: os.stat_result) -> Made | None:
+        """What the ranks made at ``path``, where what lies there now is as they left it."""
+        return self._created.maker(path, status)
 
     def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """``os.remove`` and ``os.unlink``."""
@@ -150,7 +187,7 @@ class FileRules:
         status = status_of_name(name)
         if status is None or is_directory(status):
             return None
-        return self._taken_away(name)
+        return self._taken_away(name, status)
 
     def directory_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """``os.rmdir``, which takes empty directories only."""
@@ -160,7 +197,7 @@ class FileRules:
         status = status_of_name(name)
         if status is None or not is_directory(status) or _has_content(name):
             return None
-        return self._taken_away(name)
+        return self._taken_away(name, status)
 
     def tree_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """``shutil.rmtree``: refused as a whole, before its first file; what it does is judged file by file besides."""
@@ -170,14 +207,16 @@ class FileRules:
         status = status_of_name(name)
         if status is None or not is_directory(status) or self._allow_writes:
             return None
-        if self._is_exempt(name) or self._created.maker(name) is not None:
+        if self._is_exempt(name) or self._maker(name, status) is not None:
             return None
         return Refusal("remove", name, f"would delete the directory {shown(name)}, {_NOT_OURS}")
 
-    def _taken_away(self, name: str) -> Refusal | None:
+    def _taken_away(self, name: str, status: os.stat_result) -> Refusal | None:
         if self._is_exempt(name):
             return None
-        if self._created.maker(name) is not None:
+        if self._maker(name, status) is not None:
+            if status.st_nlink > 1 and is_regular(status):
+                self._created.note("relabelled", name)  # Its other names see another time of change.
             self._tell("remove", name, False)
             return None
         if not self._allow_writes:
@@ -195,34 +234,56 @@ class FileRules:
         status = status_of_name(old)
         if status is None or (self._is_exempt(old) and self._is_exempt(new)):
             return None
-        made = self._created.maker(old)
-        if self._is_exempt(old):
-            made = Created("directory" if is_directory(status) else "file", 0)
-        replaces = status_of_name(new) is not None and not self._is_exempt(new) and self._created.maker(new) is None
+        made = Made(_kind_of(status), 0) if self._is_exempt(old) else self._maker(old, status)
+        there = status_of_name(new)
+        replaces = there is not None and not self._is_exempt(new) and self._maker(new, there) is None
         if not self._allow_writes:
             if made is None:
                 return Refusal("rename", old, f"would rename {shown(old)}, {_NOT_OURS}")
             if replaces:
                 return Refusal("rename", new, f"would replace {shown(new)}, {_NOT_OURS}")
-        self._note_rename(old, new, made, replaces)
+            stranger = self._stranger_in(old) if made.kind == "directory" else None
+            if stranger is not None:
+                return Refusal("rename", stranger, f"would move {shown(stranger)}, {_NOT_OURS}")
+        self._note_rename(old, new, made, status, replaces=replaces)
         self._tell("rename", new, replaces)
         return None
 
-    def _note_rename(self, old: str, new: str, made: Created | None, replaces: bool) -> None:
+    def _stranger_in(self, directory: str) -> str | None:
+        """Something below a directory of the ranks' that they did not make."""
+        for root, folders, files in os.walk(directory):
+            for name in (*folders, *files):
+                path = os.path.join(root, name)
+                status = status_of_name(path)
+                if status is not None and self._maker(path, status) is None:
+                    return path
+        return None
+
+    def _note_rename(self, old: str, new: str, made: Made | None, status: os.stat_result, *, replaces: bool) -> None:
         if made is None:
             self._created.note("foreign", old)
             self._created.note("foreign", new, moved_from=old)
-        elif not replaces and not self._is_exempt(new):
-            self._created.note(made.kind, new, made.time_ns, moved_from=old)
+        elif replaces:
+            self._created.note("foreign", new)
+        elif not self._is_exempt(new):
+            if self._created.entry(old) is None:
+                self._created.note(made.kind, new)
+                self._created.note("open", new, identity=identity_of(status)._replace(ctime_ns=0))
+            else:
+                self._created.note(made.kind, new, moved_from=old)
+            self.open_files.expect(new)
 
     def linked(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
         """``os.link``: the new name is the ranks', its content only if the old one's is."""
         old = self._resolve(name_path, "write", source, source_fd)
         if not isinstance(old, str):
             return old
-        if status_of_name(old) is None:
+        status = status_of_name(old)
+        if status is None:
             return None
-        made = self._created.maker(old)
+        made = self._maker(old, status)
+        if made is not None:
+            self._created.note("relabelled", old)
         return self._new_name(target, target_fd, "name" if made is None else made.kind)
 
     def symlinked(self, target: object, dir_fd: object) -> Refusal | None:
@@ -234,7 +295,7 @@ class FileRules:
         if not isinstance(name, str):
             return name
         if not self._is_exempt(name) and self._is_free(name):
-            self._created.note(kind, name)
+            self._announce(kind, name)
             self._tell("create", name, False)
         return None
 
@@ -244,7 +305,7 @@ class FileRules:
         if not isinstance(name, str):
             return name
         if not self._is_exempt(name) and self._is_free(name):
-            self._created.note("directory", name)
+            self._announce("directory", name)
             self._tell("mkdir", name, False)
         return None
 
@@ -256,7 +317,7 @@ class FileRules:
         """
         name = name_path(address)
         if name is not None and not self._is_exempt(name) and self._is_free(name):
-            self._created.note("socket", name)
+            self._announce("socket", name)
         return None
 
     def database_connected(self, database: object) -> Refusal | None:
@@ -268,7 +329,7 @@ class FileRules:
         if status_of_target(target) is None and self._is_free(target):
             for suffix in _SQLITE_SIDECARS:
                 if self._is_free(target + suffix):
-                    self._created.note("file", target + suffix)
+                    self._announce("file", target + suffix)
         return self.written(target, "write", creates=True, changes=True)
 
     def _resolve(
@@ -300,6 +361,10 @@ class FileRules:
 def _is_bytecode(path: str) -> bool:
     head, tail = os.path.split(path)
     return tail == "__pycache__" or (os.path.basename(head) == "__pycache__" and bool(_BYTECODE.search(tail)))
+
+
+def _kind_of(status: os.stat_result) -> str:
+    return "directory" if is_directory(status) else "file" if is_regular(status) else "name"
 
 
 def _has_content(directory: str) -> bool:

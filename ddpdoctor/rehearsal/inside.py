@@ -59,7 +59,7 @@ class Rehearsal:
         watch_network(journal)
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
             journal.guarded(self._lines.start_before_torch)
-            journal.on_beat = lambda: journal.guarded(self._lines.flush)
+            journal.on_beat = self._beat
         no_touch.install(
             journal.run_directory,
             bool(journal.plan.get("allow_writes")),
@@ -114,6 +114,11 @@ class Rehearsal:
             loaders.caused(error) or (stand_in.caused(error) if stand_in is not None else "")
         )
         self._process_end.owner_of_attribute = modules.inner_owner_of
+
+    def _beat(self) -> None:
+        """What must outlive a process that is killed is written a few times a second."""
+        self._journal.guarded(self._lines.flush)
+        no_touch.settle()
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""

@@ -18,9 +18,11 @@ _OTHER_WRITERS = (("_distributed_c10d", "FileStore", "__init__"), ("_autograd", 
 
 Ask = Callable[[object], None]
 """Called with the path that is about to be written; raises when it must not be."""
+Done = Callable[[], None]
+"""Called when a writer is done with its file."""
 
 
-def wrap_torch(torch: Any, ask: Ask) -> None:
+def wrap_torch(torch: Any, ask: Ask, done: Done) -> None:
     """Guard what saves, packs, exports, maps and rendezvouses through files.
 
     ``torch.save``, ``torch.package``, ``torch.export.save``, ``torch.jit.save``, the profiler, ``from_file`` and
@@ -31,21 +33,19 @@ def wrap_torch(torch: Any, ask: Ask) -> None:
         return
     setattr(native, _MARK, True)
     if hasattr(native, "PyTorchFileWriter"):
-        native.PyTorchFileWriter = _guarded_writer(native.PyTorchFileWriter, ask)
+        native.PyTorchFileWriter = _guarded_writer(native.PyTorchFileWriter, ask, done)
     for class_name in _SCRIPT_CLASSES:
         script_class = getattr(native, class_name, None)
         for method_name in _SCRIPT_WRITERS:
             method = getattr(script_class, method_name, None)
             if method is not None:
-                setattr(script_class, method_name, _guarded_method(method, ask))
-
-
+                setattr(script_class, method_name, _guarded_method(method, ask, done))
     torch.from_file = _guarded_mapping(torch.from_file, ask)
     torch.UntypedStorage.from_file = staticmethod(_guarded_mapping(torch.UntypedStorage.from_file, ask))
     for module_name, class_name, method_name in _OTHER_WRITERS:
         owner = getattr(getattr(native, module_name, None), class_name, None)
         if hasattr(owner, method_name):
-            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), ask))
+            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), ask, done))
 
 
 def _guarded_mapping(from_file: Any, ask: Ask) -> Any:
@@ -60,33 +60,42 @@ def _guarded_mapping(from_file: Any, ask: Ask) -> Any:
     return mapped
 
 
-def _guarded_writer(writer: Any, ask: Ask) -> Any:
+def _guarded_writer(writer: Any, ask: Ask, done: Done) -> Any:
     def __init__(self: Any, target: object, *arguments: Any, **options: Any) -> None:
         if isinstance(target, (str, bytes, os.PathLike)):
             ask(target)
         writer.__init__(self, target, *arguments, **options)
 
-    return type(writer)(writer.__name__, (writer,), {"__init__": __init__, "__module__": writer.__module__})
+    def write_end_of_file(self: Any) -> Any:
+        result = writer.write_end_of_file(self)
+        done()
+        return result
+
+    members = {"__init__": __init__, "write_end_of_file": write_end_of_file, "__module__": writer.__module__}
+    return type(writer)(writer.__name__, (writer,), members)
 
 
-def _guarded_method(method: Any, ask: Ask) -> Any:
+def _guarded_method(method: Any, ask: Ask, done: Done) -> Any:
     def save(self: Any, path: object, *arguments: Any, **options: Any) -> Any:
         ask(path)
-        return method(self, path, *arguments, **options)
+        try:
+            return method(self, path, *arguments, **options)
+        finally:
+            done()
 
     save.__name__ = getattr(method, "__name__", "save")
     return save
 
 
-def wrap_safetensors(ask: Ask) -> None:
+def wrap_safetensors(ask: Ask, done: Done) -> None:
     """Guard ``safetensors``' file writer in those of its modules that are imported; doing it again changes nothing."""
     for name in _SAFETENSORS_MODULES:
         module = sys.modules.get(name)
         if module is not None:
-            _guard_serialize_file(module, ask)
+            _guard_serialize_file(module, ask, done)
 
 
-def _guard_serialize_file(module: ModuleType, ask: Ask) -> None:
+def _guard_serialize_file(module: ModuleType, ask: Ask, done: Done) -> None:
     original = getattr(module, "serialize_file", None)
     if original is None or hasattr(original, "__wrapped__"):
         return
@@ -94,7 +103,10 @@ def _guard_serialize_file(module: ModuleType, ask: Ask) -> None:
     @functools.wraps(original)
     def serialize_file(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> Any:
         ask(filename)
-        return original(tensors, filename, *arguments, **options)
+        try:
+            return original(tensors, filename, *arguments, **options)
+        finally:
+            done()
 
     vars(module)["serialize_file"] = serialize_file
 
@@ -117,8 +129,27 @@ def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Ca
     os.open = open_at
 
 
-def wrap_os_utime(keeps_times: Callable[[object, object], bool]) -> None:
-    """Make ``os.utime`` do nothing to a file whose times must stay; ``keeps_times`` takes path and ``dir_fd``."""
+def wrap_makers(done: Done) -> None:
+    """Tell when something was made, moved or linked by ``os``, whose audit events come before."""
+    for name in ("mkdir", "symlink", "link", "rename", "replace", "truncate"):
+        setattr(os, name, _followed(getattr(os, name), done))
+
+
+def _followed(original: Any, done: Done) -> Any:
+    @functools.wraps(original)
+    def call(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        done()
+        return result
+
+    for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if original in supported:
+            supported.add(call)
+    return call
+
+
+def wrap_os_utime(keeps_times: Callable[[object, object], bool], then: Callable[[object, object], None]) -> None:
+    """Make ``os.utime`` do nothing to a file whose times must stay; both functions take path and ``dir_fd``."""
     original = os.utime
 
     @functools.wraps(original)
@@ -126,6 +157,7 @@ def wrap_os_utime(keeps_times: Callable[[object, object], bool]) -> None:
         if keeps_times(path, dir_fd):
             return
         original(path, times, *arguments, dir_fd=dir_fd, **options)
+        then(path, dir_fd)
 
     for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in supported:

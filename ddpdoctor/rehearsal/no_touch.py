@@ -6,16 +6,19 @@ is allowed is decided in ``file_rules``. Not seen: other native writers (HDF5, A
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import overlay_renames
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
-from .native_writers import wrap_os_open, wrap_os_utime, wrap_safetensors, wrap_torch
+from .followed_io import follow_io
+from .native_writers import wrap_makers, wrap_os_open, wrap_os_utime, wrap_safetensors, wrap_torch
 
 OnRefused = Callable[[str, str, str], object]
 """Called with action, path and sentence instead of a forbidden operation; raises what ends the rank, or ends it."""
@@ -43,9 +46,14 @@ _RULES = {
 }
 """Audit event -> method of ``FileRules`` and the positions of the arguments that it takes."""
 
+_NOTED = {"mmap.__new__": "mapped", "tempfile.mkdtemp": "temporary_directory_made"}
+"""Audit event -> method of ``FileRules`` that is told of its first argument and refuses nothing."""
+
 _CHILDREN = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.system": 0}
 """Audit event -> position of the command in its arguments."""
 
+_ASKED_AGAIN = 5
+_ASKED_AGAIN_AFTER_S = 0.002
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 _ACTIVE: list[_Guard] = []
@@ -71,16 +79,41 @@ def install(
         del _ACTIVE[0]
         return
     wrap_os_open(_ask_to_open, lambda call: _ACTIVE[0].quietly(call))
-    wrap_os_utime(lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd))
-    if mount_points is not None:
+    wrap_os_utime(
+        lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd),
+        lambda path, dir_fd: _ACTIVE[0].note(_ACTIVE[0].rules.times_set, path, dir_fd),
+    )
+    if mount_points is None:
+        follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
+        wrap_makers(settle)
+        _settle_at_end()
+    else:
         overlay_renames.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
     sys.addaudithook(_hook_of(_ACTIVE))
 
 
+def settle(*, at_end: bool = False) -> None:
+    """Record in which state the files are left that this process makes; a fault costs only the record."""
+    if _ACTIVE:
+        _ACTIVE[0].note(lambda: _ACTIVE[0].rules.open_files.settle(at_end=at_end))
+
+
+def _settle_at_end() -> None:
+    """Settle when the interpreter ends, and when the process is left by ``os._exit``."""
+    leave = os._exit
+
+    def _exit(status: int) -> NoReturn:
+        settle(at_end=True)
+        leave(status)
+
+    os._exit = _exit
+    atexit.register(settle, at_end=True)
+
+
 def wrap_torch_writers(torch: Any) -> None:
     """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
-    wrap_torch(torch, _ask_to_save)
-    wrap_safetensors(_ask_to_save)
+    wrap_torch(torch, _ask_to_save, settle)
+    wrap_safetensors(_ask_to_save, settle)
 
 
 def _ask_to_open(path: object, flags: int, dir_fd: object) -> None:
@@ -131,6 +164,10 @@ class _Guard:
             return
         try:
             refusal = rule(*arguments)
+            for _ in range(_ASKED_AGAIN if refusal is not None and not self._in_overlay else 0):
+                # Another rank may have been writing the file, or have replaced it, between our looks at file and log.
+                time.sleep(_ASKED_AGAIN_AFTER_S)
+                refusal = refusal and rule(*arguments)
         except BytecodeHeldBack:
             raise
         except Exception as fault:
@@ -149,6 +186,15 @@ class _Guard:
             return self.rules.keeps_times(path, dir_fd)
         except Exception:
             return False
+
+    def note(self, note: Callable[..., object], *arguments: object) -> None:
+        """Take something down that has happened; a fault of it reaches nobody."""
+        if self.is_quiet():
+            return
+        try:
+            self.quietly(lambda: note(*arguments))
+        except Exception:
+            return
 
     def _tell_file(self, action: str, path: str, existed: bool) -> None:
         self._tell(lambda: self._on_file(action, path, existed))
@@ -178,12 +224,16 @@ def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
         if event in rules:
             if event == "open" and not _is_for_writing(arguments):
                 if arguments and "safetensors" in str(arguments[0]):
-                    wrap_safetensors(_ask_to_save)
+                    wrap_safetensors(_ask_to_save, settle)
                 return
             name, positions = rules[event]
             chosen = [arguments[index] if index < len(arguments) else None for index in positions]
+            settle()
             active[0].judge(getattr(active[0].rules, name), *chosen)
+        elif event in _NOTED and arguments:
+            active[0].note(getattr(active[0].rules, _NOTED[event]), arguments[0])
         elif event in children and len(arguments) > children[event]:
+            settle(at_end=event == "os.exec")
             active[0].tell_child(arguments[children[event]])
 
     return hook

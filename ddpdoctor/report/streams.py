@@ -105,6 +105,11 @@ def screen_possible() -> bool:
     return able and all(map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
 
 
+def is_interactive() -> bool:
+    """Tell whether a user can be asked something, and answer."""
+    return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
+
+
 def result_width() -> int:
     """Columns for a text on stdout."""
     if not _is_terminal(sys.stdout):

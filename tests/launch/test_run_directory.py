@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.run_directory import state_directory, temporary_run_directory
-from ddpdoctor.record import layout
+from ddpdoctor.launch.run_directory import (
+    keep_for_cleaning,
+    rehearsal_directories,
+    state_directory,
+    temporary_run_directory,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +27,10 @@ def test_a_run_directory_is_private_and_gone_afterwards() -> None:
     assert not directory.exists()
 
 
-def test_what_a_killed_doctor_left_is_swept_and_what_a_living_one_uses_is_not() -> None:
-    runs = state_directory() / "runs"
-    dead = subprocess.Popen([sys.executable, "-c", "pass"])
-    dead.wait()
-    for name, pid in (("rehearsal-dead", dead.pid), ("rehearsal-alive", os.getpid())):
-        (runs / name).mkdir(parents=True)
-        (runs / name / layout.JOB_FILE).write_text(json.dumps({"supervisor_pid": pid}))
-    (runs / "rehearsal-without-a-plan").mkdir()
-    with temporary_run_directory():
-        pass
-    assert sorted(path.name for path in runs.iterdir()) == ["rehearsal-alive", "rehearsal-without-a-plan"]
+def test_a_run_directory_that_is_kept_for_cleaning_stays() -> None:
+    with temporary_run_directory() as directory:
+        keep_for_cleaning(directory)
+    assert rehearsal_directories() == [directory]
 
 
 def test_a_state_directory_that_cannot_be_made_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,5 +182,5 @@ def test_a_damaged_line_hides_only_itself(tmp_path: Path) -> None:
         log.write(encode(Record("file", "/data/b", 9)).replace(b"/b", b"/c") + b"\xff\xfe\n")
     files.note("file", "/data/d")
     assert [record.path for record in read_log(str(tmp_path))] == ["/data/a", "/data/d"]
-    assert files.maker("/data/c") is None
-    assert files.maker("/data/d") is not None
+    assert files.entry("/data/c") is None
+    assert files.entry("/data/d") is not None

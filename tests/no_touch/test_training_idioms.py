@@ -223,7 +223,7 @@ def test_nothing_happens_to_an_old_file(project: Any, stopped: Callable[..., Any
         "import sqlite3; sqlite3.connect('file:old.txt?mode=ro', uri=True)",
         "import pathlib; pathlib.Path('old.txt').touch()",
         "import os; os.system('echo x > by_shell; rm by_shell')",
-        "import os; os.mkdir('d'); os.system('touch d/by_shell'); os.remove('d/by_shell')",
+        "import os, tempfile\nwith tempfile.TemporaryDirectory(dir='.') as d: os.system(f'touch {d}/by_shell')",
         "import os, socket; os.mkdir('d'); s = socket.socket(socket.AF_UNIX); s.bind('d/s'); os.unlink('d/s')",
         "open('/proc/self/comm', 'w').write('rank')",
         "import sys; sys.path.insert(0, 'full'); import module; assert module.VALUE == 1",

@@ -1,0 +1,206 @@
+"""Follows what this process writes until it is closed, so that its last state is known, and no other is taken for it.
+
+A file object of Python is followed write by write: before each one the file must be as the one before left it. What
+writes by itself (a descriptor, a mapping, a library in C) is looked at when it is done, or soon after.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from typing import Optional
+
+from .created_log import CreatedFiles
+from .identity import Identity, identity_of
+from .made import WRITE_NOTED_EVERY_NS
+from .real_paths import status_of_name
+
+_ACCESS_MODE = os.O_WRONLY | os.O_RDWR
+_COMES_WITHIN_S = 1.0
+"""What is about to be made is there after so long, or was not made."""
+
+
+class Written:
+    """What a file object of this process writes to one file."""
+
+    def __init__(self, files: OpenFiles, created: CreatedFiles, path: str, identity: Identity) -> None:
+        self._files = files
+        self._created = created
+        self._path = path
+        self._last: Optional[Identity] = identity
+        """As our last write left it; None once something writes to it that we do not see."""
+        self._noted_ns = 0
+        self._noted_by = 0
+
+    def unseen(self) -> None:
+        """Somebody took the descriptor, and may write through it."""
+        self._last = None
+
+    def before(self, status: os.stat_result) -> None:
+        """We are about to write, or to close: since our last write nobody else may have written."""
+        if self._last is None or identity_of(status)[:4] == self._last[:4]:
+            return
+        entry = self._created.entry(self._path)
+        if entry is None or entry.has_other_writers(os.getpid()):
+            self._last = None
+        elif not entry.knows(status):
+            self._created.note("doubtful", self._path)
+
+    def after(self, status: os.stat_result) -> None:
+        """We have written."""
+        if self._last is not None:
+            self._last = identity_of(status)
+        if time.time_ns() - self._noted_ns >= WRITE_NOTED_EVERY_NS or self._noted_by != os.getpid():
+            self.note_open(status)
+
+    def note_open(self, status: os.stat_result) -> None:
+        """Record the state of a file that is being written."""
+        self._noted_ns, self._noted_by = time.time_ns(), os.getpid()
+        self._created.note("open", self._path, identity=identity_of(status))
+
+    def closing(self, descriptor: int) -> None:
+        """The file object is about to be closed."""
+        status = os.fstat(descriptor)
+        self.before(status)
+        self._files.leave(path_of(descriptor) or self._path, status)
+
+
+class OpenFiles:
+    """What this process has open for writing, or makes, of the files that the ranks make."""
+
+    def __init__(self, created: CreatedFiles) -> None:
+        self._created = created
+        self._unsettled: dict[str, float] = {}
+        """What this process makes or changes in a way that does not say when it is done; since when."""
+        self._descriptors: dict[int, str] = {}
+        """What ``os.open`` was called for."""
+        self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._become_child)
+
+    def _become_child(self) -> None:
+        self._lock = threading.RLock()
+        self._unsettled = {}
+
+    def expect(self, path: str) -> None:
+        """Something of the ranks is about to be made or changed here."""
+        self._unsettled[path] = time.monotonic()
+
+    def begin(self, descriptor: int) -> Optional[Written]:
+        """A file object was opened for writing: the account of it, where the file is one that the ranks make."""
+        path, status = path_of(descriptor), os.fstat(descriptor)
+        if path is None or not stat.S_ISREG(status.st_mode) or not self._is_ours(path, status):
+            return None
+        self._unsettled.pop(path, None)
+        written = Written(self, self._created, path, identity_of(status))
+        written.note_open(status)
+        return written
+
+    def _is_ours(self, path: str, status: os.stat_result) -> bool:
+        entry = self._created.entry(path)
+        return entry is not None and entry.is_at_work_or_left(status)
+
+    def opened(self, descriptor: int, flags: int) -> None:
+        """``os.open`` has opened a file."""
+        self._descriptors.pop(descriptor, None)
+        path = path_of(descriptor) if flags & (_ACCESS_MODE | os.O_CREAT) else None
+        if path is None:
+            return
+        status = os.fstat(descriptor)
+        if self._is_ours(path, status):
+            self._descriptors[descriptor] = path
+            self._created.note("open", path, identity=identity_of(status))
+
+    def closing(self, descriptor: int) -> None:
+        """``os.close`` is about to close a descriptor."""
+        path = self._descriptors.pop(descriptor, None)
+        if path is not None and path_of(descriptor) == path:
+            self._unsettled.pop(path, None)
+            self.leave(path, os.fstat(descriptor))
+
+    def leave(self, path: str, status: os.stat_result) -> None:
+        """Record the state that a file is left in, or goes on from where it is mapped; a removed one is no more."""
+        if status.st_nlink:
+            self._created.note("open" if path in self._unsettled else "closed", path, identity=identity_of(status))
+
+    def mapped(self, descriptor: int) -> None:
+        """A file is mapped: what is written to it is not seen any more, and goes on after it was closed."""
+        path = path_of(descriptor)
+        if path is not None and self._created.entry(path) is not None:
+            self.expect(path)
+
+    def settle(self, *, at_end: bool = False) -> None:
+        """Record the state of what is no longer open here; at the end of the process also of what still is."""
+        if not self._unsettled and not at_end:
+            return
+        with self._lock:
+            writable = _writable_files()
+            for path in dict.fromkeys([*self._unsettled, *(writable.values() if at_end else ())]):
+                self._settle(path, writable, at_end=at_end)
+
+    def _settle(self, path: str, writable: Mapping[tuple[int, int], str], *, at_end: bool) -> None:
+        entry, status = self._created.entry(path), status_of_name(path)
+        if entry is None or status is None:
+            # Another thread may just be about to make it.
+            if entry is None or at_end or time.monotonic() - self._unsettled.get(path, 0.0) > _COMES_WITHIN_S:
+                self._unsettled.pop(path, None)
+                self._created.note("closed", path)
+            return
+        if not entry.is_at_work_or_left(status):
+            self._unsettled.pop(path, None)
+            return
+        if not at_end and (status.st_dev, status.st_ino) in writable:
+            if not entry.identities:
+                self._created.note("open", path, identity=identity_of(status))
+            return
+        self._unsettled.pop(path, None)
+        self._created.note("closed", path, identity=identity_of(status))
+
+
+def path_of(descriptor: int) -> Optional[str]:
+    """The path of the file that a descriptor is open on; None where there is none, or the system does not tell."""
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
+    return path if os.path.isabs(path) and not path.endswith(" (deleted)") else None
+
+
+def _writable_files() -> dict[tuple[int, int], str]:
+    """The files that this process can write to by a descriptor or a shared mapping: by device and inode, the path."""
+    found: dict[tuple[int, int], str] = {}
+    try:
+        descriptors = os.listdir("/proc/self/fd")
+    except OSError:
+        return found
+    for name in descriptors:
+        try:
+            status = os.fstat(int(name))
+            if stat.S_ISREG(status.st_mode) and _is_writable(name) and (path := path_of(int(name))):
+                found[status.st_dev, status.st_ino] = path
+        except (OSError, ValueError):
+            continue
+    for path in _shared_mappings():
+        status_or_none = status_of_name(path)
+        if status_or_none is not None:
+            found[status_or_none.st_dev, status_or_none.st_ino] = path
+    return found
+
+
+def _is_writable(descriptor: str) -> bool:
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("flags:"):
+                return bool(int(line.split()[1], 8) & _ACCESS_MODE)
+    return False
+
+
+def _shared_mappings() -> list[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+            shared = [line for line in lines if " rw-s " in line[:60] and "/" in line]
+            return [line.split(maxsplit=5)[5].rstrip("\n") for line in shared]
+    except (OSError, IndexError):
+        return []
