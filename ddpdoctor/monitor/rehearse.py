@@ -347,7 +347,8 @@ class _Rehearsal:
     def _judged(self, rank: Rank, record: RunRecord) -> Rank:
         """A rank with what its process was seen to do, or not to do."""
         # A program that a rank has started may make the file, and sleep meanwhile.
-        if rank.pid in self._polling and not any(event.action == "child-process" for event in record.files):
+        children = any(event.action in ("child-process", "held-child") for event in record.files)
+        if rank.pid in self._polling and not children:
             own = (entry for entry in record.accesses if entry.rank == rank.rank and entry.action in ("check", "read"))
             newest = max(own, key=lambda entry: entry.time_ns, default=None)
             return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
@@ -379,7 +380,7 @@ class _Rehearsal:
         done = []
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children and not self._job.overlay:
-            done.append(f"started {'other programs' if len(children) > 1 else 'another program'} ({_listed(children)})")
+            done.append(f"ran {_listed(children, quote='`')}")
         if hosts := list(self._assembly.hosts):
             done.append(f"spoke to {_listed(hosts)} over the network")
         return tuple(done)
@@ -435,9 +436,9 @@ def _with_left(record: RunRecord, left: tuple[Left, ...]) -> RunRecord:
     return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, notes=(*record.job.notes, *notes)))
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: list[str], quote: str = "") -> str:
     """The first few names, and how many more there are."""
-    shown = [name if len(name) <= 60 else f"{name[:59]}…" for name in names[:3]]
+    shown = [f"{quote}{name if len(name) <= 60 else f'{name[:59]}…'}{quote}" for name in names[:3]]
     return "; ".join(shown) + (f"; {len(names) - 3} more" if len(names) > 3 else "")
 
 

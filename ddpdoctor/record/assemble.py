@@ -424,7 +424,8 @@ class Assembly:
         self._file(pid, event, event["action"], str(event["path"]))
 
     def _on_child(self, pid: int, event: dict[str, Any]) -> None:
-        self._file(pid, event, "child-process", "", str(event["command"]))
+        action = "held-child" if event.get("held") else "child-process"
+        self._file(pid, event, action, "", str(event["command"]))
 
     def _on_refused(self, pid: int, event: dict[str, Any]) -> None:
         chain = next((site for site, number in self._sites.items() if number == self._site(pid, event["site"])), Site())

@@ -6,7 +6,10 @@ from typing import Literal
 
 import msgspec
 
-FileAction = Literal["create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process"]
+FileAction = Literal[
+    "create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process", "held-child"
+]
+"""``held-child``: a Python that keeps the rules of the rehearsal; ``child-process``: any other program."""
 AccessAction = Literal["read", "write", "check", "make", "remove", "move", "lock"]
 
 

@@ -93,6 +93,12 @@ class FileRules:
         target = target_path(path)
         return None if target is None else self.written(target, "save", creates=True, changes=True)
 
+    def written_on(self, path: object) -> None:
+        """A library will write to ``path``, for which it has leave, now and then until the process ends."""
+        target = target_path(path)
+        if target is not None and self._created.entry(target) is not None:
+            self.open_files.expect(target, for_good=True)
+
     def written(self, target: str, action: str, *, creates: bool, changes: bool) -> Refusal | None:
         """The content of a resolved path is about to change, or the path to come into being."""
         if self._is_exempt(target):
@@ -331,6 +337,19 @@ class FileRules:
                 if self._is_free(target + suffix):
                     self._announce("file", target + suffix)
         return self.written(target, "write", creates=True, changes=True)
+
+    def database_attached(self, database: object) -> Refusal | None:
+        """A database is attached to a connection; None stands for a path that sqlite does not tell beforehand."""
+        if database is not None:
+            return self.database_connected(database)
+        return self._unknown("attach a database whose path is not known beforehand")
+
+    def called_from_c(self, name: object) -> Refusal | None:
+        """A function of the C library that changes files is about to be called through ``ctypes``."""
+        return self._unknown(f"call {name}() of the C library, which is not seen")
+
+    def _unknown(self, action: str) -> Refusal | None:
+        return None if self._allow_writes else Refusal("write", "", f"would {action}")
 
     def _resolve(
         self, resolve: Callable[[object, object], str | None], action: str, path: object, dir_fd: object

@@ -157,3 +157,5 @@ def _follow_descriptors(files: Callable[[], OpenFiles], quietly: Callable[[Calla
 
     os.supports_dir_fd.add(open)
     os.open, os.close = open, close
+    posix: Any = sys.modules[os.name]
+    posix.open, posix.close = open, close

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Optional
 
+from ..probe.callers import calling_frame
 from ..probe.groups import GroupBook, Groups
 from ..probe.heartbeat import Heartbeat
 from ..probe.journal import Journal
@@ -69,6 +71,7 @@ class Rehearsal:
             ),
             self._child_started,
             journal.plan.get("mount_points"),
+            self._asked_by_user,
         )
         accesses = Accesses(journal)
         settings = Settings(journal, lambda: journal.ring is not None)
@@ -143,11 +146,18 @@ class Rehearsal:
         if self._groups is not None:
             self._groups.note_world()
 
-    def _child_started(self, command: str) -> None:
+    def _asked_by_user(self) -> bool:
+        """Tell whether the user's own code is at work, and no library."""
+        frame = calling_frame()
+        while frame is not None and frame.f_code.co_filename == ctypes.__file__:
+            frame = frame.f_back
+        return frame is not None and self._journal.user_code.holds(frame.f_code.co_filename)
+
+    def _child_started(self, command: str, keeps_the_rules: bool) -> None:
         """Note a program that the user's code starts; what torch starts for itself is no news."""
         site = self._journal.here()
         if site >= 0:
-            self._journal.event("child", command=command[:500], site=site)
+            self._journal.event("child", command=command[:500], held=keeps_the_rules, site=site)
 
     def _refused(self, action: str, path: str, sentence: str) -> None:
         journal = self._journal

@@ -13,7 +13,8 @@ _SAFETENSORS_MODULES = ("safetensors", "safetensors.torch", "safetensors.numpy")
 _MARK = "_ddpdoctor_guarded"
 _SCRIPT_CLASSES = ("ScriptModule", "ScriptFunction")
 _SCRIPT_WRITERS = ("save", "_save_for_mobile")
-_OTHER_WRITERS = (("_distributed_c10d", "FileStore", "__init__"), ("_autograd", "_ProfilerResult", "save"))
+_PROFILE = "_autograd", "_ProfilerResult", "save"
+_FILE_STORE = "_distributed_c10d", "FileStore", "__init__"
 """Module and class in ``torch._C``, and the method whose first argument is the path."""
 
 Ask = Callable[[object], None]
@@ -22,11 +23,11 @@ Done = Callable[[], None]
 """Called when a writer is done with its file."""
 
 
-def wrap_torch(torch: Any, ask: Ask, done: Done) -> None:
+def wrap_torch(torch: Any, ask: Ask, ask_for_good: Ask, done: Done) -> None:
     """Guard what saves, packs, exports, maps and rendezvouses through files.
 
     ``torch.save``, ``torch.package``, ``torch.export.save``, ``torch.jit.save``, the profiler, ``from_file`` and
-    ``FileStore``.
+    ``FileStore``, which asks by ``ask_for_good``: it writes on as long as the process lives.
     """
     native = torch._C
     if hasattr(native, _MARK):
@@ -42,10 +43,17 @@ def wrap_torch(torch: Any, ask: Ask, done: Done) -> None:
                 setattr(script_class, method_name, _guarded_method(method, ask, done))
     torch.from_file = _guarded_mapping(torch.from_file, ask)
     torch.UntypedStorage.from_file = staticmethod(_guarded_mapping(torch.UntypedStorage.from_file, ask))
-    for module_name, class_name, method_name in _OTHER_WRITERS:
+    for (module_name, class_name, method_name), asks, then in (
+        (_PROFILE, ask, done),
+        (_FILE_STORE, ask_for_good, _nothing),
+    ):
         owner = getattr(getattr(native, module_name, None), class_name, None)
         if hasattr(owner, method_name):
-            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), ask, done))
+            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), asks, then))
+
+
+def _nothing() -> None:
+    """What a writer that is never done does when its first call is over."""
 
 
 def _guarded_mapping(from_file: Any, ask: Ask) -> Any:
@@ -126,7 +134,8 @@ def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Ca
         return quiet(lambda: original(path, flags, mode, dir_fd=dir_fd))
 
     os.supports_dir_fd.add(open_at)
-    os.open = open_at
+    posix: Any = sys.modules[os.name]
+    os.open = posix.open = open_at
 
 
 def wrap_makers(done: Done) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shlex
 import sys
 import threading
@@ -15,17 +16,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ..probe.imports import after_import
+from ..record import layout
 from . import overlay_renames
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
 from .followed_io import follow_io
 from .native_writers import wrap_makers, wrap_os_open, wrap_os_utime, wrap_safetensors, wrap_torch
+from .unseen_writers import (
+    LIBC_STARTERS,
+    LIBC_WRITERS,
+    wrap_readline,
+    wrap_shared_memory,
+    wrap_sqlite,
+)
 
 OnRefused = Callable[[str, str, str], object]
 """Called with action, path and sentence instead of a forbidden operation; raises what ends the rank, or ends it."""
 OnFile = Callable[[str, str, bool], object]
 """Called with action, path and whether the file existed before the rehearsal, just before an allowed operation."""
-OnChild = Callable[[str], object]
-"""Called with the command line of a child process, just before it starts."""
+OnChild = Callable[[str, bool], object]
+"""Called with the command line of a child process, and whether it keeps these rules, just before it starts."""
+OfUser = Callable[[], bool]
+"""Tells whether the user's own code is at work."""
 
 _RULES = {
     "open": ("opened", (0, 2)),
@@ -54,6 +66,9 @@ _CHILDREN = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.syste
 
 _ASKED_AGAIN = 5
 _ASKED_AGAIN_AFTER_S = 0.002
+_ENVIRONMENTS = {"subprocess.Popen": 3, "os.posix_spawn": 2, "os.exec": 2}
+"""Audit event -> position of the environment in its arguments."""
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 _ACTIVE: list[_Guard] = []
@@ -67,13 +82,16 @@ def install(
     on_file: OnFile,
     on_child: OnChild,
     mount_points: Sequence[str] | None = None,
+    of_user: OfUser = lambda: True,
 ) -> None:
     """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
 
     ``run_directory`` holds the log of created files that all ranks share, and may be written freely. In an overlay,
     where ``mount_points`` names those outside it, everything is told and nothing refused.
     """
-    guard = _Guard(run_directory, allow_writes, on_refused, on_file, on_child, in_overlay=mount_points is not None)
+    guard = _Guard(
+        run_directory, allow_writes, on_refused, on_file, on_child, of_user, in_overlay=mount_points is not None
+    )
     _ACTIVE.append(guard)
     if len(_ACTIVE) > 1:
         del _ACTIVE[0]
@@ -84,12 +102,27 @@ def install(
         lambda path, dir_fd: _ACTIVE[0].note(_ACTIVE[0].rules.times_set, path, dir_fd),
     )
     if mount_points is None:
-        follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
-        wrap_makers(settle)
-        _settle_at_end()
+        _follow_what_is_written()
     else:
         overlay_renames.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
     sys.addaudithook(_hook_of(_ACTIVE))
+
+
+def _follow_what_is_written() -> None:
+    """Where files are written for good: know their last state, and guard the ways that no audit event tells of."""
+    follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
+    wrap_makers(settle)
+    after_import(
+        "_sqlite3",
+        lambda sqlite: wrap_sqlite(sqlite, lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.database_attached, path)),
+    )
+    after_import("readline", lambda readline: wrap_readline(readline, _ask_to_save, settle))
+    wrap_shared_memory(
+        lambda path, flags: _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags),
+        lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.removed, path),
+        settle,
+    )
+    _settle_at_end()
 
 
 def settle(*, at_end: bool = False) -> None:
@@ -112,12 +145,18 @@ def _settle_at_end() -> None:
 
 def wrap_torch_writers(torch: Any) -> None:
     """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
-    wrap_torch(torch, _ask_to_save, settle)
+    wrap_torch(torch, _ask_to_save, _ask_to_write_on, settle)
     wrap_safetensors(_ask_to_save, settle)
 
 
 def _ask_to_open(path: object, flags: int, dir_fd: object) -> None:
     _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags, dir_fd)
+
+
+def _ask_to_write_on(path: object) -> None:
+    _ask_to_save(path)
+    if _ACTIVE:
+        _ACTIVE[0].note(_ACTIVE[0].rules.written_on, path)
 
 
 def _ask_to_save(path: object) -> None:
@@ -135,6 +174,7 @@ class _Guard:
         on_refused: OnRefused,
         on_file: OnFile,
         on_child: OnChild,
+        of_user: OfUser,
         *,
         in_overlay: bool,
     ) -> None:
@@ -142,6 +182,7 @@ class _Guard:
         self._on_refused = on_refused
         self._on_file = on_file
         self._on_child = on_child
+        self._of_user = of_user
         self._thread = threading.local()
         self.rules = FileRules(run_directory, allow_writes, self._tell_file, in_overlay=in_overlay)
 
@@ -199,9 +240,19 @@ class _Guard:
     def _tell_file(self, action: str, path: str, existed: bool) -> None:
         self._tell(lambda: self._on_file(action, path, existed))
 
-    def tell_child(self, command: object) -> None:
+    def tell_child(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Report a child process."""
-        self._tell(lambda: self._on_child(_command_line(command)))
+        command = arguments[_CHILDREN[event]]
+        position = _ENVIRONMENTS.get(event, len(arguments))
+        environment = arguments[position] if position < len(arguments) else None
+        self._tell(lambda: self._on_child(_command_line(command), keeps_the_rules(command, environment)))
+
+    def looked_up(self, name: object) -> None:
+        """A function of a library in C is looked up by its name: nobody sees what is done with it."""
+        if name in LIBC_WRITERS and self._of_user():
+            self.judge(self.rules.called_from_c, name)
+        elif name in LIBC_STARTERS and self._of_user():
+            self._tell(lambda: self._on_child(f"{name}() of the C library", False))
 
     def _tell(self, callback: Callable[[], object]) -> None:
         if self.is_quiet():
@@ -234,13 +285,34 @@ def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
             active[0].note(getattr(active[0].rules, _NOTED[event]), arguments[0])
         elif event in children and len(arguments) > children[event]:
             settle(at_end=event == "os.exec")
-            active[0].tell_child(arguments[children[event]])
+            active[0].tell_child(event, arguments)
+        elif event == "ctypes.dlsym" and len(arguments) > 1:
+            active[0].looked_up(arguments[1])
 
     return hook
 
 
 def _is_for_writing(arguments: tuple[Any, ...]) -> bool:
     return len(arguments) > 2 and isinstance(arguments[2], int) and bool(arguments[2] & _WRITING)
+
+
+def keeps_the_rules(command: object, environment: object) -> bool:
+    """Tell whether a child is a Python in which the rules are in force, too."""
+    words = [_text(word) for word in command] if isinstance(command, (list, tuple)) else []
+    if not words or not re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
+        return False
+    for word in words[1:]:
+        if not word.startswith("-") or word in ("-", "-c", "-m"):
+            break
+        if not word.startswith("--") and set("ISE") & set(word):
+            return False
+    if environment is None:
+        return True
+    try:
+        names = {_text(name) for name in dict(environment)}  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        names = {_text(entry).partition("=")[0] for entry in environment} if isinstance(environment, list) else set()
+    return {layout.RUN_VARIABLE, "PYTHONPATH"} <= names
 
 
 def _command_line(command: object) -> str:

@@ -77,15 +77,19 @@ class OpenFiles:
         """What this process makes or changes in a way that does not say when it is done; since when."""
         self._descriptors: dict[int, str] = {}
         """What ``os.open`` was called for."""
+        self._written_on: set[str] = set()
+        """What is written now and then, opened anew each time."""
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._become_child)
 
     def _become_child(self) -> None:
         self._lock = threading.RLock()
-        self._unsettled = {}
+        self._unsettled, self._written_on = {}, set()
 
-    def expect(self, path: str) -> None:
-        """Something of the ranks is about to be made or changed here."""
+    def expect(self, path: str, *, for_good: bool = False) -> None:
+        """Something of the ranks is about to be made or changed here; ``for_good``: as long as the process lives."""
+        if for_good:
+            self._written_on.add(path)
         self._unsettled[path] = time.monotonic()
 
     def begin(self, descriptor: int) -> Optional[Written]:
@@ -150,6 +154,10 @@ class OpenFiles:
             return
         if not entry.is_at_work_or_left(status):
             self._unsettled.pop(path, None)
+            return
+        if not at_end and path in self._written_on:
+            if not entry.knows(status):
+                self._created.note("open", path, identity=identity_of(status))
             return
         if not at_end and (status.st_dev, status.st_ino) in writable:
             if not entry.identities:

@@ -60,7 +60,7 @@ def failed() -> Examination:
         ranks=2,
         seconds=1.04,
         device="cpu",
-        not_held_back=("started another program (nvidia-smi)",),
+        not_held_back=("ran `nvidia-smi`",),
         notes=("part of the observation failed: KeyError",),
     )
     return examination(PASSED, result(dataparallel()), rehearsal=section)
@@ -161,8 +161,8 @@ def test_ranks_that_did_the_same_share_a_column() -> None:
 
 
 def test_what_was_not_held_back_is_said_in_the_first_line() -> None:
-    assert "Not held back: it started another program (nvidia-smi)." in full.what_was_done(failed())
+    assert "Not held back: it ran `nvidia-smi`." in full.what_was_done(failed())
     assert json.loads(json_report.render(failed()))["rehearsal"]["notes"] == [
-        "not held back: the script started another program (nvidia-smi)",
+        "not held back: the script ran `nvidia-smi`",
         "part of the observation failed: KeyError",
     ]

@@ -37,7 +37,7 @@ def refused(action, path, sentence):
     raise Ended(0)
 
 no_touch.install(run_directory, allow_writes == "yes", refused,
-                 lambda *event: write("file", *event), lambda command: write("child", command))
+                 lambda *event: write("file", *event), lambda command, held: write("child", command))
 if wants_torch == "yes":
     import torch
     no_touch.wrap_torch_writers(torch)

@@ -1,0 +1,109 @@
+"""Ways to files that Python's audit events do not tell of: sqlite's ATTACH, readline, shared memory, libc by ctypes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+_SQLITE_OK = 0
+_SQLITE_ATTACH = 24
+"""Action code of ``sqlite3_set_authorizer``."""
+_READLINE_WRITERS = ("write_history_file", "append_history_file")
+_READLINE_DEFAULT = "~/.history"
+"""Where readline writes when it is given no name."""
+_SHARED_MEMORY = "/dev/shm"
+# fmt: off
+LIBC_WRITERS = frozenset((
+    "unlink", "unlinkat", "remove", "rmdir", "rename", "renameat", "renameat2", "truncate", "truncate64", "open",
+    "open64", "openat", "openat64", "creat", "creat64", "fopen", "fopen64", "freopen", "freopen64", "mkdir", "mkdirat",
+    "symlink", "symlinkat", "link", "linkat", "chmod", "fchmodat", "chown", "lchown", "mkstemp", "utime",
+    "utimes", "utimensat", "setxattr", "shm_open", "shm_unlink",
+))
+"""Functions of the C library that make, change or remove a file by its name."""
+LIBC_STARTERS = frozenset((
+    "system", "popen", "execl", "execlp", "execle", "execv", "execve", "execvp", "execvpe", "posix_spawn",
+    "posix_spawnp", "fork", "vfork", "clone", "syscall",
+))
+"""Those that start other programs, or may do anything."""
+# fmt: on
+
+
+def wrap_sqlite(sqlite: ModuleType, ask: Callable[[object], object]) -> None:
+    """Ask for leave before a database is attached to a connection; ``ask`` gets its path, None where it is unknown.
+
+    ``sqlite`` is the module in C, from which the others take ``connect``.
+    """
+    original = sqlite.connect
+
+    def authorize(action: int, first: Any, *others: Any) -> int:
+        if action == _SQLITE_ATTACH:
+            ask(first)
+        return _SQLITE_OK
+
+    @functools.wraps(original)
+    def connect(*arguments: Any, **options: Any) -> Any:
+        connection = original(*arguments, **options)
+        connection.set_authorizer(authorize)
+        return connection
+
+    vars(sqlite)["connect"] = connect
+
+
+def wrap_readline(readline: ModuleType, ask: Callable[[object], object], done: Callable[[], object]) -> None:
+    """Guard the history file of readline, a new module object or one that is imported already."""
+    for name in _READLINE_WRITERS:
+        original = getattr(readline, name, None)
+        if original is not None and not hasattr(original, "__wrapped__"):
+            index = 0 if name == "write_history_file" else 1
+            vars(readline)[name] = _asking(original, index, ask, done)
+
+
+def _asking(original: Any, index: int, ask: Callable[[object], object], done: Callable[[], object]) -> Any:
+    @functools.wraps(original)
+    def write(*arguments: Any) -> Any:
+        name = arguments[index] if len(arguments) > index else None
+        if name is None:
+            from os.path import expanduser
+
+            name = expanduser(_READLINE_DEFAULT)
+        ask(name)
+        try:
+            return original(*arguments)
+        finally:
+            done()
+
+    return write
+
+
+def wrap_shared_memory(
+    opened: Callable[[object, object], object], removed: Callable[[object], object], done: Callable[[], object]
+) -> None:
+    """Guard named shared memory where it is a file: segments of a running job are not the ranks'."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        import _posixshmem  # type: ignore[import-not-found]
+    except ImportError:
+        return
+    open_segment, unlink_segment = _posixshmem.shm_open, _posixshmem.shm_unlink
+
+    @functools.wraps(open_segment)
+    def shm_open(path: str, flags: int, mode: int = 0o777) -> int:
+        opened(_segment(path), flags)
+        descriptor: int = open_segment(path, flags, mode=mode)
+        done()
+        return descriptor
+
+    @functools.wraps(unlink_segment)
+    def shm_unlink(path: str) -> None:
+        removed(_segment(path))
+        unlink_segment(path)
+
+    _posixshmem.shm_open, _posixshmem.shm_unlink = shm_open, shm_unlink
+
+
+def _segment(name: object) -> object:
+    return f"{_SHARED_MEMORY}/{name.lstrip('/')}" if isinstance(name, str) else name
