@@ -416,7 +416,9 @@ class _Rehearsal:
 
     def _kept(self, box: Box) -> str:
         """Keep what was written to the overlay now that nothing runs in it, and say where it lies."""
-        files = sorted(path for path, _ in box.written())
+        here = str(Path.cwd()) + os.sep
+        paths = sorted((path for path, _ in box.written()), key=lambda path: (not path.startswith(here), path))
+        files = [path.removeprefix(here) for path in paths]
         target = state_directory() / "kept" / self._directory.name
         try:
             box.keep(target)

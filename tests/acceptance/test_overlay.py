@@ -1,0 +1,80 @@
+"""``ddpdoctor check`` on a script that does to its directory what no rule could hold back."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.check_command import check
+
+SCRIPT = """
+import os, shutil, socket, subprocess, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if dist.get_rank() == 0:
+    subprocess.run("rm -rf runs/old; echo gone > notes.txt; mv runs moved", shell=True, check=True)
+    os.rename("cache", "cache-of-yesterday")
+    shutil.rmtree("moved")
+    with open("config.yaml", "r+") as file:
+        file.truncate(0)
+    subprocess.Popen(["env", "-i", "setsid", "-f", "sleep", sys.argv[2]])
+    try:
+        socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5).close()
+        raise SystemExit("the network is there")
+    except OSError:
+        pass
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), "last.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def tree(directory: Path) -> dict[str, object]:
+    """What lies below a directory: mode, time of change and content."""
+    return {
+        str(path.relative_to(directory)): (
+            path.stat().st_mode,
+            path.stat().st_ctime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+def test_nothing_of_it_stays_nothing_survives_and_what_was_written_can_be_kept(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    for name in ("runs/old/ckpt.pt", "runs/best.pt", "cache/deep/tokens.bin", "notes.txt", "config.yaml", "last.pt"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(f"{name} of the user\n")
+    (project / "train.py").write_text(SCRIPT)
+    before, seconds = tree(project), f"4321.{os.getpid()}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = ("--no-network", "--keep", "train.py", "--", str(server.getsockname()[1]), seconds)
+        exit_code, report = check(*words, cwd=project, XDG_STATE_HOME=str(tmp_path / "state"))
+    rehearsal = report["rehearsal"]
+    if not rehearsal["overlay"]:
+        pytest.skip(f"the kernel allows no overlay here: {rehearsal['notes']}")
+    assert tree(project) == before
+    assert (exit_code, rehearsal["status"]) == (0, "completed"), report
+    assert not [each for each in psutil.process_iter(["cmdline"]) if seconds in (each.info["cmdline"] or ())]
+    (note,) = (note for note in rehearsal["notes"] if "is kept below" in note)
+    assert note.endswith(": config.yaml; last.pt; notes.txt")
+    assert not any("not held back" in note for note in rehearsal["notes"])
+    (kept,) = (tmp_path / "state" / "ddpdoctor" / "kept").iterdir()
+    below = kept / str(project).lstrip("/")
+    assert (below / "config.yaml").read_text() == "" and (below / "notes.txt").read_text() == "gone\n"
+    assert not list((tmp_path / "state" / "ddpdoctor" / "runs").iterdir())
