@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 
 from ddpdoctor.examine import ExamineRequest, examine
@@ -164,11 +165,16 @@ def test_a_named_python_without_torch_is_a_usage_error(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: --python venv: has no torch\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(training(in_a_step="open(f'pid-{os.getpid()}', 'w'); time.sleep(60)"))
+ASLEEP_NAME = f"asleep-{os.getpid()}"
+ASLEEP = f"open('/proc/self/comm', 'w').write('{ASLEEP_NAME}'); time.sleep(60)"
+"""The name is seen from outside, too, where in an overlay no file is."""
+
+
+@pytest.mark.parametrize(("number", "mode"), [(signal.SIGINT, "--overlay"), (signal.SIGTERM, "--no-overlay")])
+def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, mode: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training(in_a_step=ASLEEP))
     process = subprocess.Popen(
-        (sys.executable, "-m", "ddpdoctor", "check", "train.py"),
+        (sys.executable, "-m", "ddpdoctor", "check", mode, "train.py"),
         cwd=tmp_path,
         env=with_our_tree(),
         stdout=subprocess.PIPE,
@@ -177,7 +183,7 @@ def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, t
         # What is started in the background of a shell script ignores Ctrl-C, and so does all that it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    pids = _wait_for_ranks(tmp_path, 2)
+    pids = _wait_for_ranks(2)
     interrupted_s = time.monotonic()
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -190,17 +196,20 @@ def test_an_interrupt_ends_everything_within_3_seconds(number: signal.Signals, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
 
-@pytest.mark.parametrize("where", ["before the ranks meet", "in a step"])
-def test_nothing_outlives_a_doctor_who_is_killed(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "mode"),
+    [("before the ranks meet", "--no-overlay"), ("in a step", "--no-overlay"), ("in a step", "--overlay")],
+)
+def test_nothing_outlives_a_doctor_who_is_killed(where: str, mode: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     project = tmp_path / "project"
     project.mkdir()
-    asleep = "open(f'pid-{os.getpid()}', 'w'); time.sleep(60)"
-    early = f"import os, time; {asleep}\n" + training()
-    (project / "train.py").write_text(early if where == "before the ranks meet" else training(in_a_step=asleep))
+    early = f"import os, time; {ASLEEP}\n" + training()
+    (project / "train.py").write_text(early if where == "before the ranks meet" else training(in_a_step=ASLEEP))
     environment = with_our_tree(XDG_STATE_HOME=str(state))
-    process = subprocess.Popen((sys.executable, "-m", "ddpdoctor", "check", "train.py"), cwd=project, env=environment)
-    pids = _wait_for_ranks(project, 2)
+    command = (sys.executable, "-m", "ddpdoctor", "check", mode, "train.py")
+    process = subprocess.Popen(command, cwd=project, env=environment)
+    pids = _wait_for_ranks(2)
     process.kill()
     process.wait()
     deadline_s = time.monotonic() + 30
@@ -220,11 +229,11 @@ def check_text(directory: Path, text: str, *arguments: str) -> tuple[int, dict[s
     return check("train.py", *arguments, cwd=directory)
 
 
-def _wait_for_ranks(directory: Path, count: int) -> list[int]:
-    """Wait until as many ranks train, and return their process numbers."""
-    deadline_s = time.monotonic() + 60
+def _wait_for_ranks(count: int) -> list[int]:
+    """Wait until as many ranks are asleep, and return their process numbers."""
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
-        pids = [int(path.name.partition("-")[2]) for path in directory.glob("pid-*")]
+        pids = [process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == ASLEEP_NAME]
         if len(pids) == count:
             return pids
         time.sleep(0.05)
