@@ -76,6 +76,7 @@ REPORT = _object(
         device=TEXT,
         unreached=_list(_object(file=TEXT, line=COUNT, end_line=COUNT, function=TEXT, calls=_list(TEXT))),
         batch_size={"anyOf": [COUNT, {"type": "null"}]},
+        overlay={"type": "boolean"},
         notes=_list(TEXT),
     ),
     findings=_list(FINDING),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,14 +55,14 @@ def test_the_links_to_the_top_level_packages_are_there() -> None:
         assert link.resolve() == ROOT / name
 
 
-def test_every_package_on_disk_is_listed_for_the_wheel() -> None:
-    packages = re.search(r"^packages = \[$(.*?)^\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
-    assert packages is not None
-    listed = re.findall('"(.*)"', packages[1])
+def test_every_directory_with_code_is_a_package_that_the_wheel_holds() -> None:
+    from setuptools import find_namespace_packages
+
     rooms = (PACKAGE, ROOT / "checks", ROOT / "tui")
     files = [path for path in python_files() if any(map(path.is_relative_to, rooms))]
     found = {".".join(path.parent.relative_to(ROOT).parts) for path in files}
-    assert sorted(name if name.startswith("ddpdoctor") else f"ddpdoctor.{name}" for name in found) == sorted(listed)
+    packages = find_namespace_packages(str(ROOT), include=("ddpdoctor", "ddpdoctor.*"), exclude=("*.__pycache__",))
+    assert sorted(name if name.startswith("ddpdoctor") else f"ddpdoctor.{name}" for name in found) == sorted(packages)
 
 
 @every_file
