@@ -13,7 +13,7 @@ from ddpdoctor.source.containers import one_of_classes
 from ddpdoctor.source.environment import is_set, variable
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_attribute
-from ddpdoctor.source.operators import ORDERINGS, binary, compare, formatted, negated, unary
+from ddpdoctor.source.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.own_data import decided, extent_of
 from ddpdoctor.source.parts import filtered, is_rank_key, picked, sliced
 from ddpdoctor.source.targets import assign_to, item_at, scope_of
@@ -190,6 +190,8 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
     if left.__class__ is not Lanes and right.__class__ is not Lanes:
         return binary(node.op, left, right)
+    if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)):
+        left, right = of_four(left), of_four(right)
     return by_rank(lambda one, other: binary(node.op, one, other), left, right)
 
 
@@ -211,7 +213,7 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
             return known
     elif not any(isinstance(operand, Lanes) for operand in operands):
         return compare(node.ops, operands)
-    return by_rank(partial(_compared, node.ops), *operands)
+    return by_rank(partial(_compared, node.ops), *map(of_four, operands))
 
 
 def _numbers_compared(kind: type[ast.cmpop], left: Lanes, right: Const) -> Value | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.source.values import (
+    RANKS,
     Built,
     Choice,
     Const,
@@ -75,7 +76,36 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
         return Const(left.value % 2)
     if isinstance(left, Items) and isinstance(right, Items) and isinstance(kind, ast.Add):
         return Items((*left.values, *right.values), left.open or right.open)
-    return derived((left, right))
+    return _moved_world_size(kind, left, right) or derived((left, right))
+
+
+def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | None:
+    """The number of ranks plus or minus a constant, and no longer a number of ranks after any other arithmetic."""
+    offsets = _offset(left), _offset(right)
+    if offsets == (None, None):
+        return None
+    number, offset = (right, offsets[0]) if offsets[0] is not None else (left, offsets[1])
+    amount = number.value if isinstance(number, Const) else None
+    if offset is not None and isinstance(amount, int) and isinstance(kind, (ast.Add, ast.Sub)):
+        if isinstance(kind, ast.Add):
+            return Unknown(tags=frozenset({("world-size", offset + amount)}))
+        if offsets[0] is not None:
+            return Unknown(tags=frozenset({("world-size", offset - amount)}))
+    return derived((left, right), frozenset({("share", 0)}))
+
+
+def of_four(value: Value) -> Value:
+    """The number of ranks, plus or minus a constant, beside a number that differs by rank: that of the ranks read."""
+    offset = _offset(value)
+    return value if offset is None else Const(len(RANKS) + offset)
+
+
+def _offset(value: Value) -> int | None:
+    """What a value is above the number of ranks; None when it is something else."""
+    if not isinstance(value, Unknown) or value.varying or len(value.tags) != 1:
+        return None
+    [(kind, offset)] = value.tags
+    return offset if kind == "world-size" else None
 
 
 def _is_device_count(value: Value) -> bool:
@@ -144,8 +174,8 @@ def _compare(kind: ast.cmpop, left: Value, right: Value) -> Value:
     if Const(None) in (left, right) and isinstance(kind, (ast.Eq, ast.NotEq)):
         same = _identical(left, right)
         return derived((left, right)) if same is None else Const(same is isinstance(kind, ast.Eq))
-    against_one = _world_size_against_one(kind, left, right)
-    return derived((left, right)) if against_one is None else Const(against_one)
+    decided = _against_world_size(kind, left, right)
+    return derived((left, right)) if decided is None else Const(decided)
 
 
 def _identical(left: Value, right: Value) -> bool | None:
@@ -174,29 +204,28 @@ def _contains(container: Value, item: Value) -> bool | None:
     return None
 
 
-def _world_size_against_one(kind: ast.cmpop, left: Value, right: Value) -> bool | None:
-    """The world has more than one rank; how many is not known."""
-    if _is_world_size(left) and isinstance(right, Const) and isinstance(right.value, int):
-        bound, test = right.value, type(kind)
-    elif _is_world_size(right) and isinstance(left, Const) and isinstance(left.value, int):
-        mirrored: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
-            ast.Lt: ast.Gt,
-            ast.Gt: ast.Lt,
-            ast.LtE: ast.GtE,
-            ast.GtE: ast.LtE,
-        }
-        bound, test = left.value, mirrored.get(type(kind), type(kind))
-    else:
-        return None
-    if bound <= 1 and test in (ast.Eq, ast.LtE, ast.NotEq, ast.Gt):
-        return test in (ast.NotEq, ast.Gt)
-    if bound <= 2 and test in (ast.Lt, ast.GtE):
-        return test is ast.GtE
+_MIRRORED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.Gt: ast.Lt,
+    ast.LtE: ast.GtE,
+    ast.GtE: ast.LtE,
+}
+
+
+def _against_world_size(kind: ast.cmpop, left: Value, right: Value) -> bool | None:
+    """A number against that of the ranks, which is more than one; how many is not known."""
+    for one, other, test in ((left, right, type(kind)), (right, left, _MIRRORED.get(type(kind), type(kind)))):
+        offset = _offset(one)
+        if offset is None or not isinstance(other, Const) or not isinstance(other.value, int):
+            continue
+        if test not in ORDERINGS:
+            return None
+        at_least, many = ORDERINGS[test](2 + offset, other.value), ORDERINGS[test](LARGEST, other.value)
+        if at_least is many and test not in (ast.Eq, ast.NotEq):
+            return at_least
+        if test in (ast.Eq, ast.NotEq) and other.value < 2 + offset:
+            return test is ast.NotEq
     return None
-
-
-def _is_world_size(value: Value) -> bool:
-    return isinstance(value, Unknown) and value.tags == frozenset({("world-size", 0)})
 
 
 def formatted(values: Sequence[Value]) -> Value:

@@ -198,7 +198,7 @@ def _is_rank(value: Value) -> bool:
 
 
 def _is_world(node: ast.expr, value: Value) -> bool:
-    return ("world-size", 0) in tags_of(value) or bool(_names(node) & _WORLD_WORDS)
+    return any(kind == "world-size" for kind, _ in tags_of(value)) or bool(_names(node) & _WORLD_WORDS)
 
 
 def _named_so(start: ast.expr, step: ast.expr) -> bool:

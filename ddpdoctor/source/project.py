@@ -13,6 +13,8 @@ from ddpdoctor.errors import UsageError
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 INSTALLED = frozenset({"site-packages", "dist-packages"})
+UNDERSTOOD = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "transformers"})
+"""Libraries that are known by what they do for ranks: in their own repositories, too, their examples use them so."""
 LEVELS_UP = 4
 """How far above the script a project file still counts."""
 
@@ -32,6 +34,7 @@ class Finder:
         places = [directory, root, root / "src"]
         different = [place for index, place in enumerate(places) if place not in places[:index]]
         self._places = [(place, _names_in(place)) for place in different]
+        self._outside = UNDERSTOOD.difference(directory.parts[len(root.parts) :])
         self._found: dict[str, Found | None] = {}
         self._real: dict[Path, Path] = {}
 
@@ -52,6 +55,8 @@ class Finder:
         if not all(part.isidentifier() for part in name.split(".")):
             return None
         head = name.partition(".")[0]
+        if head in self._outside:
+            return None
         for place, listing in self._places:
             if head not in listing and f"{head}.py" not in listing:
                 continue
