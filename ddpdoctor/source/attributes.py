@@ -62,7 +62,9 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         if stored is not None:
             return stored
         machine.missed.add(f".{name}")
-        return _of_built(machine, value, name)
+        from ddpdoctor.source import accelerate_calls
+
+        return accelerate_calls.attribute(value, name) or _of_built(machine, value, name)
     if isinstance(value, Lanes):
         return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
     if isinstance(value, Choice):

@@ -23,7 +23,7 @@ from ddpdoctor.source.ranks import FIRST, guessed_lanes
 from ddpdoctor.source.signatures import signature_of
 from ddpdoctor.source.store import NEVER
 from ddpdoctor.source.thin_wraps import is_thin_wrap, wrap_by_class
-from ddpdoctor.source.trace import Jump
+from ddpdoctor.source.trace import Jump, events_in
 from ddpdoctor.source.values import (
     ALL_LANES,
     NO_GRADIENTS,
@@ -267,7 +267,7 @@ def call_function(
     for around in machine.frames:
         if around.owner is not None and around.owner.node is function.node:
             active += 1
-    if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.is_dull(function.node)):
+    if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.can_skip(function.node)):
         return of_unread(machine, function, [*positional, *named.values()])
     known = machine.effort.passes_over(function.node, machine.steps)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
@@ -307,7 +307,13 @@ def call_function(
     changed_nothing = machine.store.oldest_written >= frame.scope
     machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(returned, (Const, Unknown)))
     machine.store.oldest_written = min(machine.store.oldest_written, oldest)
-    machine.effort.note(function.node, machine.steps - started, returned, inner if entry == ALL_LANES else None)
+    machine.effort.note(
+        function.node,
+        machine.steps - started,
+        returned,
+        inner if entry == ALL_LANES else None,
+        ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
+    )
     return returned
 
 
@@ -320,7 +326,8 @@ def _passed_over(
 ) -> Value:
     """Let what earlier walks of a function came to stand for one more call of it."""
     synchronises = getattr(function.node, "name", "") in machine.mentions.synchronising
-    if known is None or (synchronises and not known.alike):
+    synchronises = synchronises and (known is None or not known.silent)
+    if known is None or (synchronises and not known.alike and not known.items):
         machine.effort.cut[function.node] = _named(function, module)
     if on_yield is not None:
         on_yield(OPAQUE)

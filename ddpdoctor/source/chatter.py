@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.job import framework, noted, on_every_rank
+from ddpdoctor.source.job import is_distributed, noted, on_every_rank
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.saving import is_distributed
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Built, Unknown, Value, constant, is_varying, options_of, tags_of
@@ -28,7 +27,7 @@ _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
     """Prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
     script = projection.machine.script
-    if not is_distributed(projection) or framework(script):
+    if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
     for event in projection.in_course("call", "object"):
@@ -98,7 +97,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     In a job that reduces something, only summaries behind a loop over batches count.
     """
     script = projection.machine.script
-    if not is_distributed(projection) or framework(script) or mentions_any(script, _REDUCERS):
+    if not is_distributed(projection) or mentions_any(script, _REDUCERS):
         return
     reduces = mentions_any(script, _REDUCED)
     seen: set[ast.AST] = set()

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.source.job import is_distributed
 from ddpdoctor.source.noted_training_names import TRAINING_CALLS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, NONE, constant, is_varying
 from ddpdoctor.source.vocabulary import speaks_of_ranks
-from ddpdoctor.source.wrapped_models import is_distributed
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 _FETCHERS = frozenset(

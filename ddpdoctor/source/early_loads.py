@@ -10,10 +10,9 @@ from functools import lru_cache
 import msgspec
 
 from ddpdoctor.source.file_uses import FileUse, reads, writes
-from ddpdoctor.source.job import framework
+from ddpdoctor.source.job import is_distributed
 from ddpdoctor.source.loads import may_be_one_path
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.saving import is_distributed
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, constant
 
@@ -31,7 +30,7 @@ class EarlyLoad(msgspec.Struct, frozen=True, eq=False):
 
 def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
     """Reads on ranks that do not wait for the rank that writes the same path before."""
-    if not is_distributed(projection) or framework(projection.machine.script):
+    if not is_distributed(projection) :
         return
     saves = [use for use in writes(projection) if not use.event.ranks & (use.event.ranks - 1)]
     if not saves or _waits_somewhere_unknown(projection):

@@ -19,6 +19,10 @@ MOST_WALKS = 250
 """Walks of one function that are always made."""
 MOST_STEPS = 2_500
 """Statements and expressions in one function, those of the functions that it calls included, that are always walked."""
+ALIKE_WALKS = 4
+"""Walks of one function, all with one result and the same collectives, after which these are its summary."""
+ALIKE_STEPS = 120
+"""Statements and expressions in those walks: smaller functions cost less than it takes to remember them."""
 MAXIMUM_DEPTH = 40
 """Calls within calls."""
 LONGEST_KEPT = 50
@@ -28,11 +32,15 @@ LONGEST_KEPT = 50
 class Walks:
     """What the walks of one function came to."""
 
-    __slots__ = ("alike", "count", "items", "result", "steps")
+    __slots__ = ("alike", "count", "ended", "items", "result", "silent", "steps")
 
     def __init__(self) -> None:
         self.count = 0
+        self.ended = 0
+        """Walks that came to their end: a recursive function is in the middle of others."""
         self.steps = 0
+        self.silent = True
+        """No walk ran a collective."""
         self.alike = True
         """Every walk returned the same and ran the same collectives."""
         self.result: Value = OPAQUE
@@ -53,11 +61,19 @@ class Effort:
         walks = self.walks.get(node)
         if walks is None:
             return None
+        summarised = walks.alike and walks.ended >= ALIKE_WALKS and walks.steps >= ALIKE_STEPS
         worn_out = walks.count >= MOST_WALKS and walks.steps >= MOST_STEPS
-        return walks if worn_out or steps > MAXIMUM_STEPS else None
+        return walks if summarised or worn_out or steps > MAXIMUM_STEPS else None
 
     def note(
-        self, node: ast.AST, steps: int, result: Value, items: Sequence[Sequence[Item]] | None, *, began: bool = False
+        self,
+        node: ast.AST,
+        steps: int,
+        result: Value,
+        items: Sequence[Sequence[Item]] | None,
+        *,
+        began: bool = False,
+        ran_nothing: bool = True,
     ) -> None:
         """Count a walk (as soon as it begins) and keep what it came to; ``items`` when all ranks made it together."""
         walks = self.walks.get(node)
@@ -67,8 +83,10 @@ class Effort:
             walks.count += 1
             return
         walks.steps += steps
+        walks.ended += 1
+        walks.silent = walks.silent and ran_nothing
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
-            if walks.alike and walks.items:
+            if walks.alike and walks.ended > 1:
                 walks.alike = walks.result == result and _shapes(walks.items) == _shapes(items)
             walks.items, walks.result = items, result
         else:

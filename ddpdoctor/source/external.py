@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
+from ddpdoctor.source import accelerate_calls
 from ddpdoctor.source.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.buffers import note_buffer
 from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
@@ -168,6 +169,8 @@ def call_method(
     arguments = [*positional, *named.values()]
     if isinstance(receiver, Bound) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+    if receiver.__class__ is Built and (served := accelerate_calls.method(machine, node, receiver, name, positional, named)):
+        return served
     if name in _KNOWN_METHODS or receiver.__class__ is Built:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, Value, constant
@@ -36,26 +36,44 @@ _FRAMEWORKS = frozenset(
         "torch_xla",
     }
 )
+_TAKES_OVER = re.compile(
+    r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"
+)
+"""Of what a framework has: this starts ranks, places the model or trains; configurations and metrics do not."""
+_JOINING = frozenset(
+    {"accelerate.Accelerator", "horovod.torch.init", "deepspeed.init_distributed", "deepspeed.initialize"}
+)
 _CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
 
 
 def framework(script: Script) -> str:
-    """The training framework that starts ranks and places models for a script; empty when it does so itself."""
+    """The training framework that starts ranks and places models for a script; empty when it does so itself.
+
+    One that is imported, or used under a condition only, does nothing for the rest of the script.
+    """
     kept: str | None = script.__dict__.get("_framework")
     if kept is None:
-        kept = script.__dict__["_framework"] = _framework(script)
+        kept = script.__dict__["_framework"] = next(_frameworks(project(script)), "")
     return kept
 
 
-def _framework(script: Script) -> str:
-    for module in script.modules:
-        for entry in module.imports:
-            top = entry.module.partition(".")[0]
-            if top in _FRAMEWORKS:
-                return top
-            if top == "transformers" and entry.name.endswith("Trainer"):
-                return top
-    return ""
+def _frameworks(projection: Projection) -> Iterator[str]:
+    for event in projection.events:
+        if event.kind in ("object", "call") and not event.conditions:
+            top, _, rest = event.name.partition(".")
+            if top in _FRAMEWORKS and _TAKES_OVER.search(rest):
+                yield top
+            if top == "transformers" and rest.endswith("Trainer"):
+                yield top
+
+
+def is_distributed(projection: Projection) -> bool:
+    """Tell whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so."""
+    if any(projection.of_kind("wrap")):
+        return True
+    if any(event.name == "init_process_group" for event in projection.of_kind("collective")):
+        return True
+    return any(event.name in _JOINING for event in projection.of_kind("object", "call"))
 
 
 def may_spawn(script: Script) -> bool:

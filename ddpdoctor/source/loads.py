@@ -6,26 +6,27 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.job import framework, may_use_cuda, noted
+from ddpdoctor.source.job import is_distributed, may_use_cuda, noted
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, made_from
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.saving import is_distributed, is_one_path
+from ddpdoctor.source.saving import is_one_path
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import NONE, Value, constant
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 from ddpdoctor.source.words import mentions_any
 
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
-_SAVED_ON_CPU = (".cpu()", "cpu_state", "set_default_device", "FSDP", "fully_shard")
+_SHARDED_STATE = ("set_default_device", "FSDP", "fully_shard")
+_TO_CPU = re.compile(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
 
 
 def unmapped_loads(projection: Projection) -> Iterator[Event]:
     """Loads of a checkpoint on several ranks, from one path, without ``map_location``, in a job with GPUs."""
     script = projection.machine.script
-    if not is_distributed(projection) or not may_use_cuda(script) or framework(script):
+    if not is_distributed(projection) or not may_use_cuda(script):
         return
-    if mentions_any(script, _SAVED_ON_CPU):
+    if mentions_any(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
         return
     seen: set[ast.AST] = set()
     for event in noted(projection, "torch.load"):
@@ -34,6 +35,15 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
         if constant(event.argument("map_location", 1) or NONE) is None and _is_checkpoint(event):
             seen.add(event.node)
             yield event
+
+
+def _saves_on_cpu(save: Event) -> bool:
+    """Whether what is saved was moved to the CPU before, in the call or where its variables are assigned."""
+    body = save.module.body_around(save.node)
+    return any(
+        isinstance(node, (ast.Call, ast.DictComp)) and _TO_CPU.search(ast.unparse(node)) is not None
+        for node in made_from(save.node, body)
+    )
 
 
 def is_read_by_several(event: Event) -> bool:

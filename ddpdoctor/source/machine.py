@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.effort import Effort
 from ddpdoctor.source.frames import CallFrame, LoopFrame
-from ddpdoctor.source.mentions import Mentions, is_small, mentions_of
+from ddpdoctor.source.mentions import Mentions, mentions_of
 from ddpdoctor.source.own_data import mark_decided, own_test
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.signatures import Signature
@@ -39,6 +39,7 @@ from ddpdoctor.source.values import (
     Built,
     Lanes,
     Value,
+    is_agreed,
     is_guessed,
     is_varying,
     truth,
@@ -92,6 +93,8 @@ class Machine:
         self.contexts: list[ContextAround] = []
         self.wrapped: dict[int, int] = {}
         """The number of the DDP object that holds a module, by the number of the module."""
+        self.prepared: set[int] = set()
+        """Numbers of the loaders that an Accelerator divides between the ranks."""
         self.handing_on: set[int] = set()
         """Numbers of the DDP objects that have the attributes of their modules, too."""
         self.inside_ddp = 0
@@ -130,7 +133,6 @@ class Machine:
         """A call that only some ranks make was not followed though it may run collectives: do not compare the ranks."""
         self._numbers = 0
         self._mentions: Mentions | None = None
-        self._dull: dict[ast.AST, bool] = {}
         self._barren_walks: dict[ast.AST, int] = {}
         self.emitted = 0
         """How often anything was recorded, in quiet walks too."""
@@ -145,7 +147,7 @@ class Machine:
         self._numbers += 1
         return self._numbers
 
-    def object_number(self, node: ast.AST) -> int:
+    def object_number(self, node: object) -> int:
         """The number of the object that a construction makes: one for each call chain, whatever the turn of a loop."""
         key = (node, *((frame.file, frame.line) for frame in self.calls))
         if key not in self.objects:
@@ -154,7 +156,8 @@ class Machine:
 
     def assign(self, owner: int, name: str, value: Value) -> None:
         """Give a name a value on the ranks that run the present statement."""
-        if self.mask == ALL_LANES & ~self.gone:
+        if self.mask == ALL_LANES & ~self.gone or (self.mask == ALL_LANES & ~1 & ~self.gone and is_agreed(value)):
+            # What the others take from a broadcast is what rank 0 put into it: `if rank != 0: stop = box[0]`.
             self.store.write((owner, name), value)
         else:
             self.store.set(owner, name, value, self.mask)
@@ -166,14 +169,9 @@ class Machine:
             self._mentions = mentions_of(self.script.modules)
         return self._mentions
 
-    def is_dull(self, node: ast.AST) -> bool:
-        """Whether a function can be passed over: it is not small, and nothing that checks ask about follows from it."""
-        if self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS:
-            return True
-        if node not in self._dull:
-            name = getattr(node, "name", "")
-            self._dull[node] = bool(name) and name not in self.mentions.telling and not is_small(node)
-        return self._dull[node]
+    def can_skip(self, node: ast.AST) -> bool:
+        """Whether a function can be passed over: several walks recorded nothing, changed nothing, told no rank apart."""
+        return self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS
 
     def note_walk(self, node: ast.AST, *, barren: bool) -> None:
         """Keep count of walks through a function that recorded nothing, changed nothing and told ranks nothing apart.

@@ -63,7 +63,7 @@ def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, val
 @lru_cache(maxsize=16_384)
 def _kinds_of_call(name: str) -> tuple[EventKind, ...]:
     """As what a function's calls are kept, by its full name."""
-    kinds: list[EventKind] = ["call"] if name in NOTED_CALLS else []
+    kinds: list[EventKind] = [] if name.startswith("builtins.") and name not in NOTED_CALLS else ["call"]
     if name in TRAINING_CALLS or SEEDING.search(name.rpartition(".")[2]):
         kinds.append("training")
     return tuple(kinds)

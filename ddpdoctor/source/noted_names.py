@@ -60,12 +60,3 @@ STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "log_metric"})
 KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS
 """Methods whose calls are always kept."""
-TELLING_WORDS = frozenset({"makedirs", "mkdir", "rmtree", "environ"})
-"""Words in a function that make it worth walking."""
-_FOUND_OTHERWISE = ("builtins.", "tqdm", "pandas.", "shutil.copy", "shutil.move")
-_LAST_NAMES = frozenset(name.rpartition(".")[2] for name in NOTED_CALLS if not name.startswith(_FOUND_OTHERWISE))
-
-
-def worth_walking(last: str) -> bool:
-    """Tell whether an attribute of this name may be one of the noted functions."""
-    return last in _LAST_NAMES

@@ -46,22 +46,3 @@ TRAINING_METHODS = frozenset(
 """Names of the methods whose calls are kept as events of the kind ``training``."""
 SEEDING = re.compile(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
 """Names of functions that may fix random numbers."""
-TELLING_TRAINING_WORDS = frozenset(
-    {
-        "random_split",
-        "randperm",
-        "train_test_split",
-        "permutation",
-        "manual_seed",
-        "seed",
-        "optim",
-        "requires_grad",
-        "requires_grad_",
-        "convert_sync_batchnorm",
-        "urlretrieve",
-        "extractall",
-        "download",
-        "random",
-    }
-)
-"""Words in a function that make it worth walking."""

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.source.chatter import communicates, is_local, is_of_whole_set
-from ddpdoctor.source.job import framework
+from ddpdoctor.source.job import is_distributed
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, Built, options_of
 from ddpdoctor.source.words import mentions_any
-from ddpdoctor.source.wrapped_models import is_distributed, training_events
+from ddpdoctor.source.wrapped_models import training_events
 
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
@@ -21,7 +21,7 @@ _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 def own_plateaus(projection: Projection) -> Iterator[Event]:
     """Steps of a ``ReduceLROnPlateau`` on every rank with a value of the rank's own batches, each once."""
     script = projection.machine.script
-    if not is_distributed(projection) or framework(script) or mentions_any(script, _REDUCERS):
+    if not is_distributed(projection) or mentions_any(script, _REDUCERS):
         return
     seen: set[ast.AST] = set()
     for event in training_events(projection, "step"):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.file_uses import FileUse, writes
-from ddpdoctor.source.job import framework
 from ddpdoctor.source.meetings import function_around
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import descend, last_name
@@ -33,7 +32,7 @@ def polled_files(projection: Projection) -> Iterator[PolledFile]:
     script = projection.machine.script
     if not mentions_any(script, ("sleep(",)) or not mentions_any(script, ("exists()", "exists(", "is_file")):
         return
-    if framework(script) or mentions_any(script, ("filelock", "FileLock", "os.replace", "os.rename")):
+    if mentions_any(script, ("filelock", "FileLock", "os.replace", "os.rename")):
         return
     written = [use for use in writes(projection) if use.event.guards]
     for module in script.modules if written else ():

@@ -8,13 +8,13 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.source.job import is_distributed
 from ddpdoctor.source.nodes import descend, last_name, made_from
 from ddpdoctor.source.noted_training_names import SEEDING
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import ALL_LANES, NONE, Built, Instance, Value, constant, is_varying
 from ddpdoctor.source.vocabulary import RANK_NAMES
-from ddpdoctor.source.wrapped_models import is_distributed
 
 Library = Literal["torch", "numpy", "random"]
 _DRAWS: dict[str, Library] = {

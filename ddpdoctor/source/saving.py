@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.file_uses import FileUse, writes
+from ddpdoctor.source.job import is_distributed
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks import LOCAL_RANK, numbers_in
@@ -52,13 +53,6 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             yield SharedSave(event, "local-rank", use.source, guard)
         elif not event.guards:
             yield SharedSave(event, "all", use.source, None)
-
-
-def is_distributed(projection: Projection) -> bool:
-    """Tell whether a script joins a process group or wraps a model in DDP in its ranks."""
-    if any(projection.of_kind("wrap")):
-        return True
-    return any(event.name == "init_process_group" for event in projection.of_kind("collective"))
 
 
 def is_one_path(path: Value) -> bool:

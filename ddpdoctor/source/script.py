@@ -18,6 +18,13 @@ from ddpdoctor.source.project import Finder, Surroundings, find_main
 from ddpdoctor.source_text import decoded
 
 MAXIMUM_MODULES = 300
+MODULES_READ_WHOLE = 30
+"""Further modules are read only where they speak of ranks: timm imports 270, nearly all of them model definitions."""
+_OF_RANKS = (
+    *(b"torch.distributed", b"dist.", b"get_rank", b"local_rank", b"RANK", b"world_size", b"DistributedDataParallel"),
+    *(b"DataLoader(", b"set_epoch", b"no_sync", b"set_device", b"horovod", b"accelerate"),
+)
+"""In the text of a module: what nearly everything begins with that checks ask about."""
 PARSER_RECURSION_LIMIT = 4_000
 """Enough for sums of 3,000 terms; the parser recurses in C, three times as deep, which its stack has to hold."""
 MAXIMUM_BYTES = 5_000_000
@@ -198,12 +205,22 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
                 yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
                 return
             seen.add(real)
+            if len(modules) >= MODULES_READ_WHOLE and not _speaks_of_ranks(found.path):
+                continue
             try:
                 modules.append(reader(found.path, found.name, found.package))
             except SyntaxError as error:
                 yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
             except (OSError, ValueError, RecursionError, MemoryError) as error:
                 yield f"{found.path} cannot be read: {error or type(error).__name__}"
+
+
+def _speaks_of_ranks(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return True  # Who reads it says why it cannot be read.
+    return any(word in content for word in _OF_RANKS)
 
 
 def _wanted(module: Module) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.job import noted, on_every_rank
+from ddpdoctor.source.job import is_distributed, noted, on_every_rank
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.noted_names import FILE_CALLS, FILE_METHODS
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.saving import is_distributed, is_one_path
+from ddpdoctor.source.saving import is_one_path
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import Value, constant
 

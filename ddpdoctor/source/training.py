@@ -79,6 +79,8 @@ def _feedings(projection: Projection) -> Iterator[Feeding]:
 
 def division(machine: Machine, loader: Event) -> Division:
     """How a loader divides its data set between the ranks."""
+    if loader.ordinal in machine.prepared:
+        return "sharded"
     if not loader.complete or loader.ranks != ALL_LANES or is_varying(loader.argument("generator") or NONE):
         return "unknown"
     for name, position in (("batch_sampler", 4), ("sampler", 3)):

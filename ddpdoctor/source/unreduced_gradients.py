@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.source.job import is_distributed
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import is_training_state
 from ddpdoctor.source.projection import Projection
@@ -18,7 +19,6 @@ from ddpdoctor.source.words import mentions_any
 from ddpdoctor.source.wrapped_models import (
     averages_by_hand,
     innermost_loop,
-    is_distributed,
     loop_nodes,
     training_events,
     training_forwards,

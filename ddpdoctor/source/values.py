@@ -301,8 +301,8 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     """
     if one is None or other is None or one == other:
         return one if one is not None else other if other is not None else UNIFORM
-    if not varying and _is_agreed(one) is not _is_agreed(other):
-        agreed, own = (one, other) if _is_agreed(one) else (other, one)
+    if not varying and is_agreed(one) is not is_agreed(other):
+        agreed, own = (one, other) if is_agreed(one) else (other, one)
         if is_varying(own):
             return agreed
     if isinstance(one, Lanes) or isinstance(other, Lanes):
@@ -322,7 +322,8 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     return Choice(tuple(options), varying or either)
 
 
-def _is_agreed(value: Value) -> bool:
+def is_agreed(value: Value) -> bool:
+    """Tell whether a value is what a collective made the same on every rank."""
     return isinstance(value, Unknown) and not value.varying and ("agreed", 0) in value.tags
 
 

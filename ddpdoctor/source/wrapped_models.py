@@ -19,13 +19,6 @@ _COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
 
 
-def is_distributed(projection: Projection) -> bool:
-    """Tell whether the script joins a process group or builds DDP."""
-    if any(projection.of_kind("wrap")):
-        return True
-    return any(event.name == "init_process_group" for event in projection.of_kind("collective"))
-
-
 def wrap_numbers(value: Value | None, kind: str = "ddp") -> frozenset[int]:
     """The DDP objects that a value went through (``ddp``) or whose module it came from (``bare``)."""
     if value is None:

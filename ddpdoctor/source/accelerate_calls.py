@@ -1,0 +1,93 @@
+"""What an ``accelerate.Accelerator`` does for ranks: it wraps models in DDP, divides loaders and says who is first."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from ddpdoctor.source.environment import WORLD_SIZE
+from ddpdoctor.source.machine import Machine
+from ddpdoctor.source.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, exact_lanes
+from ddpdoctor.source.values import (
+    AGREED,
+    OPAQUE,
+    Built,
+    Choice,
+    Const,
+    External,
+    Instance,
+    Items,
+    Unknown,
+    Value,
+    derived,
+    options_of,
+)
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODEL_LIBRARY
+from ddpdoctor.source.wraps import wrap
+
+ACCELERATOR = "accelerate.Accelerator"
+_STATES = frozenset({ACCELERATOR, "accelerate.PartialState", "accelerate.state.PartialState"})
+_ATTRIBUTES: Mapping[str, Value] = {
+    "is_main_process": exact_lanes(FIRST),
+    "is_local_main_process": exact_lanes(tuple(local == 0 for local in LOCAL_RANK)),
+    "is_last_process": exact_lanes(tuple(rank == GLOBAL_RANK[-1] for rank in GLOBAL_RANK)),
+    "process_index": exact_lanes(GLOBAL_RANK),
+    "local_process_index": exact_lanes(LOCAL_RANK),
+    "num_processes": WORLD_SIZE,
+    "use_distributed": Const(True),
+}
+_MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
+
+
+def attribute(value: Built, name: str) -> Value | None:
+    """An attribute of an Accelerator, as the four ranks have it; None for one that tells no rank."""
+    return _ATTRIBUTES.get(name) if value.name in _STATES else None
+
+
+def method(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> Value | None:
+    """What a method of an Accelerator returns and does; None for one that is like any other."""
+    if not isinstance(receiver, Built) or receiver.name != ACCELERATOR:
+        return None
+    if name in {"prepare", "prepare_model", "prepare_data_loader"}:
+        names = _argument_names(node)
+        prepared = [
+            _prepared(machine, node, value, names[index] if index < len(names) else "")
+            for index, value in enumerate(positional)
+        ]
+        return prepared[0] if len(prepared) == 1 else Items(tuple(prepared)) if prepared else OPAQUE
+    if name == "unwrap_model" and positional:
+        made = machine.object(positional[0])
+        inner = made.argument("module", 0) if made is not None and made.name == DDP else None
+        return inner or derived(positional[:1])
+    if name == "reduce" or name.startswith("gather"):
+        return None
+    return AGREED if name == "check_trigger" else None
+
+
+def _argument_names(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.Call):
+        return []
+    return [ast.unparse(argument).rpartition(".")[2] for argument in node.args]
+
+
+def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
+    options = list(options_of(value))
+    if any(isinstance(option, Built) and option.name == DATA_LOADER for option in options):
+        machine.prepared.update(option.number for option in options if isinstance(option, Built))
+        return value
+    if _is_model(value, name):
+        # One call wraps each of its models: each is an object of its own.
+        return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))
+    return value
+
+
+def _is_model(value: Value, name: str) -> bool:
+    if isinstance(value, Instance):
+        return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
+    if isinstance(value, Built):
+        return (".nn." in value.name and value.name != DDP) or value.name.startswith(MODEL_LIBRARY)
+    unread = isinstance(value, (Unknown, External, Choice))
+    return unread and _MODEL_NAME.search(name) is not None
