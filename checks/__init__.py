@@ -185,8 +185,19 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP602": ("load",),
     "DDP603": ("save", "open(", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),
     "DDP604": ("load_state_dict",),
-    "DDP605": ("print", "tqdm", "trange", "wandb", "mlflow", "SummaryWriter", "Experiment"),
-    "DDP606": ("print", "wandb", "add_scalar", "log_metric"),
+    "DDP605": (
+        "print",
+        "tqdm",
+        "trange",
+        "wandb",
+        "mlflow",
+        "SummaryWriter",
+        "Experiment",
+        "neptune",
+        "clearml",
+        "aim",
+    ),
+    "DDP606": ("print", "log", "add_scalar", "info"),
     "DDP608": ("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep"),
 }
 """Trigger words of the checks that have ``in_source``; the others need a run and are not imported without one."""

@@ -54,12 +54,16 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "this DataLoader is shuffled by a DistributedSampler that is never told the epoch, so every epoch has the "
-            "same order",
+            "same order"
+            if not forgotten.told
+            else "this DataLoader is shuffled by a DistributedSampler that is told the same epoch every time, so every "
+            "epoch has the same order",
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
             evidence=(
                 Fact(
-                    text="this loop goes over the loader several times, and nothing in it calls set_epoch",
+                    text="this loop goes over the loader several times, and nothing in it calls set_epoch with a number that "
+                    "changes",
                     basis="source",
                     location=epochs.module.head_location(epochs.node),
                 ),

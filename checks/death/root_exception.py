@@ -68,9 +68,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             locations=() if location is None else (location,),
             ranks=ranks,
             evidence=(
-                Fact(
-                    text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames
-                ),
+                Fact(text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames),
             ),
         )
 

@@ -1,9 +1,9 @@
-"""A loss or metric of rank 0 is reported as the job's.
+"""A loss or metric of one rank is reported as the job's.
 
 What it finds
-    A print, wandb.log or add_scalar on rank 0 alone, of a value computed from rank 0's own batches that was never
-    reduced. In a script that reduces anything else, only what is reported after a loop over batches. All places of a
-    file become one finding.
+    A print, logger or tracker on rank 0 alone, of a value computed from rank 0's own batches that was never reduced;
+    in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
+    rank reports of its part of an evaluation set without a word of whose it is. The places of a file are one finding.
 
 Why it is bad
     Rank 0 sees one part in N of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
@@ -44,10 +44,11 @@ def in_source(script: Script) -> Iterator[Finding]:
         files.setdefault(str(event.module.path), []).append(event)
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
-        title = "rank 0 reports a value of its own batches, which is not reduced over the ranks"
+        who = "rank 0 reports" if all(event.ranks == 1 for event in events) else "a rank reports"
+        title = f"{who} a value of its own batches, which is not reduced over the ranks"
         yield CHECK.finding(
             "source",
             title if len(events) == 1 else f"{title} ({len(events)} places)",
-            remedy="Average it over the ranks with dist.all_reduce, on all ranks, before rank 0 reports it.",
+            remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
             locations=tuple(event.module.location(event.node) for event in events),
         )

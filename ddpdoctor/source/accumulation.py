@@ -11,30 +11,26 @@ import msgspec
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.optimizers import steps
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.trace import Event
-from ddpdoctor.source.values import Built, options_of, tags_of
+from ddpdoctor.source.trace import ContextAround, Event
+from ddpdoctor.source.values import NO_CONTEXT, NO_SYNC, Built, Choice, options_of, tags_of
 from ddpdoctor.source.vocabulary import DATA_LOADER
-from ddpdoctor.source.words import mentions_any
 from ddpdoctor.source.wrapped_models import (
+    ddp_objects,
     innermost_loop,
     is_prefix,
     loop_nodes,
+    training_events,
     training_forwards,
     wrap_numbers,
 )
 
-_SKIPS_SYNCHRONISATION = (
-    "no_sync",
-    "require_backward_grad_sync",
-    "accumulate(",
-    "ccelerat",
-    "set_requires_gradient_sync",
-    "lightning",
-    "deepspeed",
-    "register_comm_hook",
-)
-
+_CONTROLS = re.compile(r"no_?sync|accumulat|require_backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
+"""In a context manager: it may decide whether a backward synchronises."""
+_CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
 _COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
+_REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum", re.IGNORECASE)
+"""A condition on how many batches were taken since the last step."""
+_OPTIMIZER_NAME = re.compile(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNORECASE)
 
 
 class Accumulation(msgspec.Struct, frozen=True, eq=False):
@@ -57,7 +53,7 @@ def accumulations(projection: Projection) -> Iterator[Accumulation]:
 
 
 def _accumulations(projection: Projection) -> Iterator[Accumulation]:
-    moves = [step for step in steps(projection) if loop_nodes(step)]
+    moves = [step for step in _any_steps(projection) if loop_nodes(step)]
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):
         if backward.node in seen or not wrap_numbers(backward.receiver) or not loop_nodes(backward):
@@ -71,9 +67,41 @@ def _accumulations(projection: Projection) -> Iterator[Accumulation]:
 
 
 def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
-    """Accumulations in scripts that never leave out a synchronisation."""
-    if not mentions_any(projection.machine.script, _SKIPS_SYNCHRONISATION):
-        yield from accumulations(projection)
+    """Accumulations in which nothing around the forward and the backward may leave out a synchronisation."""
+    controls = [event for event in projection.of_kind("training") if event.name in _CONTROLLING_CALLS]
+    hooked = any(event.name == "ddp.register_comm_hook" for event in projection.of_kind("training"))
+    if hooked or any(event.receiver is not None and ddp_objects(event.receiver) for event in controls):
+        return
+    for found in accumulations(projection):
+        loop = innermost_loop(found.backward)
+        forwards = (event for event in projection.in_course("ddp-forward") if innermost_loop(event) is loop)
+        contexts = [context for event in (found.backward, *forwards) for context in event.contexts]
+        if not any(_may_control(context) for context in contexts):
+            if not any(innermost_loop(event) is loop for event in controls):
+                yield found
+
+
+def _may_control(context: ContextAround) -> bool:
+    if context.value in (NO_SYNC, NO_CONTEXT) or isinstance(context.value, Choice):
+        return True
+    return _CONTROLS.search(context.module.excerpt(context.node, 500)) is not None
+
+
+def _any_steps(projection: Projection) -> list[Event]:
+    """The steps of known optimizers, and of what is named like one or stepped by a gradient scaler."""
+    known = steps(projection)
+    nodes = {event.node for event in known}
+    return known + [
+        event for event in training_events(projection, "step") if event.node not in nodes and _is_named_optimizer(event)
+    ]
+
+
+def _is_named_optimizer(event: Event) -> bool:
+    call = event.node
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    names = [ast.unparse(node) for node in (call.func.value, *call.args[:1])]
+    return any(_OPTIMIZER_NAME.search(name.rpartition(".")[2]) for name in names)
 
 
 def forgotten_tails(projection: Projection) -> Iterator[Accumulation]:
@@ -82,7 +110,7 @@ def forgotten_tails(projection: Projection) -> Iterator[Accumulation]:
         if (
             found.nested
             or found.condition is None
-            or mentions_any(projection.machine.script, ("ccelerat", "deepspeed"))
+            or any(map(_may_control, found.backward.contexts))
         ):
             continue
         loop = found.backward.loops[-1]
@@ -104,8 +132,9 @@ def forgotten_tails(projection: Projection) -> Iterator[Accumulation]:
 def _accumulates(projection: Projection, backward: Event, step: Event) -> Accumulation | None:
     inner, outer = loop_nodes(backward), loop_nodes(step)
     if inner == outer and is_prefix(backward.conditions, step.conditions):
-        extra = step.conditions[len(backward.conditions) :]
-        if any(_counts(backward, condition) for condition in extra):
+        extra = step.undecided[len(backward.undecided) :]
+        counting = projection.machine.counting
+        if any(test in counting or _counts(backward, module.excerpt(test, 1_000)) for module, test in extra):
             return Accumulation(backward, step, _remainder_test(step), nested=False)
     if len(inner) == len(outer) + 1 and is_prefix(outer, inner) and backward.ordinal < step.ordinal and outer:
         numbers = wrap_numbers(backward.receiver)
@@ -130,7 +159,7 @@ def _counts(backward: Event, condition: str) -> bool:
         ]
         named = not values and _COUNTING_NAME.search(condition) is not None
         return named or (len(values) == 1 and _counts(backward, values[0]) and not values[0].isidentifier())
-    return "%" in condition and "% 1 " not in f"{condition} "
+    return ("%" in condition and "% 1 " not in f"{condition} ") or _REACHES_COUNT.search(condition) is not None
 
 
 def _remainder_test(step: Event) -> ast.If | None:

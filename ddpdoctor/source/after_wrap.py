@@ -81,15 +81,26 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
         name = event.name.removeprefix("ddp.")
         wrap = machine.object(event.receiver)
         module = wrap.argument("module", 0) if wrap is not None else None
-        if wrap is None or not isinstance(module, Instance) or name in WRAPPER_ATTRIBUTES or name.startswith("__"):
+        if wrap is None or module is None or name in WRAPPER_ATTRIBUTES or name.startswith("__"):
             continue
         if any("hasattr" in condition or "isinstance" in condition for condition in event.conditions):
             continue
         stored = isinstance(event.node, ast.Attribute) and not isinstance(event.node.ctx, ast.Load)
-        own = machine.store.get(module.number, name) or class_attribute(machine, module.cls, name)
-        if own is not None and not stored and machine.store.get(event.receiver.number, name) is None:
-            seen.add(event.node)
-            yield WrapperAttribute(event, name, module.cls.node.name, wrap)
+        if stored or machine.store.get(event.receiver.number, name) is not None:
+            continue
+        if isinstance(module, Instance):
+            own = machine.store.get(module.number, name) or class_attribute(machine, module.cls, name)
+            if own is None:
+                continue
+        elif not _is_called(event) or wrap.conditions or event.conditions:
+            continue  # Of a model that was not read only its methods can be told, in a job that certainly wraps it.
+        seen.add(event.node)
+        yield WrapperAttribute(event, name, module.cls.node.name if isinstance(module, Instance) else "the model", wrap)
+
+
+def _is_called(event: Event) -> bool:
+    around = event.module.parents.get(event.node)
+    return isinstance(around, ast.Call) and around.func is event.node
 
 
 def double_wraps(projection: Projection) -> Iterator[tuple[Event, Event]]:

@@ -45,7 +45,7 @@ from ddpdoctor.source.vocabulary import (
 MAXIMUM_BASES = 20
 _KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
 """Attributes under which objects of torch keep an argument of their construction."""
-_COUNTS = frozenset({"device-count", "world-size", "local-world-size"})
+_COUNTS = frozenset({"device-count", "world-size", "local-world-size", "remainder", "share"})
 
 
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:

@@ -6,42 +6,49 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.job import is_distributed, noted, on_every_rank
+from ddpdoctor.source.job import is_distributed, on_every_rank
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
+from ddpdoctor.source.training import division, feedings
 from ddpdoctor.source.values import Built, Unknown, Value, constant, is_varying, options_of, tags_of
-from ddpdoctor.source.words import mentions_any
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
-_TRACKERS = ("wandb.init", "mlflow.start_run")
-_WRITERS = re.compile(r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.Experiment$")
+_TRACKERS = re.compile(
+    r"(wandb\.init|mlflow\.start_run|neptune(\.new)?\.(init|init_run)|comet_ml\.start|clearml\.Task\.init|swanlab\.init)$"
+)
+"""Functions that open a run of a tracker; ``aim.Run`` and the like are objects."""
+_WRITERS = re.compile(
+    r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.(Offline)?Experiment$|^aim\.Run$|^neptune\.(new\.)?Run$"
+)
 _RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
 _OUTPUT = frozenset({"print", "stdout"})
-_REDUCED = ("reduce", "gather", "synchronize_between")
-_REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
+_REDUCING = re.compile(r"reduce|gather")
+"""Of the name of a collective: it brings values of all ranks together."""
+_REPORTS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "info"})
+_REPORTING = re.compile(r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?)$|\.info$")
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
     """Prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
-    script = projection.machine.script
     if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
     for event in projection.in_course("call", "object"):
         if event.node not in found and on_every_rank(event) and _is_chatter(event):
             found[event.node] = event
-    if found and not _print_is_replaced(script):
-        yield from found.values()
+    if found:
+        silenced = _print_is_replaced(projection)
+        yield from (event for event in found.values() if event.name != "builtins.print" or not silenced)
 
 
 def _is_chatter(event: Event) -> bool:
     if event.kind == "object":
         return _WRITERS.search(event.name) is not None and not _depends_on_rank(event)
-    if event.name in _TRACKERS:
-        return "group" not in event.named and "mode" not in event.named and not _depends_on_rank(event)
+    if _TRACKERS.search(event.name):
+        apart = any(name in event.named and is_varying(event.named[name]) for name in ("group", "mode", "id", "name"))
+        return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
         return event.complete and "disable" not in event.named and bool(event.loops)
     if event.name != "builtins.print" or not event.loops or not event.positional:
@@ -80,35 +87,73 @@ def _leaves_program(statement: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and ast.unparse(call.func) in _EXITS
 
 
-def _print_is_replaced(script: Script) -> bool:
-    for module in script.modules:
-        if any(node.name == "print" for node in module.index.of(ast.FunctionDef)):
-            return True
-        if any(node.id in _OUTPUT and isinstance(node.ctx, ast.Store) for node in module.index.of(ast.Name)):
-            return True
-        if any(node.attr in _OUTPUT and isinstance(node.ctx, ast.Store) for node in module.index.of(ast.Attribute)):
-            return True
-    return mentions_any(script, ("redirect_stdout",))
+def _print_is_replaced(projection: Projection) -> bool:
+    """Whether a function that puts another ``print`` in the place of the real one is called, or a module does."""
+    machine = projection.machine
+    for module in machine.script.modules:
+        if not any(word in module.text for word in ("def print", "print =", ".stdout =", "stdout=", "redirect_stdout")):
+            continue
+        names = (node for node in module.index.of(ast.Name) if node.id in _OUTPUT)
+        attributes = (node for node in module.index.of(ast.Attribute) if node.attr in (*_OUTPUT, "redirect_stdout"))
+        definitions = (node for node in module.index.of(ast.FunctionDef) if node.name == "print")
+        for node in (*names, *attributes, *definitions):
+            if isinstance(node, ast.FunctionDef) or not isinstance(node.ctx, ast.Load) or _redirects(node):
+                around = [one for one in module.ancestors(node) if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+                if not around or any(one in machine.visited for one in around):
+                    return True
+    return False
+
+
+def _redirects(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "redirect_stdout"
 
 
 def local_metrics(projection: Projection) -> Iterator[Event]:
-    """Reports by rank 0 alone of values that come from its own batches and were not reduced.
+    """Reports of values that come from a rank's own batches and were not reduced.
 
-    In a job that reduces something, only summaries behind a loop over batches count.
+    Those of rank 0 alone, where in a job that reduces something only summaries behind a loop over batches count; and
+    those of every rank that do not say whose they are, where the batches are a part of a data set to evaluate on.
     """
-    script = projection.machine.script
-    if not is_distributed(projection) or mentions_any(script, _REDUCERS):
+    if not is_distributed(projection):
         return
-    reduces = mentions_any(script, _REDUCED)
+    reduces = any(_REDUCING.search(event.name) for event in projection.in_course("collective"))
+    silenced = _print_is_replaced(projection)
+    training = {feeding.loader.ordinal for feeding in feedings(projection)}
     seen: set[ast.AST] = set()
-    for event in noted(projection, "builtins.print", "wandb.log", "add_scalar", "log_metric"):
-        if event.node in seen or event.ranks != 1 or not event.guards or (reduces and _is_in_pass(event)):
+    for event in projection.in_course("call"):
+        if event.node in seen or not _is_report(event):
             continue
         said = [value for value in (*event.positional, *event.named.values()) if is_local(value)]
-        local = any(_is_in_pass(event) or not is_of_whole_set(projection, value) for value in said)
-        if local and not communicates(projection, event):
+        if not said:
+            continue
+        in_pass = _is_in_pass(event)
+        if event.ranks == 1 and event.guards:
+            found = not (reduces and in_pass) and any(in_pass or not is_of_whole_set(projection, one) for one in said)
+        else:
+            alone = silenced and event.name == "builtins.print"
+            found = not in_pass and (alone or on_every_rank(event)) and not _says_whose(event)
+            found = found and any(_is_of_shard(projection, value, training) for value in said)
+        if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def _is_report(event: Event) -> bool:
+    if event.name in _REPORTS or _REPORTING.search(event.name) is not None:
+        return True
+    return event.name == "log" and event.receiver is not None
+
+
+def _says_whose(event: Event) -> bool:
+    return _RANK_SAID.search(event.module.excerpt(event.node, 1_000)) is not None
+
+
+def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:
+    """Whether a value comes from a loader that divides a data set to evaluate on between the ranks."""
+    machine = projection.machine
+    loaders = {number for kind, number in tags_of(value) if kind == "batch"} - training
+    made = [machine.events.get(number) for number in loaders]
+    return bool(made) and all(one is not None and division(machine, one) == "sharded" for one in made)
 
 
 def communicates(projection: Projection, event: Event) -> bool:

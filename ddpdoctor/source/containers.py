@@ -37,9 +37,7 @@ _VIEWS: Mapping[str, Callable[[Mapped], Value]] = {
 """Methods that show what a dict with constant keys holds."""
 
 
-def container_method(
-    machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]
-) -> Value | None:
+def container_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value | None:
     """What a method of a list, a dict or a text comes to; None when it is not known."""
     receiver, name = function.receiver, function.name
     if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:

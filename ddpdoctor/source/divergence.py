@@ -129,9 +129,7 @@ def remedy_of(parting: Parting) -> str:
         return (
             f"Let all ranks leave together (broadcast the decision, then leave), or none before {parting.collective}."
         )
-    return (
-        f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
-    )
+    return f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
 
 
 def _in_words(parting: Parting) -> str:
@@ -193,8 +191,13 @@ def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
         yield from _compare(projection, classes[0], other)
 
 
-def _compare(projection: Projection, one: tuple[int, Tree], other: tuple[int, Tree]) -> Iterator[_Found]:
-    """Walk two trees side by side; a call that a rank test keeps from the other side is reported and stepped over."""
+def _compare(
+    projection: Projection, one: tuple[int, Tree], other: tuple[int, Tree], around: tuple[Tree, Tree] = ((), ())
+) -> Iterator[_Found]:
+    """Walk two trees side by side; a call that a rank test keeps from the other side is reported and stepped over.
+
+    ``around`` is the body of the loop that both stand in: who leaves it misses what the next turn runs.
+    """
     (ranks, tree), (other_ranks, other_tree) = one, other
     here, there = 0, 0
     while here < len(tree) or there < len(other_tree):
@@ -210,13 +213,16 @@ def _compare(projection: Projection, one: tuple[int, Tree], other: tuple[int, Tr
             continue
         inner = _inside(item, match)
         if inner is not None:
-            yield from (found for a, b in inner for found in _compare(projection, (ranks, a), (other_ranks, b)))
+            loop = inner[0] if isinstance(item, Loop) else around
+            yield from (found for a, b in inner for found in _compare(projection, (ranks, a), (other_ranks, b), loop))
             here, there = here + 1, there + 1
             continue
         found = _guarded(projection, item, ranks, other_ranks, tree[here:], other_tree[there:])
         back = _guarded(projection, match, other_ranks, ranks, other_tree[there:], tree[here:])
         if found is None and back is None:
-            sides = (projection, item, match, ranks, other_ranks, tree[here:] or tree, other_tree[there:] or other_tree)
+            rest = _with_events(tree[here:], tree, around[0])
+            other_rest = _with_events(other_tree[there:], other_tree, around[1])
+            sides = (projection, item, match, ranks, other_ranks, rest, other_rest)
             left = _by_exit(*sides)
             if left is not None:
                 yield left
@@ -229,6 +235,11 @@ def _compare(projection: Projection, one: tuple[int, Tree], other: tuple[int, Tr
         elif back is not None:
             yield back
             there += 1
+
+
+def _with_events(*trees: Tree) -> Tree:
+    """The first of some trees in which something happens."""
+    return next((tree for tree in trees if next(events_in(tree), None) is not None), trees[0])
 
 
 def _other_turns(

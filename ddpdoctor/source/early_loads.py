@@ -30,7 +30,7 @@ class EarlyLoad(msgspec.Struct, frozen=True, eq=False):
 
 def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
     """Reads on ranks that do not wait for the rank that writes the same path before."""
-    if not is_distributed(projection) :
+    if not is_distributed(projection):
         return
     saves = [use for use in writes(projection) if not use.event.ranks & (use.event.ranks - 1)]
     if not saves or _waits_somewhere_unknown(projection):

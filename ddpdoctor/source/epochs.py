@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event, LoopAround
 from ddpdoctor.source.training import Feeding, feedings, samplers_of
-from ddpdoctor.source.values import NONE, Bound, Built, constant, options_of
+from ddpdoctor.source.values import NONE, Bound, Built, Const, constant, options_of
 
 
 class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
@@ -20,6 +20,8 @@ class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
     loader: Event
     epochs: LoopAround
     """The loop of epochs."""
+    told: bool = False
+    """``set_epoch`` is called, with the same number every time."""
 
 
 def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
@@ -27,6 +29,7 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
     told = _told(projection)
     if told is None:
         return
+    constant_calls = any(event.kind == "set-epoch" and _says_the_same(event) for event in projection.events)
     for feeding in feedings(projection):
         loop = loop_of_epochs(feeding)
         if loop is None or not feeding.certain:
@@ -36,7 +39,7 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
             for sampler in samplers_of(projection.machine, value):
                 made_in_loop = any(around.node is loop.node for around in sampler.loops)
                 if sampler.ordinal not in told and _shuffles(sampler) and not made_in_loop:
-                    yield ForgottenEpoch(sampler, feeding.loader, loop)
+                    yield ForgottenEpoch(sampler, feeding.loader, loop, constant_calls)
 
 
 def _shuffles(sampler: Event) -> bool:
@@ -56,6 +59,8 @@ def _told(projection: Projection) -> set[int] | None:
         walked.add(event.node)
         if event.receiver is None:
             return None
+        if _says_the_same(event):
+            continue
         for option in options_of(event.receiver):
             receiver = option.receiver if isinstance(option, Bound) else option
             made = projection.machine.object(receiver)
@@ -73,6 +78,12 @@ def _told(projection: Projection) -> set[int] | None:
             if isinstance(node.func, ast.Attribute) and node not in walked:
                 return None
     return told
+
+
+def _says_the_same(event: Event) -> bool:
+    """Whether every turn of a loop tells the same number, as ``set_epoch(0)`` does."""
+    number = event.argument("epoch", 0)
+    return number is not None and isinstance(number, Const) and any(not loop.once for loop in event.loops)
 
 
 def loop_of_epochs(feeding: Feeding) -> LoopAround | None:

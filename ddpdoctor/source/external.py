@@ -169,8 +169,10 @@ def call_method(
     arguments = [*positional, *named.values()]
     if isinstance(receiver, Bound) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
-    if receiver.__class__ is Built and (served := accelerate_calls.method(machine, node, receiver, name, positional, named)):
-        return served
+    if receiver.__class__ is Built:
+        served = accelerate_calls.method(machine, node, receiver, name, positional, named)
+        if served is not None:
+            return served
     if name in _KNOWN_METHODS or receiver.__class__ is Built:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:

@@ -42,6 +42,7 @@ from ddpdoctor.source.values import (
     is_agreed,
     is_guessed,
     is_varying,
+    tags_of,
     truth,
 )
 
@@ -108,6 +109,8 @@ class Machine:
         """The ranks have seeded torch's random numbers differently."""
         self.events: dict[int, Event] = {}
         self.exits: list[Exit] = []
+        self.counting: set[ast.AST] = set()
+        """Conditions that depend on the remainder of a division, wherever that was computed."""
         self.own_tests: list[OwnTest] = []
         """Conditions around the present statement that every rank decides by something of its own."""
         self.own_raises: list[tuple[OwnTest, ast.AST]] = []
@@ -170,7 +173,7 @@ class Machine:
         return self._mentions
 
     def can_skip(self, node: ast.AST) -> bool:
-        """Whether a function can be passed over: several walks recorded nothing, changed nothing, told no rank apart."""
+        """Whether a function can be passed over: walks of it recorded, changed and told apart nothing."""
         return self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS
 
     def note_walk(self, node: ast.AST, *, barren: bool) -> None:
@@ -272,6 +275,8 @@ class Machine:
         yes, no, unknown = self.decide(value)
         start = self.mask
         if unknown == start:
+            if any(kind == "remainder" for kind, _ in tags_of(value)):
+                self.counting.add(test)
             own = own_test(self, test, self._present(value))
             self.fork([when_true, when_false], test, varying=is_varying(value), own=own)
             return
@@ -402,9 +407,7 @@ class Machine:
             inner, self.sinks = self.sinks, outer
         return inner
 
-    def collect_safely(
-        self, body: Callable[[], None], node: ast.AST, name: Callable[[], str]
-    ) -> list[list[Item]]:
+    def collect_safely(self, body: Callable[[], None], node: ast.AST, name: Callable[[], str]) -> list[list[Item]]:
         """Like ``collect``; code that is nested too deeply counts as not followed, and as doing nothing.
 
         ``node`` and ``name`` say what it is that was not followed.

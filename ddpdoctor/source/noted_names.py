@@ -35,28 +35,33 @@ FILE_CONTENTS = frozenset(
 CONTENT_METHODS = frozenset(
     {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet", "save_pretrained"}
 )
-NOTED_CALLS = FILE_CALLS | FILE_CONTENTS | {
-    "builtins.print",
-    "tqdm.tqdm",
-    "tqdm.auto.tqdm",
-    "tqdm.trange",
-    "tqdm.auto.trange",
-    "wandb.init",
-    "wandb.log",
-    "mlflow.start_run",
-    "torch.cuda.init",
-    "torch.cuda.synchronize",
-    "torch.cuda.current_device",
-    "torch.cuda.get_device_name",
-    "torch.cuda.get_device_properties",
-    "torch.cuda.mem_get_info",
-    "torch.cuda.empty_cache",
-}
+NOTED_CALLS = (
+    FILE_CALLS
+    | FILE_CONTENTS
+    | {
+        "builtins.print",
+        "tqdm.tqdm",
+        "tqdm.auto.tqdm",
+        "tqdm.trange",
+        "tqdm.auto.trange",
+        "wandb.init",
+        "wandb.log",
+        "mlflow.start_run",
+        "torch.cuda.init",
+        "torch.cuda.synchronize",
+        "torch.cuda.current_device",
+        "torch.cuda.get_device_name",
+        "torch.cuda.get_device_properties",
+        "torch.cuda.mem_get_info",
+        "torch.cuda.empty_cache",
+    }
+)
 """Full names of the functions whose calls are kept as events of the kind ``call``."""
 FILE_METHODS = frozenset({"mkdir", "unlink", "rmdir"})
 READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 """Methods of a tensor that wait for the GPU."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
-TRACKING_METHODS = frozenset({"add_scalar", "log_metric"})
+TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info"})
+"""Methods of trackers and loggers."""
 KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS
 """Methods whose calls are always kept."""

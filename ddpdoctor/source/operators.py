@@ -27,6 +27,8 @@ from ddpdoctor.source.values import (
     truth,
 )
 
+REMAINDER = frozenset({("remainder", 0)})
+"""Of what depends on the remainder of a division: every so many turns of a loop it is something else."""
 LONGEST = 10_000
 """Largest text or sequence that is computed."""
 LARGEST = 10**18
@@ -76,6 +78,8 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
         return Const(left.value % 2)
     if isinstance(left, Items) and isinstance(right, Items) and isinstance(kind, ast.Add):
         return Items((*left.values, *right.values), left.open or right.open)
+    if isinstance(kind, ast.Mod) and right not in (Const(1), Const(0)) and not isinstance(left, Const):
+        return derived((left, right), REMAINDER)
     return _moved_world_size(kind, left, right) or derived((left, right))
 
 

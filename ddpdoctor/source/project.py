@@ -84,9 +84,7 @@ def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
         if (base / "__main__.py").is_file():
             return place, Found(base / "__main__.py", "__main__", name)
         if (base / "__init__.py").is_file():
-            raise UsageError(
-                f"-m {name}: the package {base} has no __main__.py", "Name the module in it that trains."
-            )
+            raise UsageError(f"-m {name}: the package {base} has no __main__.py", "Name the module in it that trains.")
         if base.with_suffix(".py").is_file():
             return place, Found(base.with_suffix(".py"), "__main__", name.rpartition(".")[0])
     looked = f"{places[0]} and where else Python looks" if len(places) > 1 else str(places[0])

@@ -48,9 +48,7 @@ def agree(module: Module, one: ast.expr, other: ast.expr) -> bool:
     return bool(steps) and len(steps) < len(turns) and all(steps)
 
 
-def _evaluate(
-    node: ast.expr, known: Mapping[str, int], period: int, dividing: frozenset[ast.AST]
-) -> Number | None:
+def _evaluate(node: ast.expr, known: Mapping[str, int], period: int, dividing: frozenset[ast.AST]) -> Number | None:
     """The value of a test; ``dividing`` are the nodes that stand for the divisor, which is ``period``."""
     if node in dividing:
         return period

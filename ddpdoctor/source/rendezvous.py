@@ -102,9 +102,7 @@ def _is_text(call: ast.Call) -> bool:
 
 
 def _is_used(script: Script) -> bool:
-    return any(
-        node.attr == "local_rank" for module in script.modules for node in module.index.of(ast.Attribute)
-    )
+    return any(node.attr == "local_rank" for module in script.modules for node in module.index.of(ast.Attribute))
 
 
 def _is_assigned(script: Script) -> bool:

@@ -19,8 +19,10 @@ def is_thin_wrap(machine: Machine, cls: ProjectClass) -> bool:
     known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_thin_wraps", {})
     if cls.node not in known:
         module = machine.script.module(cls.module)
-        known[cls.node] = module is not None and [module.resolve(base) for base in cls.node.bases] == [DDP] and (
-            all(_changes_nothing(statement) for statement in cls.node.body)
+        known[cls.node] = (
+            module is not None
+            and [module.resolve(base) for base in cls.node.bases] == [DDP]
+            and (all(_changes_nothing(statement) for statement in cls.node.body))
         )
     return known[cls.node]
 

@@ -188,5 +188,3 @@ def _batches(part: Part, loader: Event) -> tuple[int, int, int] | None:
         if first != last:
             return ranks, first, last
     return None
-
-

@@ -87,9 +87,9 @@ def lay_out(mirror: Path, repo: str, commit: str, target: Path) -> None:
     for line in listed.stdout.decode("utf-8", "replace").split("\0"):
         about, _, path = line.partition("\t")
         fields = about.split()
-        if len(fields) == 4 and fields[0] in {"100644", "100755"} and fields[3].isdigit():
-            if int(fields[3]) <= LARGEST_BYTES and path.endswith(_TEXTS):
-                wanted.append((fields[2], path))
+        is_file = len(fields) == 4 and fields[0] in {"100644", "100755"} and fields[3].isdigit()
+        if is_file and int(fields[3]) <= LARGEST_BYTES and path.endswith(_TEXTS):
+            wanted.append((fields[2], path))
     for path, content in _contents(git, wanted):
         place = target / path
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -155,9 +155,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 def precision(readings: Iterable[Reading], severities: Sequence[str]) -> Figures:
     """Which share of what is said is right; what nobody has read counts as wrong."""
-    judged = [
-        reading.judgement(said) for reading in readings for said in reading.said if said.severity in severities
-    ]
+    judged = [reading.judgement(said) for reading in readings for said in reading.said if said.severity in severities]
     return Figures(judged.count("right"), len(judged))
 
 
@@ -189,7 +187,5 @@ def expected(readings: Iterable[Reading]) -> Iterator[tuple[Reading, Defect]]:
 def clean(readings: Iterable[Reading]) -> Figures:
     """Which share of the scripts with nothing wrong is told nothing but advice and what is right."""
     free = [reading for reading in readings if reading.script.clean and not reading.failure]
-    silent = [
-        all(not said.loud or reading.judgement(said) == "right" for said in reading.said) for reading in free
-    ]
+    silent = [all(not said.loud or reading.judgement(said) == "right" for said in reading.said) for reading in free]
     return Figures(sum(silent), len(silent))
