@@ -62,8 +62,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
             evidence=(
                 Fact(
-                    text="this loop goes over the loader several times, and nothing in it calls set_epoch with a number that "
-                    "changes",
+                    text="this loop goes over the loader several times, and nothing in it tells the sampler the epoch",
                     basis="source",
                     location=epochs.module.head_location(epochs.node),
                 ),

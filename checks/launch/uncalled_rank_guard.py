@@ -51,6 +51,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=f"Call it: {guard.text}().",
             locations=(guard.location,),
             evidence=facts,
+            severity=None if guard.of_ranks else Severity.ADVICE,
         )
 
 

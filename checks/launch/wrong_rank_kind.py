@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.devices import RankMixUp, rank_mix_ups
+from ddpdoctor.source.job import is_single_node
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.saving import shared_saves
 from ddpdoctor.source.script import Script
@@ -53,6 +54,7 @@ MAXIMUM_PLACES = 5
 def in_source(script: Script) -> Iterator[Finding]:
     """Report one finding for each kind of mix-up, with the places where it occurs."""
     projection = whole_projection(script)
+    milder = Severity.ADVICE if is_single_node(projection) else None
     kinds: dict[str, list[RankMixUp]] = {}
     for mix_up in rank_mix_ups(projection):
         kinds.setdefault(mix_up.use, []).append(mix_up)
@@ -72,6 +74,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=first.event.chain,
                 ),
             ),
+            severity=milder,
         )
     for save in shared_saves(projection):
         if save.by != "local-rank" or save.guard is None:
@@ -90,7 +93,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=save.event.module.location(save.event.node),
                 ),
             ),
-            severity=Severity.WARNING,
+            severity=milder or Severity.WARNING,
         )
 
 

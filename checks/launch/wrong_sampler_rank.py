@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.job import is_single_node
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.sampler_ranks import wrong_sampler_ranks
 from ddpdoctor.source.script import Script
@@ -48,7 +49,8 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers whose shards do not belong to the ranks that draw them."""
-    for wrong in wrong_sampler_ranks(whole_projection(script)):
+    projection = whole_projection(script)
+    for wrong in wrong_sampler_ranks(projection):
         sampler = wrong.sampler
         yield CHECK.finding(
             "source",
@@ -63,6 +65,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=sampler.chain,
                 ),
             ),
+            severity=Severity.ADVICE if wrong.on_two_nodes and is_single_node(projection) else None,
         )
 
 

@@ -24,7 +24,7 @@ from ddpdoctor.source.wrapped_models import (
     wrap_numbers,
 )
 
-_CONTROLS = re.compile(r"no_?sync|accumulat|require_backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
+_CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
 """In a context manager: it may decide whether a backward synchronises."""
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
 _COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
@@ -76,9 +76,8 @@ def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
         loop = innermost_loop(found.backward)
         forwards = (event for event in projection.in_course("ddp-forward") if innermost_loop(event) is loop)
         contexts = [context for event in (found.backward, *forwards) for context in event.contexts]
-        if not any(_may_control(context) for context in contexts):
-            if not any(innermost_loop(event) is loop for event in controls):
-                yield found
+        if not any(map(_may_control, contexts)) and not any(innermost_loop(event) is loop for event in controls):
+            yield found
 
 
 def _may_control(context: ContextAround) -> bool:

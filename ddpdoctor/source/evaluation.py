@@ -52,7 +52,7 @@ def _is_forward(event: Event) -> bool:
 
 def _only_loader(projection: Projection, loop: LoopAround) -> Event | None:
     """The one loader that a loop certainly runs over."""
-    numbers = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}
+    numbers = {number for kind, number in tags_of(loop.iterable) if kind in ("loader", "batch")}
     for option in options_of(loop.iterable):
         if isinstance(option, Built) and option.name == DATA_LOADER:
             numbers.add(option.number)

@@ -190,7 +190,7 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
     if left.__class__ is not Lanes and right.__class__ is not Lanes:
         return binary(node.op, left, right)
-    if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)):
+    if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
         left, right = of_four(left), of_four(right)
     return by_rank(lambda one, other: binary(node.op, one, other), left, right)
 

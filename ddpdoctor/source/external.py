@@ -79,6 +79,8 @@ from ddpdoctor.source.vocabulary import (
 from ddpdoctor.source.wraps import backward, wrap
 
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
+_FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
+"""What asks how a file is called, which is the same wherever it is found."""
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _KNOWN_METHODS = MODULE_SELF_METHODS | {
     "backward",
@@ -268,6 +270,8 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
         return Unknown(True, False, frozenset({("files", 0)}))
     if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
         return extent
+    if name in _FORMS_OF_NAMES and any(kind == "files" for kind, _ in tags_of(receiver)):
+        return UNIFORM
     unread = isinstance(receiver, (Unknown, Bound, Built))
     if unread and agrees_by_name(name):
         return AGREED

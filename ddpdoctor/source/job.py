@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ddpdoctor.source.noted_names import SET_DEFAULT, SET_VARIABLE
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
-from ddpdoctor.source.values import ALL_LANES, Value, constant
+from ddpdoctor.source.values import ALL_LANES, Value, constant, tags_of
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 from ddpdoctor.source.words import mentions_any
 
@@ -88,6 +89,33 @@ def initialisations(projection: Projection) -> Iterator[Event]:
         if event.name == "init_process_group" and event.node not in seen:
             seen.add(event.node)
             yield event
+
+
+_THIS_MACHINE = re.compile(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
+
+
+def is_single_node(projection: Projection) -> bool:
+    """Tell whether a job cannot have two nodes: its world is the GPUs of one, or its address is this machine's."""
+    joined = list(initialisations(projection))
+    for event in joined:
+        size, address = event.argument("world_size", 3), event.argument("init_method", 1)
+        if size is not None and ("device-count", 0) in tags_of(size):
+            return True
+        if address is not None and _is_this_machine(constant(address)):
+            return True
+    settings = [event for event in projection.of_kind("call") if event.name in (SET_VARIABLE, SET_DEFAULT)]
+    return bool(joined) and any(
+        constant(event.positional[0]) == "MASTER_ADDR"
+        and _is_this_machine(constant(event.positional[1]))
+        and event.name == SET_VARIABLE
+        and not event.conditions
+        for event in settings
+        if len(event.positional) > 1
+    )
+
+
+def _is_this_machine(address: object) -> bool:
+    return isinstance(address, str) and _THIS_MACHINE.match(address) is not None
 
 
 def backend_of(initialisation: Event) -> Value | None:

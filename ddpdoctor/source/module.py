@@ -75,6 +75,13 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
                     names.update({name.id: full for name in statement.targets if isinstance(name, ast.Name)})
         return names
 
+    def adopt(self, names: Mapping[str, str]) -> None:
+        """Take in names that a star import brings, where the file gives them no other meaning."""
+        new = {name: full for name, full in names.items() if name not in self.aliases}
+        if new:
+            self.__dict__["aliases"] = {**self.aliases, **new}
+            self.__dict__.pop("_calls", None)
+
     def resolve(self, node: ast.AST) -> str:
         """The canonical full name that an expression stands for, such as ``torch.distributed.all_reduce``; or empty."""
         names: list[str] = []

@@ -29,6 +29,7 @@ from ddpdoctor.source.values import (
 
 REMAINDER = frozenset({("remainder", 0)})
 """Of what depends on the remainder of a division: every so many turns of a loop it is something else."""
+WORLD = Unknown(tags=frozenset({("world-size", 0)}))
 LONGEST = 10_000
 """Largest text or sequence that is computed."""
 LARGEST = 10**18
@@ -87,7 +88,9 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
     """The number of ranks plus or minus a constant, and no longer a number of ranks after any other arithmetic."""
     offsets = _offset(left), _offset(right)
     if offsets == (None, None):
-        return None
+        whole = isinstance(kind, ast.Mult) and any(_is_of_node(value) for value in (left, right))
+        # Ranks of a node times nodes, whatever those are called.
+        return WORLD if whole and not any(isinstance(value, Const) for value in (left, right)) else None
     number, offset = (right, offsets[0]) if offsets[0] is not None else (left, offsets[1])
     amount = number.value if isinstance(number, Const) else None
     if offset is not None and isinstance(amount, int) and isinstance(kind, (ast.Add, ast.Sub)):
@@ -99,9 +102,11 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
 
 
 def of_four(value: Value) -> Value:
-    """The number of ranks, plus or minus a constant, beside a number that differs by rank: that of the ranks read."""
+    """The number of ranks or of a node's, beside a number that differs by rank: as the four ranks have it."""
     offset = _offset(value)
-    return value if offset is None else Const(len(RANKS) + offset)
+    if offset is None:
+        return Const(len(RANKS) // 2) if _is_of_node(value) else value
+    return Const(len(RANKS) + offset)
 
 
 def _offset(value: Value) -> int | None:
@@ -115,6 +120,12 @@ def _offset(value: Value) -> int | None:
 def _is_device_count(value: Value) -> bool:
     """The four ranks looked at stand on two nodes with two devices each."""
     return isinstance(value, Unknown) and value.tags == frozenset({("device-count", 0)})
+
+
+def _is_of_node(value: Value) -> bool:
+    return _is_device_count(value) or (
+        isinstance(value, Unknown) and value.tags == frozenset({("local-world-size", 0)})
+    )
 
 
 def _small(kind: ast.operator, left: object, right: object) -> bool:

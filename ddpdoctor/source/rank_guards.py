@@ -17,6 +17,7 @@ _EXTERNAL = frozenset(
     f"torch.distributed.{name}"
     for name in ("is_initialized", "is_available", "get_rank", "get_world_size", "is_torchelastic_launched")
 ) | {"torch.cuda.is_available"}
+_OF_THE_MACHINE = frozenset({"is_available", "is_initialized", "is_torchelastic_launched"})
 _PREFIXES = ("is_", "_is_", "am_", "should_", "on_", "get_rank", "get_local_rank", "get_world_size", "get_global_rank")
 _RANK_WORDS = frozenset(
     {"get_rank", "RANK", "LOCAL_RANK", "rank", "local_rank", "get_world_size", "is_initialized", "world_size"}
@@ -36,6 +37,8 @@ class UncalledGuard(msgspec.Struct, frozen=True, eq=False):
     """It is compared with a number, rather than tested for its truth."""
     definition: Location | None
     """Where the function is defined, when that is in the project."""
+    of_ranks: bool = True
+    """A rank guard is meant, rather than the question whether there is a GPU or a process group."""
 
 
 def uncalled_guards(script: Script) -> Iterator[UncalledGuard]:
@@ -45,7 +48,9 @@ def uncalled_guards(script: Script) -> Iterator[UncalledGuard]:
             definition = _function(script, module, node)
             if definition is not None:
                 place = None if definition is _NO_LOCATION else definition
-                yield UncalledGuard(module.location(node), module.excerpt(node), compared, place)
+                last = node.id if isinstance(node, ast.Name) else node.attr
+                of_ranks = last not in _OF_THE_MACHINE
+                yield UncalledGuard(module.location(node), module.excerpt(node), compared, place, of_ranks)
 
 
 def _tested(module: Module) -> tuple[tuple[ast.Name | ast.Attribute, bool], ...]:

@@ -27,6 +27,8 @@ class WrongSamplerRank(msgspec.Struct, frozen=True, eq=False):
     effect: str
     """What follows, as a clause."""
     remedy: str
+    on_two_nodes: bool = False
+    """One node has no harm of it."""
 
 
 def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
@@ -67,6 +69,7 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
             "the local rank as its rank",
             "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are lost",
             "Give it the global rank (dist.get_rank()), or leave rank= out.",
+            on_two_nodes=True,
         )
     if one_node and not (rank is not None and _is_local_rank(projection, rank)):
         return WrongSamplerRank(
@@ -74,6 +77,7 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
             "the number of GPUs or ranks of one node as its number of replicas",
             "on two nodes there are more ranks than shards, and the sampler refuses the higher ranks",
             "Give it dist.get_world_size(), or leave num_replicas= out.",
+            on_two_nodes=True,
         )
     fixed = constant(replicas) if replicas is not None else None
     if type(fixed) is int and not _joins_with(projection, fixed):

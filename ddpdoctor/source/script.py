@@ -129,7 +129,18 @@ def script_at(
     notes: list[str] = []
     if follow_imports:
         notes.extend(_follow(modules, surroundings.finder(directory or path.parent, root), reader))
+        _share_aliases(modules)
     return Script(path=path, root=root, modules=tuple(modules), notes=tuple(notes))
+
+
+def _share_aliases(modules: Sequence[Module]) -> None:
+    """Let names that ``from utils import *`` brings stand for what they stand for there: ``mp``, ``dist``."""
+    by_name = {module.name: module for module in modules}
+    for module in reversed(modules):
+        for entry in module.imports:
+            source = by_name.get(entry.module) if entry.name == "*" else None
+            if source is not None:
+                module.adopt({name: full for name, full in source.aliases.items() if not name.startswith("_")})
 
 
 def parse(path: Path, name: str, package: str) -> Module:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.finding import Finding
 from tests.real_code.corpus import Defect, Labelled, Missing, Verdict, lay_out
 
 NEAR_LINES = 12
@@ -116,18 +117,7 @@ def _read(script: Labelled, place: Path | str) -> Reading:
     except DdpDoctorError as error:
         return Reading(script=script, failure=str(error))
     cpu_s = time.process_time() - started_s
-    said = tuple(
-        Said(
-            finding.code,
-            finding.severity.value,
-            *places[0],
-            tuple(places[1:]),
-            finding.title,
-            finding.remedy,
-        )
-        for finding in examination.findings
-        if (places := [(os.path.relpath(one.file, place), one.line) for one in finding.locations] or [("", 0)])
-    )
+    said = tuple(_said(finding, place) for finding in examination.findings)
     notes = examination.source.notes if examination.exit_code == 3 else ()
     return Reading(
         script=script,
@@ -136,6 +126,16 @@ def _read(script: Labelled, place: Path | str) -> Reading:
         modules=examination.source.files,
         cpu_s=cpu_s,
     )
+
+
+def _said(finding: Finding, root: Path) -> Said:
+    shown = [*finding.locations, *(fact.location for fact in finding.evidence if fact.location is not None)]
+    places = [(os.path.relpath(one.file, root), one.line) for one in shown] or [("", 0)]
+    frames = {
+        (os.path.relpath(frame.file, root), frame.line) for fact in finding.evidence for frame in fact.stack
+    }
+    rest = tuple(sorted({*places[1:], *frames}))
+    return Said(finding.code, finding.severity.value, *places[0], rest, finding.title, finding.remedy)
 
 
 class Figures(msgspec.Struct, frozen=True):
