@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.divergence import finding_of, partings_by
+from ddpdoctor.source.group_loops import repeated_groups
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -52,6 +53,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report groups that a rank test lets only some ranks make."""
     for parting in partings_by(whole_projection(script), "group"):
         yield finding_of(CHECK, parting, _REMEDY)
+    for made in repeated_groups(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "every turn of this loop makes a new process group of the same ranks, and none is ever destroyed",
+            remedy="Make the group once, before the loop.",
+            locations=(made.module.location(made.node),),
+            severity=Severity.WARNING,
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

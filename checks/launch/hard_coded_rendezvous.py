@@ -53,10 +53,14 @@ def in_source(script: Script) -> Iterator[Finding]:
         if fixed.what == "init_method":
             title = f"the ranks of a launcher meet at {fixed.value}, an address of the script's own"
             remedy = "Leave init_method out: the launcher's MASTER_ADDR and MASTER_PORT are used then."
+        elif fixed.what == "world_size":
+            title = f"the group is made for {fixed.value} ranks, however many the launcher starts"
+            remedy = "Leave world_size out, or take it from the launcher's environment."
         else:
             title = f"{fixed.what} is set to {fixed.value!r} in the code, over what the launcher says"
             remedy = f'Remove the line, or write os.environ.setdefault("{fixed.what}", "{fixed.value}").'
-        yield CHECK.finding("source", title, remedy=remedy, locations=(fixed.location,))
+        severity = Severity.ADVICE if fixed.mild else None
+        yield CHECK.finding("source", title, remedy=remedy, locations=(fixed.location,), severity=severity)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

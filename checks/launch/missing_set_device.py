@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.device_choice import unchosen_devices
+from ddpdoctor.source.device_choice import unchosen_devices, unchosen_devices_of_collectives
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -52,6 +52,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report the moves to the current GPU of a job that never chooses one, as one finding."""
     moves = unchosen_devices(whole_projection(script))
     if not moves:
+        yield from _left_to_torch(script)
         return
     yield CHECK.finding(
         "source",
@@ -68,6 +69,18 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
         ),
     )
+
+
+def _left_to_torch(script: Script) -> Iterator[Finding]:
+    """Advise where every tensor is placed by its index, and the current GPU stays GPU 0 all the same."""
+    for joined in unchosen_devices_of_collectives(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "no process chooses its GPU: barriers and collectives of objects use GPU 0 from every rank",
+            remedy=REMEDY,
+            locations=(joined.module.location(joined.node),),
+            severity=Severity.ADVICE,
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

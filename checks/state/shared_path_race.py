@@ -37,7 +37,7 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.polled_files import polled_files
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
-from ddpdoctor.source.shared_paths import shared_paths
+from ddpdoctor.source.shared_paths import rewritten_files, shared_paths
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -71,6 +71,14 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=event.chain,
                 ),
             ),
+        )
+    for use in rewritten_files(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            f"every rank writes {use.source}, each over what the others wrote",
+            remedy="Write it on rank 0 only.",
+            locations=(use.event.module.location(use.event.node),),
+            severity=Severity.ADVICE,
         )
     for polled in polled_files(whole_projection(script)):
         yield CHECK.finding(

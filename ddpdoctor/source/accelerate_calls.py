@@ -76,8 +76,13 @@ def _argument_names(node: ast.AST) -> list[str]:
 def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
     options = list(options_of(value))
     if any(isinstance(option, Built) and option.name == DATA_LOADER for option in options):
-        machine.prepared.update(option.number for option in options if isinstance(option, Built))
-        return value
+        made = machine.object(options[0])
+        if made is None:
+            return value
+        number = machine.object_number((node, name))
+        machine.prepared.add(number)
+        machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
+        return Built(number, DATA_LOADER)
     if _is_model(value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))

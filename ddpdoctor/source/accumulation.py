@@ -86,6 +86,11 @@ def _may_control(context: ContextAround) -> bool:
     return _CONTROLS.search(context.module.excerpt(context.node, 500)) is not None
 
 
+def _is_accelerators(context: ContextAround) -> bool:
+    """Whether a context manager takes the last micro-steps of an epoch for a whole step, as ``accumulate(model)``."""
+    return ".accumulate(" in context.module.excerpt(context.node, 500)
+
+
 def _any_steps(projection: Projection) -> list[Event]:
     """The steps of known optimizers, and of what is named like one or stepped by a gradient scaler."""
     known = steps(projection)
@@ -106,11 +111,7 @@ def _is_named_optimizer(event: Event) -> bool:
 def forgotten_tails(projection: Projection) -> Iterator[Accumulation]:
     """Accumulations counted by the position in a pass over a loader, without a step for the last batches."""
     for found in accumulations(projection):
-        if (
-            found.nested
-            or found.condition is None
-            or any(map(_may_control, found.backward.contexts))
-        ):
+        if found.nested or found.condition is None or any(map(_is_accelerators, found.backward.contexts)):
             continue
         loop = found.backward.loops[-1]
         if (

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.attributes import class_attribute
+from ddpdoctor.source.job import depends_on_mode
 from ddpdoctor.source.module_reach import HAS_PARAMETERS
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.projection import Projection
@@ -92,7 +93,7 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
             own = machine.store.get(module.number, name) or class_attribute(machine, module.cls, name)
             if own is None:
                 continue
-        elif not _is_called(event) or wrap.conditions or event.conditions:
+        elif not _is_called(event) or wrap.conditions or depends_on_mode(event):
             continue  # Of a model that was not read only its methods can be told, in a job that certainly wraps it.
         seen.add(event.node)
         yield WrapperAttribute(event, name, module.cls.node.name if isinstance(module, Instance) else "the model", wrap)

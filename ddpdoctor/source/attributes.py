@@ -27,9 +27,11 @@ from ddpdoctor.source.values import (
     Unknown,
     Value,
     derived,
+    is_varying,
     join,
     lane,
     lanes_of,
+    tags_of,
 )
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -53,6 +55,9 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     kind = value.__class__
     if kind is External:
         return _member(value.name, name)  # type: ignore[union-attr]
+    if isinstance(value, Bound) and isinstance(value.receiver, Bound) and isinstance(value.receiver.receiver, Bound):
+        # Longer chains are no longer asked for their links; each would make the next question take longer.
+        return Bound(Unknown(is_varying(value), True, tags_of(value)), name)
     if kind is Unknown or kind is Bound or kind is Const:
         return Bound(value, name)
     if kind is Instance:
@@ -64,6 +69,10 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         machine.missed.add(f".{name}")
         from ddpdoctor.source import accelerate_calls
 
+        derived_class = machine.loader_classes.get(value.number)
+        found = class_attribute(machine, derived_class, name) if derived_class is not None else None
+        if isinstance(found, Function):
+            return bound_to(found, value)
         return accelerate_calls.attribute(value, name) or _of_built(machine, value, name)
     if isinstance(value, Lanes):
         return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)

@@ -17,7 +17,7 @@ from ddpdoctor.source.job import (
     on_every_rank,
 )
 from ddpdoctor.source.module import Module
-from ddpdoctor.source.nodes import descend
+from ddpdoctor.source.nodes import descend, last_name
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.values import constant
@@ -112,11 +112,24 @@ def _trains_on_gpu(projection: Projection) -> bool:
     return False
 
 
+def _may_destroy(projection: Projection, module: Module) -> bool:
+    """Whether a module destroys a group outside of functions that nobody calls."""
+    if _DESTROYS not in module.text or _DESTROYS not in module.words:
+        return False
+    visited = projection.machine.visited
+    called = projection.machine.script.entry.words | module.words
+    for node in (*module.index.of(ast.Name), *module.index.of(ast.Attribute)):
+        if last_name(node) == _DESTROYS:
+            around = next((one for one in module.ancestors(node) if isinstance(one, ast.FunctionDef)), None)
+            if around is None or around in visited or around.name in called:
+                return True
+    return False
+
+
 def forgotten_groups(projection: Projection) -> Iterator[Event]:
     """The first initialisation of a process group in a script that never destroys one."""
     script = projection.machine.script
-    destroys = any(_DESTROYS in module.words for module in script.modules if _DESTROYS in module.text)
-    if destroys or framework(script):
+    if any(_may_destroy(projection, module) for module in script.modules) or framework(script):
         return
     yield from list(initialisations(projection))[:1]
 
@@ -148,12 +161,23 @@ def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast
     if not isinstance(tensor, ast.Name):
         return None
     function = _function_around(module, call)
-    for made in module.index.within(function, ast.Assign):
-        value, targets = made.value, made.targets
-        named = any(isinstance(target, ast.Name) and target.id == tensor.id for target in targets)
-        if named and made.lineno < call.lineno and isinstance(value, ast.Call) and _is_cpu_factory(module, value):
-            return value if len(list(_assignments(function, tensor.id))) == 1 else None
+    made = [
+        node.value
+        for node in module.index.within(function, ast.Assign)
+        if node.lineno < call.lineno
+        and any(isinstance(target, ast.Name) and target.id == tensor.id for target in node.targets)
+    ]
+    whole = len(list(_assignments(function, tensor.id))) == len(made)
+    on_cpu = [value for value in made if isinstance(value, ast.Call) and _is_cpu_factory(module, value)]
+    last = made[-1] if made else None
+    if whole and on_cpu and last in on_cpu and all(value in on_cpu or _is_text(module, value) for value in made):
+        return last
     return None
+
+
+def _is_text(module: Module, value: ast.expr) -> bool:
+    """Whether a value is certainly no tensor: what ``socket`` or ``os`` gives."""
+    return isinstance(value, ast.Call) and module.resolve(value.func).startswith(("socket.", "os.", "time."))
 
 
 def _function_around(module: Module, node: ast.AST) -> ast.AST:
@@ -189,7 +213,7 @@ def _is_plain_data(node: ast.expr) -> bool:
     """Whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
     if isinstance(node, ast.Constant):
         return True
-    if isinstance(node, (ast.List, ast.Tuple)):
+    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp)):
         return True
     if isinstance(node, ast.Call):
         last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -49,7 +49,7 @@ from ddpdoctor.source.values import (
     merged_results,
     options_of,
 )
-from ddpdoctor.source.vocabulary import DDP, FIRST_RANK_DECORATORS, OPTIMIZER
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, OPTIMIZER
 
 MAXIMUM_RECURSION = 1
 _OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
@@ -237,7 +237,7 @@ def construct(
         for name, value in named.items():
             machine.assign(instance.number, name, value)
     machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
-    return instance
+    return Built(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
 
 
 def call_function(

@@ -11,7 +11,7 @@ from ddpdoctor.source.module import Module
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
 from ddpdoctor.source.training import division, feedings
-from ddpdoctor.source.values import Built, Unknown, Value, constant, is_varying, options_of, tags_of
+from ddpdoctor.source.values import Built, Lanes, Value, constant, is_varying, options_of, tags_of
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 _TRACKERS = re.compile(
@@ -58,10 +58,9 @@ def _is_chatter(event: Event) -> bool:
 
 
 def _depends_on_rank(event: Event) -> bool:
-    return not event.complete or any(
-        is_varying(value) or (isinstance(value, Unknown) and value.opaque)
-        for value in (*event.positional, *event.named.values())
-    )
+    """Whether an argument differs by rank; a directory named by the clock or the settings is every rank's alike."""
+    given = (*event.positional, *event.named.values())
+    return not event.complete or any(isinstance(value, Lanes) for value in given)
 
 
 def _reports_failure(module: Module, node: ast.AST) -> bool:
@@ -93,19 +92,22 @@ def _print_is_replaced(projection: Projection) -> bool:
     for module in machine.script.modules:
         if not any(word in module.text for word in ("def print", "print =", ".stdout =", "stdout=", "redirect_stdout")):
             continue
-        names = (node for node in module.index.of(ast.Name) if node.id in _OUTPUT)
-        attributes = (node for node in module.index.of(ast.Attribute) if node.attr in (*_OUTPUT, "redirect_stdout"))
-        definitions = (node for node in module.index.of(ast.FunctionDef) if node.name == "print")
-        for node in (*names, *attributes, *definitions):
-            if isinstance(node, ast.FunctionDef) or not isinstance(node.ctx, ast.Load) or _redirects(node):
-                around = [one for one in module.ancestors(node) if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
-                if not around or any(one in machine.visited for one in around):
-                    return True
+        stored: list[ast.AST] = [node for node in module.index.of(ast.FunctionDef) if node.name == "print"]
+        stored += [node for node in module.index.of(ast.Name) if node.id in _OUTPUT and _is_stored(node)]
+        stored += [
+            node
+            for node in module.index.of(ast.Attribute)
+            if node.attr == "redirect_stdout" or (node.attr in _OUTPUT and _is_stored(node))
+        ]
+        for node in stored:
+            around = [one for one in module.ancestors(node) if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+            if not around or any(one in machine.visited for one in around):
+                return True
     return False
 
 
-def _redirects(node: ast.Name | ast.Attribute) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "redirect_stdout"
+def _is_stored(node: ast.Name | ast.Attribute) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def local_metrics(projection: Projection) -> Iterator[Event]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.source.job import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
-from ddpdoctor.source.noted_names import SET_VARIABLE
+from ddpdoctor.source.noted_names import NOTED_CALLS, SET_VARIABLE
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.trace import Event
-from ddpdoctor.source.values import Const, constant, options_of
+from ddpdoctor.source.values import Const, Lanes, constant, options_of
 from ddpdoctor.source.words import mentions_any
 
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "cuda.device(", "init_distributed_device")
@@ -58,6 +58,20 @@ def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
     return tuple(first.values())
 
 
+def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]:
+    """The constructions of an NCCL group after which tensors go to explicit GPUs, and no process chooses its GPU."""
+    script = projection.machine.script
+    if mentions_any(script, _CHOOSES) or framework(script) or not is_nccl_only(projection):
+        return ()
+    joined = [event for event in initialisations(projection) if "device_id" not in event.named]
+    placed = any(
+        event.name in {"cuda", "to", "device_ids"} and isinstance(event.positional[0], Lanes)
+        for event in projection.in_course("device")
+        if event.positional
+    )
+    return tuple(joined[:1]) if placed else ()
+
+
 def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
     """Assignments to CUDA_VISIBLE_DEVICES in a process that already initialised CUDA."""
     seen: set[ast.AST] = set()
@@ -100,7 +114,7 @@ def _moves_to_current(event: Event) -> bool:
 def initialises_cuda(event: Event) -> bool:
     """Tell whether CUDA is certainly initialised after an event, if it was not before."""
     if event.kind == "call":
-        return event.name == "cuda" or event.name.startswith("torch.cuda.")
+        return event.name == "cuda" or (event.name.startswith("torch.cuda.") and event.name in NOTED_CALLS)
     if event.kind != "device" or event.name == "device":
         return False
     if event.name in {"set_device", "cuda"}:

@@ -32,7 +32,7 @@ def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
     """Reads on ranks that do not wait for the rank that writes the same path before."""
     if not is_distributed(projection):
         return
-    saves = [use for use in writes(projection) if not use.event.ranks & (use.event.ranks - 1)]
+    saves = [use for use in writes(projection) if _by_one(use.event.ranks)]
     if not saves or _waits_somewhere_unknown(projection):
         return
     waits = list(projection.in_course("collective", "wrap", "forward", "backward"))
@@ -46,6 +46,11 @@ def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
                     seen.add(load.event.node)
                     yield EarlyLoad(load.event, save.event, load.source)
                 break
+
+
+def _by_one(ranks: int) -> bool:
+    """Whether one rank writes: the first of the job, or of every node."""
+    return not ranks & (ranks - 1) or ranks == 0b0101
 
 
 def _same(save: FileUse, load: FileUse) -> bool:

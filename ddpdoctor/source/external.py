@@ -191,7 +191,7 @@ def call_method(
 def _is_unremarkable(name: str) -> bool:
     """Whether a method of an object of which nothing is known does no more than mix its arguments, by its name."""
     promises = SYNCHRONISES.search(name) is not None or agrees_by_name(name) or makes_members(name)
-    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or asks_for_file(name)
+    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or asks_for_file(name)
     return not promises and not known and not is_noted_method(name)
 
 
@@ -292,6 +292,10 @@ def _call_super(
     if name == "__init__" and isinstance(receiver, Instance) and is_thin_wrap(machine, receiver.cls):
         return wrap(machine, node, positional, named, complete, number=receiver.number)
     for base in bases_of(machine, owner):
+        if name == "__init__" and base == External(DATA_LOADER) and isinstance(receiver, Instance):
+            machine.emit("loader", DATA_LOADER, node, positional, named, number=receiver.number, complete=complete)
+            machine.loader_classes[receiver.number] = receiver.cls
+            return NONE
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):

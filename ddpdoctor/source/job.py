@@ -74,6 +74,11 @@ def is_distributed(projection: Projection) -> bool:
         return True
     if any(event.name == "init_process_group" for event in projection.of_kind("collective")):
         return True
+    return joins_by_framework(projection)
+
+
+def joins_by_framework(projection: Projection) -> bool:
+    """Tell whether a framework makes the process group of a job."""
     return any(event.name in _JOINING for event in projection.of_kind("object", "call"))
 
 

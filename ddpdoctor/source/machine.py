@@ -38,6 +38,7 @@ from ddpdoctor.source.values import (
     RANKS,
     Built,
     Lanes,
+    ProjectClass,
     Value,
     is_agreed,
     is_guessed,
@@ -94,6 +95,8 @@ class Machine:
         self.contexts: list[ContextAround] = []
         self.wrapped: dict[int, int] = {}
         """The number of the DDP object that holds a module, by the number of the module."""
+        self.loader_classes: dict[int, ProjectClass] = {}
+        """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.prepared: set[int] = set()
         """Numbers of the loaders that an Accelerator divides between the ranks."""
         self.handing_on: set[int] = set()

@@ -237,7 +237,7 @@ def _against_world_size(kind: ast.cmpop, left: Value, right: Value) -> bool | No
             return None
         at_least, many = ORDERINGS[test](2 + offset, other.value), ORDERINGS[test](LARGEST, other.value)
         if at_least is many and test not in (ast.Eq, ast.NotEq):
-            return at_least
+            return bool(at_least)
         if test in (ast.Eq, ast.NotEq) and other.value < 2 + offset:
             return test is ast.NotEq
     return None

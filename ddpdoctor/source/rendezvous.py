@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -16,11 +17,12 @@ from ddpdoctor.source.noted_names import SET_VARIABLE
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.trace import Event
-from ddpdoctor.source.values import constant
+from ddpdoctor.source.values import ALL_LANES, constant
 from ddpdoctor.source.words import mentions_any
 
 LOCAL_RANK_OPTIONS = frozenset({"--local_rank", "--local-rank"})
 _ADDRESS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
+_NAMES_THIS_MACHINE = re.compile(r"localhost$|127\.|::1$|0\.0\.0\.0$")
 _FIXED = _ADDRESS | {"WORLD_SIZE", "RANK"}
 
 
@@ -38,8 +40,10 @@ class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
 
     location: Location
     what: str
-    """``MASTER_PORT`` or ``init_method``."""
+    """``MASTER_PORT``, ``init_method`` or ``world_size``."""
     value: str
+    mild: bool = False
+    """Launched as it is meant to be it works."""
 
 
 class MissingEnvironment(msgspec.Struct, frozen=True, eq=False):
@@ -116,8 +120,10 @@ def _is_assigned(script: Script) -> bool:
 def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
     """Constants over what the launcher says, in scripts that take their ranks from a launcher."""
     script = projection.machine.script
-    if may_spawn(script) or framework(script) or mentions_any(script, ("SLURM_", "OMPI_", "PMI_")):
+    if may_spawn(script) or framework(script):
         return
+    # These launchers hand out ranks and no address: a script has to set one, and may fix it to one machine.
+    other = mentions_any(script, ("SLURM_", "OMPI_", "PMI_"))
     if not any(reads_launcher_rank(module) for module in script.modules):
         return
     joined = list(initialisations(projection))
@@ -130,10 +136,15 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
         name, value = constant(event.positional[0]), constant(event.positional[1])
         if name in _FIXED and isinstance(value, str) and not _is_tested(event.module, event.node):
             seen.add(event.node)
-            yield FixedRendezvous(event.module.location(event.node), str(name), value)
+            if not other or (name == "MASTER_ADDR" and not _NAMES_THIS_MACHINE.match(value)):
+                yield FixedRendezvous(event.module.location(event.node), str(name), value, mild=other)
     for event in joined:
+        size = event.argument("world_size", 3)
+        fixed = constant(size) if size is not None else None
+        if type(fixed) is int and fixed > 1 and event.ranks == ALL_LANES and not event.conditions:
+            yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), mild=True)
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
-        if isinstance(address, str) and address.startswith("tcp://") and not event.conditions:
+        if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
             yield FixedRendezvous(event.module.location(event.node), "init_method", address)
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.source.file_uses import FileUse, writes
 from ddpdoctor.source.job import is_distributed, noted, on_every_rank
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import descend
@@ -55,6 +56,20 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         if shared is not None and not _PER_PROCESS.search(shared.path):
             seen.add(event.node)
             yield shared
+
+
+def rewritten_files(projection: Projection) -> Iterator[FileUse]:
+    """Small files that every rank writes from their beginning under one path: settings, lists, results."""
+    if not is_distributed(projection):
+        return
+    seen: set[ast.AST] = set()
+    for use in writes(projection):
+        event = use.event
+        if event.node in seen or event.name != "builtins.open" or not on_every_rank(event) or not event.complete:
+            continue
+        if is_one_path(use.path) and not _PER_PROCESS.search(use.source) and not _is_preparation(event):
+            seen.add(event.node)
+            yield use
 
 
 def _path(event: Event) -> Value | None:

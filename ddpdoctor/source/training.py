@@ -64,14 +64,18 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
 
 def _feedings(projection: Projection) -> Iterator[Feeding]:
     seen: set[int] = set()
+    wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):
-        if not through_ddp(projection, backward):
+        by_ddp = through_ddp(projection, backward)
+        if wrapped and not by_ddp:
             continue
         for loop, numbers, certain in _sources(backward):
             events = tuple(
                 event for number in sorted(numbers) if (event := projection.machine.events.get(number)) is not None
             )
             for loader in events:
+                if not by_ddp and division(projection.machine, loader) != "sharded":
+                    continue  # In a job without DDP a loader that is divided by rank says what it is for.
                 if loader.ordinal not in seen and not loader.in_parent:
                     seen.add(loader.ordinal)
                     yield Feeding(loader, backward, loop, events, certain)
