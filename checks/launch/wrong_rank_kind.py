@@ -52,7 +52,7 @@ MAXIMUM_PLACES = 5
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report one finding for each kind of mix-up, with the places where it occurs."""
+    """Report one finding for each kind of mix-up, with the places where it occurs; advice where no two nodes can be."""
     projection = whole_projection(script)
     milder = Severity.ADVICE if is_single_node(projection) else None
     kinds: dict[str, list[RankMixUp]] = {}
@@ -79,20 +79,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     for save in shared_saves(projection):
         if save.by != "local-rank" or save.guard is None:
             continue
-        condition = save.guard.module.location(save.guard.node)
+        written = save.event.module.location(save.event.node)
         yield CHECK.finding(
             "source",
             f"the local rank decides who saves {save.path}: on two nodes the first rank of each writes it",
             remedy="Decide by the global rank: `if dist.get_rank() == 0:`.",
-            locations=(condition, save.event.module.location(save.event.node)),
+            locations=(save.guard.module.location(save.guard.node), written),
             ranks=(0, 2),
-            evidence=(
-                Fact(
-                    text="this call writes the file",
-                    basis="source",
-                    location=save.event.module.location(save.event.node),
-                ),
-            ),
+            evidence=(Fact(text="this call writes the file", basis="source", location=written),),
             severity=milder or Severity.WARNING,
         )
 

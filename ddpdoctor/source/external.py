@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from ddpdoctor.source import accelerate_calls
 from ddpdoctor.source.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.buffers import note_buffer
+from ddpdoctor.source.built_values import make_dict, make_partial, make_super
 from ddpdoctor.source.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.containers import container_method
 from ddpdoctor.source.environment import DEVICE_COUNT, WORLD_SIZE, variable
@@ -47,7 +48,6 @@ from ddpdoctor.source.values import (
     Function,
     Instance,
     Items,
-    Mapped,
     Partial,
     ProjectClass,
     TensorSize,
@@ -402,18 +402,6 @@ def _note_device(
         machine.emit("device", name, node, [value])
 
 
-def _partial(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if not positional or not complete:
-        return OPAQUE
-    return Partial(positional[0], tuple(positional[1:]), tuple(named.items()))
-
-
-def _super(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    owner = machine.frame.owner
-    receiver = owner.receiver if owner is not None and owner.receiver is not None else OPAQUE
-    return Bound(receiver, "super()")
-
-
 def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     result = by_rank(BUILTIN_CALLS["range"], *positional)
     return ranged(machine, node, positional, result) if len(positional) == 3 else result
@@ -422,24 +410,6 @@ def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Name
 def _islice(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     result = plain_handler_of("itertools.islice")(machine, node, positional, named, complete)
     return strided(machine, node, positional, result)
-
-
-def _dict(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    known = not positional or (len(positional) == 1 and isinstance(positional[0], Mapped))
-    if not (known and complete):
-        return derived([*_values_of_pairs(positional), *named.values()])
-    first = positional[0] if positional else None
-    entries = dict(first.entries) if isinstance(first, Mapped) else {}
-    return Mapped(tuple((entries | named).items()))
-
-
-def _values_of_pairs(positional: list[Value]) -> list[Value]:
-    """Of ``dict(zip(names, values))`` what comes out of it: its values."""
-    first = positional[0] if len(positional) == 1 else None
-    pairs = first.values if isinstance(first, Items) else ()
-    if not pairs or any(not isinstance(pair, Items) or pair.open or len(pair.values) != 2 for pair in pairs):
-        return positional
-    return [pair.values[1] for pair in pairs if isinstance(pair, Items)]
 
 
 def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -499,10 +469,10 @@ _SPECIAL: dict[str, Handler] = {
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
     "torch.device": _device,
     "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
-    "functools.partial": _partial,
-    "builtins.super": _super,
+    "functools.partial": make_partial,
+    "builtins.super": make_super,
     "builtins.getattr": _getattr,
-    "builtins.dict": _dict,
+    "builtins.dict": make_dict,
     "builtins.range": _range,
     "itertools.islice": _islice,
     "torch.no_grad": _no_gradients,

@@ -131,9 +131,7 @@ def _read(script: Labelled, place: Path | str) -> Reading:
 def _said(finding: Finding, root: Path) -> Said:
     shown = [*finding.locations, *(fact.location for fact in finding.evidence if fact.location is not None)]
     places = [(os.path.relpath(one.file, root), one.line) for one in shown] or [("", 0)]
-    frames = {
-        (os.path.relpath(frame.file, root), frame.line) for fact in finding.evidence for frame in fact.stack
-    }
+    frames = {(os.path.relpath(frame.file, root), frame.line) for fact in finding.evidence for frame in fact.stack}
     rest = tuple(sorted({*places[1:], *frames}))
     return Said(finding.code, finding.severity.value, *places[0], rest, finding.title, finding.remedy)
 
