@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 from collections.abc import Iterable
 from typing import Literal
@@ -12,6 +13,9 @@ import msgspec
 Place = Literal["tree", "data", "home", "TMPDIR", "/tmp", "/var/tmp", "/dev/shm"]
 By = Literal["Python", "native", "program"]
 """Who does it: Python itself, a library that writes from C, or a program that is not Python under our rules."""
+
+_NAMED_CHARACTERS = 50
+"""Of a long command line the report gives the beginning."""
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +65,7 @@ def of_shell(language: str, commands: Iterable[str], needs: Iterable[str] = (), 
             language=language,
             body=f"run(['sh', '-c', {command!r}]" + (f", cwd={folder!r})" if folder else ")"),
             by="program",
-            says=command,
+            says=shlex.join(["sh", "-c", command])[:_NAMED_CHARACTERS],
             needs=(command.split()[0] if command.split()[0].isalnum() else "sh", *needs),
         )
         for command in commands

@@ -47,9 +47,9 @@ CHILDREN = (
     *(
         Way(name=name, language="child outside", body=body, by="program", says=says)
         for name, body, says in (
-            ("python -I", f"run([PYTHON, '-I', '-c', {_WRITER}])", "-I -c"),
-            ("python -S -E", f"run([PYTHON, '-S', '-E', '-c', {_WRITER}])", "-S -E -c"),
-            ("python without environment", f"run([PYTHON, '-c', {_WRITER}], env={{}})", "python"),
+            ("python -I", f"run([PYTHON, '-I', '-c', {_WRITER}])", "bin/python"),
+            ("python -S -E", f"run([PYTHON, '-S', '-E', '-c', {_WRITER}])", "bin/python"),
+            ("python without environment", f"run([PYTHON, '-c', {_WRITER}], env={{}})", "bin/python"),
             ("env -i python", f"run(['env', '-i', PYTHON, '-c', {_WRITER}])", "env -i"),
             ("env -i rm", "run(['env', '-i', 'rm', 'old.txt'])", "env -i rm old.txt"),
             ("rm without environment", "run(['rm', 'old.txt'], env={})", "rm old.txt"),
@@ -81,7 +81,7 @@ CHILDREN = (
     _left("background of a shell", "run(['sh', '-c', f'({LATE}) &'])", "for i in"),
     _left("new session", "subprocess.Popen(['sh', '-c', LATE], start_new_session=True, env={})", "for i in"),
     _left("daemon in C", "run([HELPER, 'daemon', 'late'])", "helper", needs=("cc",)),
-    _left("python -I", f"subprocess.Popen([PYTHON, '-I', '-c', {_FOREVER!r}], start_new_session=True)", "-I -c"),
+    _left("python -I", f"subprocess.Popen([PYTHON, '-I', '-c', {_FOREVER!r}], start_new_session=True)", "bin/python"),
     *of_python(
         language="left running",
         forked_twice="p = os.fork()\nif p == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n    "

@@ -31,7 +31,7 @@ LIBRARIES = (
         history_append=_READLINE + "readline.append_history_file(1, 'train.log')",
     ),
     *(
-        Way(name=name, language="ctypes", body=_LIBC + _ASSERTED.format(call), by="native", says="ctypes")
+        Way(name=name, language="ctypes", body=_LIBC + _ASSERTED.format(call), by="native", says="of the C library")
         for name, call in {
             "unlink": "c.unlink(b'old.txt')",
             "rename": "c.rename(b'old.txt', b'z')",
