@@ -28,7 +28,7 @@ _OPTIONS = ("--stall-after", "100", "--time-limit", "300")
 """Rows take time, more than a step does, on a machine that does other things."""
 
 
-_OF_A_REFUSAL = ("DataLoader worker", "BrokenProcessPool", "refused in a rehearsal")
+_OF_A_REFUSAL = ("DataLoader worker", "BrokenProcessPool", "DatabaseError: not authorized", "refused in")
 """What a row meets where the rehearsal has ended another process for it."""
 
 

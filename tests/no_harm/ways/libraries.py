@@ -104,7 +104,17 @@ LIBRARIES = (
         "s.SharedMemory(f'{TOKEN}-job').unlink(); made(f'/dev/shm/{TOKEN}-job'); open('witness', 'w')",
         segment_of_another_job_written="from multiprocessing import shared_memory as s; "
         "m = s.SharedMemory(f'{TOKEN}-job-2'); m.buf[0] = 1; made(f'/dev/shm/{TOKEN}-job-2'); open('witness', 'w')",
-        semaphore_left="import _multiprocessing as m; m.SemLock(0, 1, 1, f'/{TOKEN}-semaphore', False); "
-        "open('witness', 'w')",
+        semaphore_left="""
+import multiprocessing as m
+from multiprocessing import resource_tracker as r
+p = os.fork()
+if p == 0:
+    lock = m.get_context("spawn").Lock()
+    made("/dev/shm/sem." + lock._semlock.name.lstrip("/"))
+    os.kill(r._resource_tracker._pid, 9)
+    os._exit(0)
+os.waitpid(p, 0)
+open("witness", "w")
+""",
     ),
 )
