@@ -24,7 +24,7 @@ LOG_NAME = "created-files.log"
 OVERLAY_LOG_NAME = "files-in-the-overlay.log"
 """Its name where the ranks write to an overlay: who cleans up must not look for those files outside."""
 
-MADE = ("file", "directory", "socket", "name")
+MADE = ("file", "directory", "socket", "pipe", "name")
 """What is about to be made; a ``name`` is a link made by the ranks to content that may not be theirs."""
 KINDS = (*MADE, "open", "closed", "relabelled", "doubtful", "private", "foreign")
 """Besides what is made: ``open``, a process of ours has it open for writing, in this state; ``closed``, it left it in

@@ -290,7 +290,9 @@ class FileRules:
         made = self._maker(old, status)
         if made is not None:
             self._created.note("relabelled", old)
-        return self._new_name(target, target_fd, "name" if made is None else made.kind)
+        # ``/proc/self/fd/N`` of a file without a name (``O_TMPFILE``), which nobody but the rank can have made.
+        nameless = old.startswith("/proc/") and not os.stat(old).st_nlink
+        return self._new_name(target, target_fd, made.kind if made is not None else "file" if nameless else "name")
 
     def symlinked(self, target: object, dir_fd: object) -> Refusal | None:
         """``os.symlink``."""
@@ -314,6 +316,10 @@ class FileRules:
             self._announce("directory", name)
             self._tell("mkdir", name, False)
         return None
+
+    def pipe_made(self, path: object, dir_fd: object) -> Refusal | None:
+        """``os.mkfifo`` and ``os.mknod``; other things than pipes are files, or need rights that few scripts have."""
+        return self._new_name(path, dir_fd, "pipe")
 
     def socket_bound(self, address: object) -> Refusal | None:
         """``socket.bind``, which makes a file of a Unix socket; a path that is taken makes it fail by itself.

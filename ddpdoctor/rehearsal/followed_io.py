@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import os
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .open_files import OpenFiles, Written
+from .os_functions import take_place
 
 _WRITING = frozenset("wax+")
 _KNOWN = frozenset("rwaxbt+")
@@ -155,7 +157,5 @@ def _follow_descriptors(files: Callable[[], OpenFiles], quietly: Callable[[Calla
             pass
         closed(fd)
 
-    os.supports_dir_fd.add(open)
-    os.open, os.close = open, close
-    posix: Any = sys.modules[os.name]
-    posix.open, posix.close = open, close
+    take_place("open", functools.wraps(opened)(open))
+    take_place("close", functools.wraps(closed)(close))

@@ -119,6 +119,8 @@ class Made:
             return stat.S_ISDIR(mode)
         if self.kind == "socket":
             return stat.S_ISSOCK(mode)
+        if self.kind == "pipe":
+            return stat.S_ISFIFO(mode)
         if self.kind == "name":
             return stat.S_ISLNK(mode) or stat.S_ISREG(mode)
         return stat.S_ISREG(mode)

@@ -21,7 +21,8 @@ from ..record import layout
 from . import overlay_renames
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
 from .followed_io import follow_io
-from .native_writers import wrap_makers, wrap_os_open, wrap_os_utime, wrap_safetensors, wrap_torch
+from .native_writers import wrap_safetensors, wrap_torch
+from .os_functions import wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
 from .unseen_writers import (
     LIBC_STARTERS,
     LIBC_WRITERS,
@@ -112,6 +113,7 @@ def _follow_what_is_written() -> None:
     """Where files are written for good: know their last state, and guard the ways that no audit event tells of."""
     follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
     wrap_makers(settle)
+    wrap_pipe_makers(lambda path, dir_fd: _ACTIVE[0].judge(_ACTIVE[0].rules.pipe_made, path, dir_fd), settle)
     after_import(
         "_sqlite3",
         lambda sqlite: wrap_sqlite(sqlite, lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.database_attached, path)),

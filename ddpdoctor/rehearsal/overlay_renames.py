@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .os_functions import take_place
+
 
 def install(mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], Any]) -> None:
     """Take the places of ``os.rename`` and ``os.replace``.
@@ -23,7 +25,7 @@ def install(mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], 
     call without what it does to files being judged or recorded.
     """
     for name in ("rename", "replace"):
-        setattr(os, name, _across_overlays(getattr(os, name), mount_points, quietly))
+        take_place(name, _across_overlays(getattr(os, name), mount_points, quietly))
 
 
 def _across_overlays(
@@ -41,8 +43,6 @@ def _across_overlays(
                 raise
             quietly(lambda: _move(source, target, rename))
 
-    if rename in os.supports_dir_fd:
-        os.supports_dir_fd.add(renamed)
     return renamed
 
 

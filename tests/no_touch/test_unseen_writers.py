@@ -103,3 +103,21 @@ def test_shared_memory_that_a_rank_left_is_removed(project: Any, left: str) -> N
     assert os.path.exists(f"/dev/shm/{name}")
     project.clean()
     assert not os.path.exists(f"/dev/shm/{name}")
+
+
+def test_pipes_and_files_that_had_no_name_are_removed(allowed: Callable[..., Any]) -> None:
+    allowed(
+        """
+        import os
+        os.mkfifo("pipe"); os.mknod("other", 0o10600)
+        nameless = os.open(".", os.O_TMPFILE | os.O_RDWR)
+        os.link(f"/proc/self/fd/{nameless}", "named", src_dir_fd=nameless)
+        """.replace("\n        ", "\n")
+    )
+
+
+def test_functions_of_os_can_be_handed_to_other_processes(allowed: Callable[..., Any]) -> None:
+    allowed("import os, pickle\nfor name in (" + repr(_HANDED_ON) + "): pickle.dumps(getattr(os, name))")
+
+
+_HANDED_ON = ("open", "close", "mkdir", "symlink", "link", "rename", "replace", "truncate", "utime", "mkfifo", "remove")
