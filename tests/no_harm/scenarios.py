@@ -204,7 +204,7 @@ def _work(here: World) -> list[Path]:
         path.write_text("a day of training")
     with open(folder / "appended", "a") as file:
         file.write("of the user")
-    return [*made, folder / "appended"]
+    return [*made, folder / "appended", folder / "made", folder / "made/deep", here.tree / "runs"]
 
 
 def _during(mode: Mode, way: Way, act: Callable[[World], list[Path]]) -> str:
