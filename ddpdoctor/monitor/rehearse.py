@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -33,11 +32,19 @@ from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
 from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, start_plainly, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
-from ddpdoctor.launch.run_directory import keep_for_cleaning, state_directory, temporary_run_directory
+from ddpdoctor.launch.run_directory import keep_for_cleaning, temporary_run_directory
 from ddpdoctor.monitor import output
 from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
+from ddpdoctor.monitor.written_files import (
+    WITHOUT_FOR_OTHERS,
+    keep_overlay,
+    left_notes,
+    listed,
+    met_files_of_others,
+    overlay_notes,
+)
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
@@ -49,8 +56,6 @@ ASKS_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
-_READ_ONLY = "Read-only file system"
-_OF_OTHERS = os.strerror(errno.EOVERFLOW)
 AFTER_A_FAILURE_S = 5.0
 """Time for the launcher to end the other ranks once one has failed, where each has a core of its own."""
 
@@ -73,10 +78,10 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
                 left = remove_created(directory).left
                 if left and record is None:
                     keep_for_cleaning(directory)
-    if record.job.overlay and request.network and any(_OF_OTHERS in entry.output_tail for entry in record.ranks):
-        # The script met a file of another owner, of whom the overlay of this user cannot make a copy.
-        return rehearse(msgspec.structs.replace(request, overlay=False), on_progress)
-    return _with_left(record, left) if left else record
+    if record.job.overlay and request.network and met_files_of_others(record):
+        again = rehearse(msgspec.structs.replace(request, overlay=False), on_progress)
+        return _with_notes(again, (WITHOUT_FOR_OTHERS,))
+    return _with_notes(record, left_notes(left))
 
 
 class _Rehearsal:
@@ -157,8 +162,7 @@ class _Rehearsal:
                 record = msgspec.structs.replace(record, stacks=self._collect_stacks())
         self._assembly.files.close()
         if self._box is not None and self._request.keep:
-            job = msgspec.structs.replace(record.job, notes=(*record.job.notes, self._kept(self._box)))
-            record = msgspec.structs.replace(record, job=job)
+            record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
         return record
 
     def _start(self, sink: IO[bytes]) -> subprocess.Popen[bytes] | Box:
@@ -380,15 +384,16 @@ class _Rehearsal:
         done = []
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children and not self._job.overlay:
-            done.append(f"ran {_listed(children, quote='`')}")
+            done.append(f"ran {listed(children, quote='`')}")
         if hosts := list(self._assembly.hosts):
-            done.append(f"spoke to {_listed(hosts)} over the network")
+            done.append(f"spoke to {listed(hosts)} over the network")
         return tuple(done)
 
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on how it was rehearsed and what could not be recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
-        notes += self._notes_on_overlay(record)
+        outputs = (output.script_output(self._directory), *map(self._output_of, record.ranks))
+        notes += overlay_notes(self._box, self._refusal, outputs)
         if self._hides_gpus:
             notes.append("the GPUs of this machine were not used")
         faults = [*self._assembly.faults, *probe_logs(self._directory)]
@@ -399,49 +404,8 @@ class _Rehearsal:
         return tuple(notes)
 
 
-    def _notes_on_overlay(self, record: RunRecord) -> Iterator[str]:
-        if self._refusal:
-            yield (
-                f"no overlay could be made here ({self._refusal}): files that were there before were guarded by rules, "
-                "from the script and not from other programs that it starts"
-            )
-        if self._box is None:
-            return
-        words = [output.script_output(self._directory), *map(self._output_of, record.ranks)]
-        if self._box.read_only and any(_READ_ONLY in text for text in words):
-            yield (
-                f"in the overlay {_listed(list(self._box.read_only))} cannot be written to, because something else is "
-                "mounted below; `--no-overlay` rehearses without one"
-            )
-
-    def _kept(self, box: Box) -> str:
-        """Keep what was written to the overlay now that nothing runs in it, and say where it lies."""
-        here = str(Path.cwd()) + os.sep
-        paths = sorted((path for path, _ in box.written()), key=lambda path: (not path.startswith(here), path))
-        files = [path.removeprefix(here) for path in paths]
-        target = state_directory() / "kept" / self._directory.name
-        try:
-            box.keep(target)
-        except OSError as error:
-            return f"what the script wrote could not be kept: {error.strerror or error}"
-        if not files:
-            return "the script wrote no file"
-        return f"what the script wrote is kept below {target}: {_listed(files)}"
-
-
-def _with_left(record: RunRecord, left: tuple[Left, ...]) -> RunRecord:
-    """The record with a sentence on what was made in the rehearsal and is not removed, by reason."""
-    by_reason: dict[str, list[str]] = {}
-    for each in left:
-        by_reason.setdefault(each.reason, []).append(each.path)
-    notes = [f"left in place because {reason}: {_listed(paths)}" for reason, paths in by_reason.items()]
+def _with_notes(record: RunRecord, notes: Iterable[str]) -> RunRecord:
     return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, notes=(*record.job.notes, *notes)))
-
-
-def _listed(names: list[str], quote: str = "") -> str:
-    """The first few names, and how many more there are."""
-    shown = [f"{quote}{name if len(name) <= 60 else f'{name[:59]}…'}{quote}" for name in names[:3]]
-    return "; ".join(shown) + (f"; {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _training_started_ns(record: RunRecord) -> int:

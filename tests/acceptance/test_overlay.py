@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.check_command import check
+from tests.box.conftest import WITHOUT_POWER
+from tests.check_command import check, with_our_tree
 
 SCRIPT = """
 import os, shutil, socket, subprocess, sys
@@ -78,3 +83,26 @@ def test_nothing_of_it_stays_nothing_survives_and_what_was_written_can_be_kept(t
     below = kept / str(project).lstrip("/")
     assert (below / "config.yaml").read_text() == "" and (below / "notes.txt").read_text() == "gone\n"
     assert not list((tmp_path / "state" / "ddpdoctor" / "runs").iterdir())
+
+
+def test_a_file_of_another_owner_is_guarded_by_rules_where_no_overlay_can_stand_for_him(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can make a file of another owner, and only setpriv gives up root's powers")
+    append = "    with open('log.txt', 'a') as file:\n        file.write('new')\n"
+    (tmp_path / "train.py").write_text(SCRIPT.partition("    subprocess.run")[0] + append + "dist.barrier()\n")
+    (tmp_path / "log.txt").write_text("shared\n")
+    os.chown(tmp_path / "log.txt", 1234, 5678)
+    (tmp_path / "log.txt").chmod(0o666)
+    done = subprocess.run(
+        [*WITHOUT_POWER, sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", "train.py"],
+        cwd=tmp_path,
+        env=with_our_tree(XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        text=True,
+    )
+    report = json.loads(done.stdout)
+    if any("no overlay could be made" in note for note in report["rehearsal"]["notes"]):
+        pytest.skip("the kernel allows no overlay here")
+    assert (tmp_path / "log.txt").read_text() == "shared\n"
+    assert done.returncode == 3 and "would write to log.txt" in report["rehearsal"]["reason"]
+    assert any("of another owner" in note for note in report["rehearsal"]["notes"])

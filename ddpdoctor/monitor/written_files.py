@@ -1,0 +1,73 @@
+"""What is said of the files that a rehearsal wrote, in an overlay or without one, and what is kept of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ddpdoctor.launch.box.start import Box
+from ddpdoctor.launch.created_files import Left
+from ddpdoctor.launch.run_directory import state_directory
+from ddpdoctor.record.model import RunRecord
+
+WITHOUT_FOR_OTHERS = (
+    "the script changes files of another owner, for whom an overlay of this user cannot stand: it was rehearsed again "
+    "without one, where files that were there before are guarded by rules"
+)
+_READ_ONLY = os.strerror(errno.EROFS)
+_OF_OTHERS = os.strerror(errno.EOVERFLOW)
+"""The kernel's answer where an overlay cannot copy a file because its owner has no number in the user namespace."""
+
+
+def overlay_notes(box: Box | None, refusal: str, outputs: Iterable[str]) -> Iterator[str]:
+    """Sentences on an overlay that could not be made, or in which the script could not write everywhere.
+
+    ``refusal`` is the kernel's reason, empty where there is none; ``outputs`` is what the script printed.
+    """
+    if refusal:
+        yield (
+            f"no overlay could be made here ({refusal}): files that were there before were guarded by rules, "
+            "from the script and not from other programs that it starts"
+        )
+    if box is not None and box.read_only and any(_READ_ONLY in text for text in outputs):
+        yield (
+            f"in the overlay {listed(box.read_only)} cannot be written to, because something else is mounted below; "
+            "`--no-overlay` rehearses without one"
+        )
+
+
+def met_files_of_others(record: RunRecord) -> bool:
+    """Tell whether a rank failed because the overlay could not take over a file that its user may change."""
+    return any(_OF_OTHERS in rank.output_tail for rank in record.ranks)
+
+
+def keep_overlay(box: Box, name: str) -> str:
+    """Keep what was written to the overlay now that nothing runs in it, and say where it lies."""
+    here = str(Path.cwd()) + os.sep
+    paths = sorted((path for path, _ in box.written()), key=lambda path: (not path.startswith(here), path))
+    target = state_directory() / "kept" / name
+    try:
+        box.keep(target)
+    except OSError as error:
+        return f"what the script wrote could not be kept: {error.strerror or error}"
+    if not paths:
+        return "the script wrote no file"
+    return f"what the script wrote is kept below {target}: {listed(path.removeprefix(here) for path in paths)}"
+
+
+def left_notes(left: Iterable[Left]) -> Iterator[str]:
+    """Say what was made in a rehearsal without an overlay and is not removed, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for each in left:
+        by_reason.setdefault(each.reason, []).append(each.path)
+    for reason, paths in by_reason.items():
+        yield f"left in place because {reason}: {listed(paths)}"
+
+
+def listed(names: Iterable[str], quote: str = "") -> str:
+    """The first few names, and how many more there are."""
+    all_names = list(names)
+    shown = [f"{quote}{name if len(name) <= 60 else f'{name[:59]}…'}{quote}" for name in all_names[:3]]
+    return "; ".join(shown) + (f"; {len(all_names) - 3} more" if len(all_names) > 3 else "")
