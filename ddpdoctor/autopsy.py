@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.diagnosis.log_causes import causes_of
+from ddpdoctor.diagnosis.log_findings import explains_the_death
 from ddpdoctor.diagnosis.missing_evidence import missing_evidence
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import AutopsySection, Examination, RehearsalSection, SourceSection, Verdict
@@ -76,7 +77,9 @@ def concluded(request: AutopsyRequest, read: Postmortem, seconds: float) -> Exam
             ranks=read.record.rank_numbers(),
             attempts=read.record.logs.attempts,
             certain=bool(causes) and not causes[0].doubt,
-            missing=missing_evidence(read.record, dumps=read.dumps),
+            missing=missing_evidence(
+                read.record, dumps=read.dumps, explained=explains_the_death(read.record)
+            ),
             seconds=round(seconds, 3),
         ),
     )

@@ -93,4 +93,12 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report it by the ranks' collectives in flight-recorder dumps."""
     from ddpdoctor.diagnosis.log_findings import from_dumps
 
-    yield from from_dumps(CHECK, record, _remedy)
+    def remedy(divergence: Divergence) -> str:
+        if all(turn.line is None for turn in divergence.turns if not turn.waiting):
+            return (
+                "Dumps do not hold where a rank stood outside of a collective: see its log, or take its stack while it "
+                "hangs (`ddpdoctor autopsy --live`)."
+            )
+        return _remedy(divergence)
+
+    yield from from_dumps(CHECK, record, remedy)

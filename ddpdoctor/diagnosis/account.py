@@ -47,6 +47,9 @@ def title(divergence: Divergence) -> str:
     if divergence.form == "stuck":
         stuck = next(turn for turn in divergence.turns if not turn.waiting)
         waiting = [turn for turn in divergence.turns if turn.waiting]
+        if all(turn.line is None for turn in divergence.turns if not turn.waiting):
+            absent = [turn.rank for turn in divergence.turns if not turn.waiting]
+            return f"{rank_list(absent)} did not come: {_waiting(waiting)}"
         known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for
         stands = _doing([stuck]) if known else f"stands at {place(stuck.line)}"
         return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"

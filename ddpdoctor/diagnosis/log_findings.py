@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis import log_wording
 from ddpdoctor.diagnosis.accusations import accuse
-from ddpdoctor.diagnosis.classify import divergence_with_code
+from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.log_causes import Told, causes_of
+from ddpdoctor.diagnosis.remembered import ByIdentity
+from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord
 
@@ -42,15 +46,54 @@ def from_dumps(
     check: Check, record: RunRecord, remedy: Callable[[Divergence], str], severity: Severity | None = None
 ) -> Iterator[Finding]:
     """Where the ranks' collectives part by the flight recorder's dumps, if this check speaks for it."""
-    divergence = divergence_with_code(record, check.code) if record.collectives else None
-    if divergence is not None:
+    parting = parting_of(record)
+    if parting is not None and parting.code == check.code:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
-        yield replace(accuse(check, record, divergence, remedy(divergence), severity), role=role)
+        finding = accuse(check, record, parting.divergence, remedy(parting.divergence), severity)
+        yield replace(finding, role=role, doubt=parting.doubt)
 
 
 def explains_the_death(record: RunRecord) -> bool:
     """Tell whether dumps show where ranks part, and no log tells of a failure that comes before that."""
-    if not record.collectives or find_divergence(record) is None:
+    if parting_of(record) is None:
         return False
     causes = causes_of(record)
     return not causes or causes[0].first.kind in ("timed-out", "lost-peer")
+
+
+class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks part by their dumps."""
+
+    divergence: Divergence
+    code: str
+    doubt: str = ""
+
+
+def parting_of(record: RunRecord) -> DumpParting | None:
+    """The one divergence that the dumps show: among the ranks that left one, and only then with those that did not."""
+    return _parting_of(ByIdentity(record)) if record.collectives else None
+
+
+@lru_cache(maxsize=2)
+def _parting_of(key: ByIdentity) -> DumpParting | None:
+    record = key.record
+    present = frozenset(track.rank for track in record.collectives)
+    among = record if len(present) == len(record.ranks) else _restricted(record, present)
+    divergence = find_divergence(among)
+    if divergence is not None:
+        return DumpParting(divergence=divergence, code=classify(divergence, among))
+    if among is record:
+        return None
+    silent = [rank.rank for rank in record.ranks if rank.rank not in present]
+    divergence = find_divergence(record)
+    if divergence is None:
+        return None
+    doubt = f"{rank_list(silent)} left no dump, and may have come to it all the same"
+    return DumpParting(divergence=divergence, code=classify(divergence, record), doubt=doubt)
+
+
+def _restricted(record: RunRecord, present: frozenset[int]) -> RunRecord:
+    """The record as if the ranks with a dump were the whole job."""
+    groups = tuple(replace(group, ranks=tuple(filter(present.__contains__, group.ranks))) for group in record.groups)
+    ranks = tuple(rank for rank in record.ranks if rank.rank in present)
+    return replace(record, groups=groups, ranks=ranks)

@@ -11,15 +11,22 @@ DUMPS = (
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/dump_rank_ (before torch 2.8: "
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/dump_rank_)"
 )
+EVERY_DUMP = "copy them from every node before its disk is cleared; a rank that was gone by then wrote none"
 OUTPUT = "`torchrun --log-dir DIR --tee 3` writes one file a rank and marks each line"
 PROFILE = "`ddpdoctor profile -- COMMAND` records all of this while the job runs"
 
 
-def missing_evidence(record: RunRecord, *, dumps: int) -> tuple[str, ...]:
-    """What would have told more, most telling first; nothing where the first cause is plain."""
+def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple[str, ...]:
+    """What would have told more, most telling first; nothing where the first cause is plain.
+
+    ``explained`` tells that the dumps show where the ranks part.
+    """
     causes = causes_of(record)
     cause = causes[0] if causes else None
-    found = []
+    found: list[str] = []
+    if explained:
+        silent = [rank.rank for rank in record.ranks if record.track(rank.rank) is None]
+        return (f"the dumps of {rank_list(silent)}: {EVERY_DUMP}",) if silent else ()
     if cause is None:
         found.append("a sign of how the job ended: the output of its launcher, or of the scheduler, to its last line")
     waits = cause is not None and cause.first.kind in ("timed-out", "lost-peer")

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ddpdoctor.postmortem.dump_files import read_dumps
 from ddpdoctor.postmortem.error_files import read_error_file
 from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
 from ddpdoctor.postmortem.log_reader import LogRead, LogReader
@@ -42,8 +43,6 @@ def read_postmortem(paths: Sequence[str], stdin: BinaryIO | None = None) -> Post
     notes = list(inputs.notes)
     positions = count(1)
     read: list[LogRead] = []
-    dumps = [found.name for found in inputs.found if found.kind == "dump"]
-    notes += [f"{name} is a flight-recorder dump: it was left out" for name in dumps]
     logs = [found for found in inputs.found if found.kind in ("log", "error-file")]
     for found in _without_a_layout(logs):
         found.rank = None
@@ -56,9 +55,14 @@ def read_postmortem(paths: Sequence[str], stdin: BinaryIO | None = None) -> Post
         if told.dropped:
             notes.append(f"{found.name} tells of {told.dropped:,} failures more than were looked at")
         read.append(told)
-    evidence = _evidence(read)
+    record = _record(_evidence(read))
+    dumped = read_dumps([found for found in inputs.found if found.kind == "dump"])
+    notes += dumped.notes
+    if dumped.book.ranks:
+        record = dumped.book.into(record, dumped.written_ns)
     return Postmortem(
-        record=_record(evidence),
+        record=record,
+        dumps=dumped.read,
         logs=sum(found.kind == "log" for found in logs),
         lines=sum(one.lines for one in read),
         error_files=sum(found.kind == "error-file" for found in logs),

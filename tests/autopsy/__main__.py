@@ -23,6 +23,10 @@ def main(arguments: list[str]) -> int:
         from tests.autopsy.speed import main as speed
 
         return speed()
+    if arguments[:1] == ["dumps"]:
+        from tests.autopsy.dump_benchmark import main as dumps
+
+        return dumps()
     if arguments:
         return _print(judge_all(Path(arguments[0]).glob("torch*.log*"), expected_of))
     return _print(judge_all(LOGS.glob("*.log.gz"), expected_of_own))

@@ -13,34 +13,10 @@ from typing import Any, NoReturn
 from ..capabilities import Capabilities
 from ..groups import GroupBook
 from ..journal import Journal
+from .flight_entries import KINDS, described, origin_of
 
 MOST_ENTRIES = 500
 """Of the newest entries, so many are taken when nothing is known yet, or when the recorder has overflowed."""
-_KINDS = {
-    "_all_gather_base": "all_gather_into_tensor",
-    "_allgather_base": "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced": "all_gather_into_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
-    "all_reduce_barrier": "barrier",
-    "allreduce_coalesced": "all_reduce",
-}
-"""Names in the recorder, as users spell them."""
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-}
-_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a flight record")
@@ -102,15 +78,15 @@ class Flights:
         if group is None:
             return None
         kind = str(entry["profiling_name"]).rpartition(":")[2].partition(" ")[0]
-        kind = _KINDS.get(kind, kind)
+        kind = KINDS.get(kind, kind)
         frames = [
             (str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in entry.get("frames") or ()
         ]
         shapes = [tuple(shape) for shape in entry["input_sizes"]]
         dtype = str(next(iter(entry["input_dtypes"]), ""))
-        origin = _origin_of(frames)
+        origin = origin_of(frames)
         key = (kind, tuple(shapes), dtype, origin)
-        signature = self._journal.signature(key, lambda: _described(kind, shapes, dtype, origin))
+        signature = self._journal.signature(key, lambda: described(kind, shapes, dtype, origin))
         users = tuple(frame for frame in frames if self._journal.user_code.holds(frame[0]))[:16]
         site = self._journal.site_of(users) if users else -1
         sequence = int(entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]) - 1
@@ -120,40 +96,3 @@ class Flights:
 
 def _is_over(entry: dict[str, Any]) -> bool:
     return bool(entry.get("retired")) or entry.get("state") == "completed"
-
-
-def _origin_of(frames: list[tuple[str, int, str]]) -> str:
-    """Who issued a collective, by the Python frames that led to it, innermost first."""
-    if not frames or "/torch/autograd/" in frames[0][0]:
-        return "ddp-backward"  # by the reducer: nothing of Python's stands between autograd and the collective
-    for file, _, name in frames:
-        if file.endswith("/algorithms/join.py"):
-            return "join"
-        if file.endswith("/nn/parallel/distributed.py"):
-            if name.endswith("__init__"):
-                return "ddp-construct"
-            if not name.endswith(("_run_ddp_forward", "forward")) or name.endswith(("_pre_forward", "_post_forward")):
-                return "ddp-forward"
-        elif "/torch/" not in file:
-            return "user"
-    return "user"
-
-
-def _described(kind: str, shapes: list[tuple[int, ...]], dtype: str, origin: str) -> dict[str, Any]:
-    name = _DTYPES.get(dtype, dtype.lower())
-    numels = []
-    for shape in shapes:
-        count = 1
-        for size in shape:
-            count *= int(size)
-        numels.append(count)
-    return {
-        "kind": kind,
-        "shapes": shapes,
-        "numels": numels,
-        "dtype": name,
-        "reduce_op": "",
-        "root": None,
-        "size_bytes": sum(numels) * _BYTES.get(name, 1),
-        "origin": origin,
-    }
