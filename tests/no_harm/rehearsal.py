@@ -266,5 +266,5 @@ def fault_of_rehearsal(done: Rehearsed, mode: Mode) -> str:
         return "" if done.exit_code in (0, 1) else f"the rehearsal did not come to its end: {done.text}"
     if "Traceback" in done.text and "ddpdoctor" in done.text:
         return done.text
-    wanted = (3,) if refused else (0, 3)
+    wanted = (3,) if refused else (0, 1, 3)
     return "" if done.exit_code in wanted else f"exit code {done.exit_code}: {done.text}"
