@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -103,6 +104,26 @@ def wrap_shared_memory(
         unlink_segment(path)
 
     _posixshmem.shm_open, _posixshmem.shm_unlink = shm_open, shm_unlink
+    _follow_semaphores(opened, done)
+
+
+def _follow_semaphores(opened: Callable[[object, object], object], done: Callable[[], object]) -> None:
+    """Note the semaphores of ``multiprocessing``, which stay behind where a process that spawns others is killed."""
+    try:
+        import _multiprocessing  # type: ignore[import-not-found]
+    except ImportError:
+        return
+
+    class SemLock(_multiprocessing.SemLock):  # type: ignore[misc]
+        def __new__(cls, kind: int, value: int, maxvalue: int, name: str, unlink: bool) -> Any:
+            if not unlink:
+                opened(_segment(f"sem.{name.lstrip('/')}"), os.O_CREAT | os.O_RDWR | os.O_EXCL)
+            made = super().__new__(cls, kind, value, maxvalue, name, unlink)
+            if not unlink:
+                done()
+            return made
+
+    vars(_multiprocessing)["SemLock"] = SemLock
 
 
 def _segment(name: object) -> object:

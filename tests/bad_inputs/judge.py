@@ -85,7 +85,7 @@ def _run(case: Case, work: Path, scratch: Path, environment: dict[str, str]) -> 
     """Exit code, seconds, and what stderr holds."""
     shell = " ".join(
         [
-            *(['rm -rf "$PWD" &&'] if case.deletes_directory else []),
+            *(['/bin/rm -rf "$PWD" &&'] if case.deletes_directory else []),
             'exec "$@"',
             *(f"{descriptor}{'<' if descriptor == 0 else '>'}&-" for descriptor in sorted(case.closed)),
         ]

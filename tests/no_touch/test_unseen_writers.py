@@ -121,3 +121,18 @@ def test_functions_of_os_can_be_handed_to_other_processes(allowed: Callable[...,
 
 
 _HANDED_ON = ("open", "close", "mkdir", "symlink", "link", "rename", "replace", "truncate", "utime", "mkfifo", "remove")
+
+
+def test_a_semaphore_that_a_killed_rank_left_is_removed(project: Any) -> None:
+    project.rehearse(
+        "import multiprocessing, os\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "with lock: pass\n"
+        "from multiprocessing import resource_tracker\n"
+        "os.kill(resource_tracker._resource_tracker._pid, 9)\n"
+        "open('name', 'w').write(lock._semlock.name); os._exit(0)"
+    )
+    name = (project.path / "name").read_text().lstrip("/")
+    assert os.path.exists(f"/dev/shm/sem.{name}")
+    project.clean()
+    assert not os.path.exists(f"/dev/shm/sem.{name}")
