@@ -60,13 +60,16 @@ def keep_for_cleaning(directory: Path) -> None:
 
 def rehearsal_directories() -> list[Path]:
     """The run directories of rehearsals that run, or were killed; oldest first."""
+    places = [(Path(os.environ.get("TMPDIR") or "/tmp"), f"ddpdoctor-{_PREFIX}")]  # gettempdir() would write there
+    try:
+        places.append((state_directory() / "runs", _PREFIX))
+    except RuntimeError:
+        pass
     found: list[Path] = []
-    for temporary in (False, True):
+    for place, prefix in places:
         try:
-            place = Path(tempfile.gettempdir()) if temporary else state_directory() / "runs"
-            prefix = f"ddpdoctor-{_PREFIX}" if temporary else _PREFIX
             found += [path for path in place.glob(f"{prefix}*") if path.is_dir() and path.stat().st_uid == os.getuid()]
-        except (OSError, RuntimeError):
+        except OSError:
             continue
     return sorted(found, key=lambda path: path.name.removeprefix("ddpdoctor-"))
 

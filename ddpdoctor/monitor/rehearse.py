@@ -44,6 +44,7 @@ from ddpdoctor.monitor.written_files import (
     listed,
     met_files_of_others,
     overlay_notes,
+    programs,
 )
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
@@ -384,7 +385,7 @@ class _Rehearsal:
         done = []
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children and not self._job.overlay:
-            done.append(f"ran {listed(children, quote='`')}")
+            done.append(f"ran {programs(children)}")
         if hosts := list(self._assembly.hosts):
             done.append(f"spoke to {listed(hosts)} over the network")
         return tuple(done)
