@@ -58,7 +58,7 @@ def concluded(request: AutopsyRequest, read: Postmortem, seconds: float) -> Exam
     code = {"findings": ExitCode.FINDINGS, "clean": ExitCode.CLEAN, "inconclusive": ExitCode.INCONCLUSIVE}[verdict]
     stands = {finding.code for finding in findings}
     return Examination(
-        target=" ".join(request.paths),
+        target=" ".join(request.paths) or "the running job",
         root=root,
         verdict=verdict,
         exit_code=code,
@@ -74,12 +74,13 @@ def concluded(request: AutopsyRequest, read: Postmortem, seconds: float) -> Exam
             lines=read.lines,
             dumps=read.dumps,
             error_files=read.error_files,
+            processes=read.processes,
             ranks=read.record.rank_numbers(),
             attempts=read.record.logs.attempts,
             certain=bool(causes) and not causes[0].doubt,
-            missing=missing_evidence(
-                read.record, dumps=read.dumps, explained=explains_the_death(read.record)
-            ),
+            missing=()
+            if read.processes
+            else missing_evidence(read.record, dumps=read.dumps, explained=explains_the_death(read.record)),
             seconds=round(seconds, 3),
         ),
     )

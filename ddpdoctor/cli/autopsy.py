@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from ddpdoctor.autopsy import AutopsyRequest
 from ddpdoctor.autopsy import autopsy as examine_dead_job
@@ -13,6 +14,7 @@ from ddpdoctor.cli.command import help_option
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Severity
+from ddpdoctor.live_autopsy import live_autopsy, look
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
 from ddpdoctor.report.output_file import OutputFile
@@ -20,6 +22,9 @@ from ddpdoctor.report.output_file import OutputFile
 
 @click.command(add_help_option=False)
 @click.argument("paths", metavar="[PATH...]", nargs=-1)
+@click.option("--live", is_flag=True, help="Look at a job that hangs now; PATH is the pid of a launcher or a rank.")
+@click.option("--hosts", multiple=True, metavar="HOSTS", help="With --live: look at the ranks there, over ssh.")
+@click.option("--raw", is_flag=True, hidden=True, help="With --live: print what was seen, for another ddpdoctor.")
 @click.option(
     "--fail-on",
     type=click.Choice([severity.value for severity in Severity]),
@@ -42,6 +47,9 @@ from ddpdoctor.report.output_file import OutputFile
 def autopsy(
     ctx: click.Context,
     paths: tuple[str, ...],
+    live: bool,
+    hosts: tuple[str, ...],
+    raw: bool,
     fail_on: str,
     output_format: str,
     output: str | None,
@@ -51,18 +59,29 @@ def autopsy(
     """Explain a job that died, by what it left: logs of any launcher, error files, flight-recorder dumps.
 
     PATH is a file, a directory, or `-` for stdin, in any mix. What is read is not changed, and nothing of it is run.
+    With --live, explain a job that hangs now and was not started with ddpdoctor: py-spy reads the stacks of its ranks,
+    and the job goes on.
 
     Exit code: 0 no finding at --fail-on, 1 the cause was found, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
-    if not paths:
+    if (hosts or raw) and not live:
+        raise UsageError("`--hosts` goes with `--live`")
+    if raw:
+        streams.write_result(msgspec.json.encode(look(_pids(paths))).decode("utf-8") + "\n")
+        return
+    if not paths and not live:
         raise UsageError(
             "no log and no dump was named", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
         )
     file = None if output is None else OutputFile(output, force=force, sources=map(Path, paths))
     if file is not None:
         file.refuse()
-    request = AutopsyRequest(paths=paths, fail_on=Severity(fail_on))
-    examination = examine_dead_job(request, streams.stdin_stream())
+    request = AutopsyRequest(paths=() if live else paths, fail_on=Severity(fail_on))
+    if live:
+        names = tuple(name for names in hosts for name in names.split(",") if name)
+        examination = live_autopsy(request, _pids(paths), names)
+    else:
+        examination = examine_dead_job(request, streams.stdin_stream())
     colour = output is None and streams.colours_wanted(no_color)
     width = streams.PLAIN_WIDTH if output is not None else streams.result_width()
     text = rendered(examination, output_format, _checks_of, width, colour=colour)
@@ -71,6 +90,13 @@ def autopsy(
     else:
         file.write_text(text, output_format)
     ctx.exit(examination.exit_code)
+
+
+def _pids(words: tuple[str, ...]) -> tuple[int, ...]:
+    for word in words:
+        if not word.isdecimal():
+            raise UsageError(f"{word} is no pid", "With `--live`, name the pid of a launcher or of ranks, or nothing.")
+    return tuple(map(int, words))
 
 
 def _checks_of(examination: Examination) -> list[LoadedCheck]:

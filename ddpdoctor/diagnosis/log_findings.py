@@ -14,6 +14,7 @@ from ddpdoctor.diagnosis import log_wording
 from ddpdoctor.diagnosis.accusations import accuse
 from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.live_stacks import parted_stacks
 from ddpdoctor.diagnosis.log_causes import Told, causes_of
 from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
@@ -70,13 +71,19 @@ class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parting_of(record: RunRecord) -> DumpParting | None:
-    """The one divergence that the dumps show: among the ranks that left one, and only then with those that did not."""
-    return _parting_of(ByIdentity(record)) if record.collectives else None
+    """The one divergence that dumps, or the stacks of living ranks, show.
+
+    Of dumps: among the ranks that left one, and only then with those that did not.
+    """
+    return _parting_of(ByIdentity(record)) if record.collectives or record.stacks else None
 
 
 @lru_cache(maxsize=2)
 def _parting_of(key: ByIdentity) -> DumpParting | None:
     record = key.record
+    if record.stacks:
+        seen = parted_stacks(record)
+        return None if seen is None else DumpParting(divergence=seen[0], code=seen[1], doubt=seen[2])
     present = frozenset(track.rank for track in record.collectives)
     among = record if len(present) == len(record.ranks) else _restricted(record, present)
     divergence = find_divergence(among)

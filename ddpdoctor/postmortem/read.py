@@ -31,6 +31,8 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True):
     lines: int = 0
     dumps: int = 0
     error_files: int = 0
+    processes: int = 0
+    """Living ranks that were looked at."""
     runs: tuple[str, ...] = ()
     """Run directories of ours that were found: they are shown by ``ddpdoctor report``."""
     notes: tuple[str, ...] = ()

@@ -27,6 +27,10 @@ def main(arguments: list[str]) -> int:
         from tests.autopsy.dump_benchmark import main as dumps
 
         return dumps()
+    if arguments[:1] == ["live"]:
+        from tests.autopsy.live_benchmark import main as live
+
+        return live()
     if arguments:
         return _print(judge_all(Path(arguments[0]).glob("torch*.log*"), expected_of))
     return _print(judge_all(LOGS.glob("*.log.gz"), expected_of_own))

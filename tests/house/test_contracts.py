@@ -21,6 +21,8 @@ VIOLATIONS = {
     "the probe needs the model": ("ddpdoctor/probe/__init__.py", "import ddpdoctor.finding"),
     "a report asks for a check": ("ddpdoctor/report/concise.py", "import ddpdoctor.examine"),
     "the screen asks for a check": ("tui/app.py", "import ddpdoctor.registry"),
+    "the autopsy runs something": ("ddpdoctor/postmortem/read.py", "import subprocess"),
+    "the autopsy asks the diagnosis": ("ddpdoctor/postmortem/read.py", "import ddpdoctor.diagnosis.log_causes"),
     "the record reaches up": ("ddpdoctor/record/model.py", "import ddpdoctor.monitor"),
 }
 
