@@ -66,7 +66,7 @@ HANGS: tuple[Hang, ...] = (
     _stands("lock", "lock = threading.Lock()\nlock.acquire()\nlock.acquire()  # here", then="dist.all_reduce(value)"),
     _stands("queue", "queue.Queue().get()  # here", then="dist.broadcast(value, 0)", culprit=0),
     _stands("event", "threading.Event().wait()  # here"),
-    _stands("joins-a-thread", "one = threading.Thread(target=time.sleep, args=(300,))\none.start()\none.join()  # here"),
+    _stands("joins-a-thread", "one = threading.Timer(300, print)\none.start()\none.join()  # here"),
     _stands("pipe", "reader, writer = os.pipe()\nos.read(reader, 1)  # here", culprit=2),
     _stands("socket", "server = socket.create_server(('127.0.0.1', 0))\nserver.accept()  # here"),
     _stands("child", "child = subprocess.Popen(['sleep', '300'])\nchild.wait()  # here", then="dist.all_reduce(value)"),
