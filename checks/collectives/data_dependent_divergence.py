@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=_remedy(parting),
             locations=(parting.location, parting.collective_location),
             evidence=_evidence(parting),
-            severity=Severity.ADVICE if parting.how == "raise" else None,
+            severity=Severity.ADVICE if parting.how == "raise" or parting.of_inputs else None,
         )
 
 

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.dataparallel import data_parallel_uses
+from ddpdoctor.source.projection import project
 from ddpdoctor.source.script import Script
 
 CHECK = Check(code="DDP209", name="dataparallel", severity={"source": Severity.WARNING})
@@ -38,6 +39,7 @@ CHECK = Check(code="DDP209", name="dataparallel", severity={"source": Severity.W
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps in DataParallel where DDP is not used as well."""
+    trains = any(project(script).of_kind("backward"))
     for location in data_parallel_uses(script):
         yield CHECK.finding(
             "source",
@@ -45,4 +47,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             "first GPU",
             remedy="Start one process a GPU with torchrun and wrap the model in DistributedDataParallel.",
             locations=(location,),
+            severity=None if trains else Severity.ADVICE,
         )

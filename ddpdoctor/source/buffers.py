@@ -98,6 +98,8 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
 
 def note_buffer(machine: Machine, receiver: Value, positional: list[Value], named: dict[str, Value]) -> None:
     """Keep the value that ``register_buffer`` was given, under the object and the buffer's name."""
+    if machine.undecided:
+        return  # A buffer that only some configurations have: causal masks where there is no flash attention.
     name = constant(named.get("name", positional[0] if positional else Const(None)))
     value = named.get("tensor", positional[1] if len(positional) > 1 else None)
     for option in options_of(receiver):

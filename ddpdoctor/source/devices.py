@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import msgspec
@@ -33,7 +34,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
     if projection.machine.spawns:
         return
     for event in projection.of_kind("device"):
-        if _lanes_of_device(event.positional[0]) == GLOBAL_RANK:
+        if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     for event in projection.of_kind("collective"):
         if event.name != "init_process_group":
@@ -42,6 +43,12 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
             yield RankMixUp(event, "the local rank", "the global rank", "the rank in the process group")
         elif ("local-world-size", 0) in tags_of(event.named.get("world_size", Lanes(()))):
             yield RankMixUp(event, "the number of ranks of one node", "the world size", "the size of the process group")
+
+
+def _says_otherwise(event: Event) -> bool:
+    """Whether an index is called local, though it was read as global, or is the remainder by a node's GPUs."""
+    text = ast.unparse(event.node).lower()
+    return "local" in text or "%" in text
 
 
 def _lanes_of_device(value: Value) -> tuple[object, ...] | None:

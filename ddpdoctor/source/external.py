@@ -312,6 +312,8 @@ def _collective(
         group = positional[how.group_position]
     whole = group is None or constant(group) is None or group == WORLD_GROUP
     short = name.removeprefix("torch.distributed.")
+    if short == "init_process_group" and constant(named.get("world_size", NONE)) == machine.mask.bit_count():
+        whole = machine.mask == ALL_LANES  # A group of just the ranks that come here: the others do not belong to it.
     machine.emit("collective", short, node, positional, named, in_tree=whole)
     if isinstance(node, ast.Call):
         for position in how.writes:

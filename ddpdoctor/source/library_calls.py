@@ -36,6 +36,7 @@ from ddpdoctor.source.vocabulary import (
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
+_NUMBERS = frozenset({"world-size", "local-world-size", "device-count"})
 TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
 
@@ -55,6 +56,8 @@ def plain_handler_of(name: str) -> Handler:
         return partial(_object, "torch.distributed.Store")
     if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
         return _mixture
+    if name.startswith("torch.distributed."):
+        return _uncounted
     if name.startswith("torch.") and last[:1].islower():
         return _mixture
     if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
@@ -70,6 +73,14 @@ def _fixed(
 
 def _mixture(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     return derived([*positional, *named.values()])
+
+
+def _uncounted(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """A mesh or a store: made of numbers of ranks, and none itself."""
+    result = derived([*positional, *named.values()])
+    return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))
 
 
 def _tensor(

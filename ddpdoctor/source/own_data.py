@@ -308,8 +308,10 @@ def _comparison_varies(machine: Machine, node: ast.Compare) -> bool:
     if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
         return any(_is_item_of_loader(machine, side) for side in sides)
     if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
-        asks_for_key = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
-        return not asks_for_key and any(_varies(machine, side) for side in sides)
+        # Keys of a batch are alike, and so are those of a cache that is asked for one.
+        if isinstance(node.left, ast.Constant):
+            return not isinstance(node.left.value, str) and any(_varies(machine, side) for side in sides)
+        return _varies(machine, node.left)
     if any(isinstance(side, ast.Constant) and side.value == 0 for side in sides):
         return any(_varies(machine, side) or (_is_size(side) and _is_from_batch(machine, side)) for side in sides)
     return any(_varies(machine, side) for side in sides)

@@ -12,6 +12,9 @@ import msgspec
 
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.divergence import partings
+from ddpdoctor.source.file_uses import writes
+from ddpdoctor.source.nodes import descend, made_from
+from ddpdoctor.source.noted_names import FILE_CALLS, FILE_METHODS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.set_order import collectives_in_set_order
 from ddpdoctor.source.trace import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
@@ -45,10 +48,13 @@ class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
     collective_location: Location
     leaves: bool
     """An outcome leaves the turn, the loop or the function."""
+    of_inputs: bool = False
+    """It asks for files that nothing in the job makes: ranks see the same unless a disk is missing."""
 
 
 def own_partings(projection: Projection) -> Iterator[OwnParting]:
     """Every such condition once, except where a rank test already keeps the same collective from some ranks."""
+    made = _made_files(projection)
     told = {(parting.location.file, parting.location.line) for parting in partings(projection)}
     seen: set[ast.AST] = set()
     for walk in projection.walks:
@@ -60,13 +66,51 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
             place = event.module.location(event.node)
             if test.node not in seen and (place.file, place.line) not in told:
                 seen.add(test.node)
-                yield _described(test, how, event, leaves)
+                found = _described(test, how, event, leaves)
+                inputs = test.kind == "files" and not _is_made(made, test)
+                yield msgspec.structs.replace(found, of_inputs=inputs)
     yield from _raises(projection, seen)
     for event, loop in collectives_in_set_order(projection):
         if loop.iter not in seen:
             yield _described(OwnTest(loop.iter, event.module, "order", event.chain), "loop", event, False)
 
 
+def _made_files(projection: Projection) -> frozenset[str]:
+    """The words by which the job names the files and directories that it makes: variables, attributes, texts."""
+    makers = {*FILE_CALLS, *FILE_METHODS, "torch.save", "extractall"}
+    nodes = [use.node for use in writes(projection) if use.node is not None]
+    for event in projection.events:
+        if event.kind in ("call", "save", "training") and event.name in makers and isinstance(event.node, ast.Call):
+            nodes.extend(event.node.args)
+            nodes.extend([event.node.func] if event.name in FILE_METHODS else [])
+    return frozenset(word for node in nodes for word in _words(node))
+
+
+def _is_made(made: frozenset[str], test: OwnTest) -> bool:
+    """Whether a condition speaks of something that the job makes, or of what cannot be told from its text."""
+    words = set(_words(test.node))
+    body = test.module.body_around(test.node)
+    words |= {word for node in made_from(test.node, body) for word in _words(node)}
+    return bool(words & made)
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for inner in descend(node):
+        if isinstance(inner, ast.Attribute):
+            if inner.attr not in _PLAIN_WORDS:
+                yield inner.attr
+        elif isinstance(inner, ast.Name):
+            if inner.id not in _PLAIN_WORDS:
+                yield inner.id
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value) > 3:
+            yield inner.value
+
+
+_PLAIN_WORDS = frozenset(
+    {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
+    | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}
+)
+"""What conditions and paths have in common whatever they are about."""
 _Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
 
 

@@ -67,12 +67,22 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):
+                if _asks_for_version(module, node):
+                    continue
                 if _is_required(node) and script.spawns_ranks is None:
                     yield LegacyLaunch(module.location(node), "required")
                 elif not reads and script.spawns_ranks is None and not _is_assigned(script):
                     yield LegacyLaunch(module.location(node), "argument")
                 elif _is_text(node):
                     yield LegacyLaunch(module.location(node), "text")
+
+
+def _asks_for_version(module: Module, node: ast.AST) -> bool:
+    """Whether an option is declared for versions of torch only whose launcher passes it."""
+    return any(
+        isinstance(around, ast.If) and "version" in ast.unparse(around.test).lower()
+        for around in module.ancestors(node)
+    )
 
 
 def required_local_rank(script: Script) -> str:

@@ -51,7 +51,7 @@ def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
 
 def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
     replicas, rank = sampler.argument("num_replicas", 1), sampler.argument("rank", 2)
-    one_node = replicas is not None and bool(tags_of(replicas) & _ONE_NODE)
+    one_node = replicas is not None and any(tags_of(replicas) == {tag} for tag in _ONE_NODE)
     if constant(replicas or Const(None)) == 1:
         return None
     if rank is not None and constant(rank) == 0 and type(constant(rank)) is int:

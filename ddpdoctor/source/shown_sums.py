@@ -29,6 +29,10 @@ _AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float"})
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
 
+_SIZES = re.compile(r"world|size|n?procs?\b|num_(gpus?|ranks|processes)|n_?gpus?\b|device_count", re.IGNORECASE)
+"""In a division: by the number of ranks."""
+
+
 class ShownSum(msgspec.Struct, frozen=True, eq=False):
     """A number that is summed over the ranks and shown without having been divided."""
 
@@ -90,7 +94,7 @@ def shown_sums(projection: Projection) -> Iterator[ShownSum]:
         if not _may_be_shown(modules):
             continue
         part = _part(event.module, function, name, getattr(event.node, "lineno", 0))
-        if part.averages:
+        if part.averages or _is_share(event, function, name):
             continue
         if not part.returns_it:
             yield from _shown_in(part, event, name)
@@ -156,6 +160,18 @@ def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
         if len(names) == known:
             break
     return names
+
+
+def _is_share(event: Event, function: ast.AST, name: str) -> bool:
+    """Whether what is summed was divided before, where its variable is assigned: shares add up to the mean."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(ast.unparse(target) == name for target in node.targets)
+        and node.lineno < getattr(event.node, "lineno", 0)
+        and any(isinstance(inner, ast.BinOp) and isinstance(inner.op, _DIVIDING) for inner in descend(node.value))
+        and _SIZES.search(ast.unparse(node.value)) is not None
+        for node in descend(function)
+    )
 
 
 def _divides(node: ast.AST, names: frozenset[str]) -> bool:

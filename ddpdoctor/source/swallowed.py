@@ -79,6 +79,8 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
     first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
     inside = list(led_through(events, module, first, last))
     loop = _loop_around(module, node)
+    if inside and _only_calls(node.body, inside):
+        return None
     if inside:
         later = any(event.ordinal > inside[-1].ordinal for event in events if event.scopes[:1] == inside[-1].scopes[:1])
         return inside[0] if loop is not None or later else None
@@ -92,6 +94,23 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
     if leaving & {ast.Break, ast.Return}:  # The next turns are missed whole.
         return next(led_through(events, module, loop.body[0].lineno, node.lineno), None)
     return None
+
+
+def _only_calls(body: Sequence[ast.stmt], inside: Sequence[Event]) -> bool:
+    """Whether nothing but a collective can fail there, which fails on every rank: a probe, or a barrier that counts."""
+    nodes = {event.node for event in inside}
+    calls = [inner for statement in body for inner in descend(statement) if isinstance(inner, ast.Call)]
+    others = [call for call in calls if call not in nodes and not any(_stands_in(call, node) for node in nodes)]
+    return any(call in nodes for call in calls) and all(_makes_tensor(call) for call in others)
+
+
+def _stands_in(call: ast.Call, node: ast.AST) -> bool:
+    return any(inner is call for inner in descend(node))
+
+
+def _makes_tensor(call: ast.Call) -> bool:
+    text = ast.unparse(call.func)
+    return text.startswith("torch.") or text.endswith((".cuda", ".to", ".wait", ".detach", ".clone"))
 
 
 def _loop_around(module: Module, node: ast.Try) -> ast.For | ast.While | None:

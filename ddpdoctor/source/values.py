@@ -290,6 +290,8 @@ def tagged(value: Value, extra: frozenset[Tag]) -> Value:
         return Unknown(False, False, value.tags | extra)
     if isinstance(value, Const) and value.value is not None:
         return Unknown(False, False, extra)
+    if isinstance(value, Lanes):
+        return lanes_of([tagged(entry, extra) for entry in value.values], value.guessed)
     return value
 
 

@@ -199,6 +199,6 @@ def speaks_of_ranks(text: str) -> bool:
 
 _RANK_WORDS = re.compile(
     r"rank|master|main_proc|is_main|primary|chief|leader|process_zero|is_zero|should_save|world_zero|node_?0|proc_?id"
-    r"|process_index|is_root|is_head|coordinator|is_first|save_on_each_node|logger_?on|is_logger",
+    r"|process_index|is_root|is_head|coordinator|is_first|save_on_each_node|logger_?on|is_logger|standalone",
     re.IGNORECASE,
 )

@@ -19,6 +19,7 @@ from ddpdoctor.source.values import (
     UNIFORM,
     Built,
     Choice,
+    Const,
     Instance,
     Unknown,
     Value,
@@ -110,7 +111,7 @@ def call_wrapped(
             result = apply(machine, node, module, positional, named, complete)
         finally:
             machine.inside_ddp -= 1
-        return tagged(result if not isinstance(result, (Built, Instance, Choice)) else derived(arguments), tags)
+        return tagged(result if not isinstance(result, (Built, Instance, Choice, Const)) else derived(arguments), tags)
     result = derived(arguments, tags)
     # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
     drawn = machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
