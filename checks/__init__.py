@@ -172,7 +172,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP406": ("DataParallel",),
     "DDP407": ("DataParallel",),
     "DDP501": ("rank", "RANK", "SLURM_"),
-    "DDP502": ("cuda",),
+    "DDP502": ("cuda", "nccl"),
     "DDP503": ("local_rank", "local-rank", "launch"),
     "DDP504": ("init_process_group",),
     "DDP505": ("init_process_group",),

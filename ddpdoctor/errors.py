@@ -43,6 +43,10 @@ class UsageError(DdpDoctorError):
     """The command was called with something that cannot be examined."""
 
 
+class UnreadableScript(UsageError):
+    """The script is there and is no Python that can be parsed."""
+
+
 class ConfigurationError(DdpDoctorError):
     """The installation or a setting is broken."""
 

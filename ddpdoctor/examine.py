@@ -25,7 +25,7 @@ from ddpdoctor.conclusion import could_not_rehearse, judge, not_rehearsed
 from ddpdoctor.config.settings import NO_SETTINGS, Settings
 from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.confirmation import Reached, reached_lines, with_confirmation
-from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
+from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
@@ -154,6 +154,22 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
     from ddpdoctor.fix.offers import offers, with_hint
 
     return with_hint(examination, offers(chosen, results, script))
+
+
+def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:
+    """What a document says of a script that is no Python: that nothing was checked, and why; the exit code is 2."""
+    return Examination(
+        target=request.target,
+        root=str(Path.cwd()),
+        verdict="inconclusive",
+        exit_code=ExitCode.ERROR,
+        complete=False,
+        fail_on=request.fail_on,
+        source=SourceSection(status="failed", files=0, seconds=0.0, notes=(error.message,)),
+        rehearsal=not_rehearsed(),
+        findings=(),
+        outcomes=(),
+    )
 
 
 def conclude(

@@ -76,7 +76,7 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
     for joined in unchosen_devices_of_collectives(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            "no process chooses its GPU: barriers and collectives of objects use GPU 0 from every rank",
+            "no process chooses its GPU: barriers, collectives of objects and pinned memory use GPU 0 from every rank",
             remedy=REMEDY,
             locations=(joined.module.location(joined.node),),
             severity=Severity.ADVICE,

@@ -15,16 +15,16 @@ from ddpdoctor.check import LoadedCheck
 from ddpdoctor.cli.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option
 from ddpdoctor.cli.launching import launch_line, script_path
 from ddpdoctor.config.settings import find_settings
-from ddpdoctor.errors import UsageError
+from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine import ExamineRequest, examine
+from ddpdoctor.examine import ExamineRequest, examine, unreadable
 from ddpdoctor.finding import Severity
 from ddpdoctor.further import STRESSES
 from ddpdoctor.launch.devices import DEVICES, Device
 from ddpdoctor.launch.layouts import FEWEST_RANKS, MOST_RANKS, Layout, parse_layout
 from ddpdoctor.launch.request import Stress
 from ddpdoctor.report import streams
-from ddpdoctor.report.formats import FORMATS, rendered
+from ddpdoctor.report.formats import FOR_PEOPLE, FORMATS, rendered
 from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
 from ddpdoctor.report.own_reports import encoded
 from ddpdoctor.source_text import MAXIMUM_BYTES
@@ -254,6 +254,7 @@ def check(
                 ignore=ignored,
             ),
             threshold,
+            for_people=output_format in FOR_PEOPLE,
         )
     colour = file is None and streams.colours_wanted(no_color)
     width = streams.PLAIN_WIDTH if file is not None else streams.result_width()
@@ -279,7 +280,16 @@ def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bo
     return many or (static and force_exclude)
 
 
-def _examined(request: ExamineRequest, fail_on: Severity | None) -> Examination:
+def _examined(request: ExamineRequest, fail_on: Severity | None, *, for_people: bool) -> Examination:
+    try:
+        return _examined_script(request, fail_on)
+    except UnreadableScript as error:
+        if for_people:
+            raise
+        return unreadable(request, error)  # Who reads a document gets one, whatever the script is.
+
+
+def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Examination:
     from msgspec.structs import replace
 
     beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent

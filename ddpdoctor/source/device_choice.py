@@ -69,7 +69,15 @@ def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]
         for event in projection.in_course("device")
         if event.positional
     )
-    return tuple(joined[:1]) if placed else ()
+    return tuple(joined[:1]) if placed and _uses_current(projection) else ()
+
+
+def _uses_current(projection: Projection) -> bool:
+    """Whether something takes the current GPU unasked: a collective without a tensor, or pinned memory."""
+    if any(event.name in _GUESSES and "device_ids" not in event.named for event in projection.in_course("collective")):
+        return True
+    pinned = (event.named.get("pin_memory") for event in projection.in_course("loader"))
+    return any(value is not None and constant(value) is True for value in pinned)
 
 
 def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:

@@ -56,7 +56,7 @@ def plain_handler_of(name: str) -> Handler:
         return partial(_object, "torch.distributed.Store")
     if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
         return _mixture
-    if name.startswith("torch.distributed."):
+    if name.startswith("torch.distributed.") and last[:1].islower():
         return _uncounted
     if name.startswith("torch.") and last[:1].islower():
         return _mixture
@@ -75,9 +75,7 @@ def _mixture(machine: Machine, node: ast.AST, positional: list[Value], named: Na
     return derived([*positional, *named.values()])
 
 
-def _uncounted(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def _uncounted(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """A mesh or a store: made of numbers of ranks, and none itself."""
     result = derived([*positional, *named.values()])
     return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))

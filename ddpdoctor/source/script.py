@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.errors import UsageError
+from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.source.facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
@@ -184,15 +184,16 @@ def _parse_entry(path: Path, package: str, reader: Reader) -> Module:
         return reader(path, "__main__", package)
     except SyntaxError as error:
         line = error.lineno or 1
-        raise UsageError(
+        raise UnreadableScript(
             f"{path}, line {line}: {error.msg}", hint="The script has to parse before it can be examined."
         ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
+        where = f"{error.reason} at byte {error.start}"
+        raise UnreadableScript(f"{path} is not text in {error.encoding}: {where}") from error
     except (ValueError, OSError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UnreadableScript(f"{path} cannot be read: {error}") from error
     except (RecursionError, MemoryError) as error:
-        raise UsageError(f"{path} cannot be read: its expressions are nested too deeply") from error
+        raise UnreadableScript(f"{path} cannot be read: its expressions are nested too deeply") from error
 
 
 def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[str]:
