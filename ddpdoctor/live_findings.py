@@ -12,9 +12,12 @@ from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
 from ddpdoctor.diagnosis import account
 from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import Divergence
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.diagnosis.lasting_waits import LastingWait
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
 from ddpdoctor.merge import merge
+from ddpdoctor.monitor.last_standstill import tells_the_end
+from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.registry import read_catalogue
 from ddpdoctor.runner import run_live_checks
@@ -75,6 +78,38 @@ class LiveChecks:
         return with_fingerprints((finding,), self._root)[0]
 
 
+    def with_wait(
+        self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
+    ) -> tuple[FindingView, ...]:
+        """The findings of a job that was ended while ranks waited for one that worked: that wait is among them."""
+        wait, said = ended_in
+        heard = any(rank.rank == wait.late for rank in record.ranks)
+        code = "DDP307" if heard else "DDP705"
+        entry = next(entry for entry in self._catalogue.entries if entry.code == code)
+        finding = Finding(
+            code=code,
+            name=entry.name,
+            severity=Severity.WARNING if heard else Severity.ERROR,
+            title=said,
+            ranks=(wait.late,),
+            locations=wait.locations,
+            basis=frozenset({"run"}),
+            evidence=tuple(
+                Fact(text=f"the stack of rank {rank} then", basis="run", rank=rank, stack=stack)
+                for rank, stack in wait.stacks
+            ),
+            remedy=_WAIT_REMEDY if heard else _MISSING_REMEDY,
+        )
+        (finding,) = with_fingerprints((finding,), self._root)
+        others = [view for view in views if view.finding.code != code and not tells_the_end(view.finding)]
+        return (FindingView(finding=finding, since_ns=wait.since_ns), *others)
+
+
+_WAIT_REMEDY = (
+    "See whether that work may take so long: divide it between the ranks or do it before the job, or give the group a "
+    "timeout that covers it. If it has no end, see what the loop there waits for."
+)
+_MISSING_REMEDY = "See whether that rank was started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
 _REMEDY = "Compare what the ranks do at the lines that are named: all of them have to come to the same collectives."
 
 

@@ -41,6 +41,7 @@ from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
 from ddpdoctor.monitor.stall_view import stall_view
 from ddpdoctor.monitor.standing import Standing
+from ddpdoctor.monitor.wait_view import LastWait
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 
@@ -115,6 +116,7 @@ class RunSource:
         self._series = Series()
         self._standing = Standing()
         self._last_standstill = LastStandstill()
+        self._last_wait = LastWait()
         self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)
         # While some rank makes no steps: a hang has to be named within seconds.
         self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
@@ -180,6 +182,11 @@ class RunSource:
             stall, finding, self._run.divergence, record, told_to_end=told_to_end, ended=state == "ended"
         )
         views = self._last_standstill.as_cause(views)
+        stands = stall is not None
+        wait = self._last_wait.look(None if stands else self._run.wait, record, told_to_end=told_to_end)
+        ended_in = self._last_wait.at_end(record, exit_code) if state == "ended" and not stands else None
+        if ended_in is not None:
+            views = self._checks.with_wait(views, ended_in, record)
         look = Look(
             now_ns=now_ns,
             record=record,
@@ -188,20 +195,22 @@ class RunSource:
             state="stalled" if state != "ended" and stall is not None else state,
             findings=views,
             stall=stall,
+            wait=wait,
             culprit=self._culprit(),
             gpus_note=self._run.gpus_note(),
             notes=self._notes(record),
             launched=self._job is not None,
             exit_code=exit_code,
         )
-        look = msgspec.structs.replace(look, verdict=self._verdict(look, whole=whole))
+        waited = views[0].finding if ended_in is not None else None
+        look = msgspec.structs.replace(look, verdict=self._verdict(look, waited, whole=whole))
         snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
         if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
             self._recorded_at_ns = now_ns
             self._history.write(snapshot)
         return snapshot
 
-    def _verdict(self, look: Look, *, whole: bool) -> RunVerdict:
+    def _verdict(self, look: Look, ended_in: Finding | None, *, whole: bool) -> RunVerdict:
         """The verdict on what is shown, or on the whole run; where nothing was measured, why."""
         ended = look.state == "ended"
         holding = [view.finding for view in look.findings if view.until_ns is None]
@@ -211,7 +220,9 @@ class RunSource:
         elif code > _SIGNALS:
             code = _SIGNALS - code
         pending = None if whole or self._standing.is_settled else self._standing.pending
-        verdict = run_verdict(look.summary, holding, stall=look.stall, exit_code=code, pending=pending)
+        verdict = run_verdict(
+            look.summary, holding, stall=look.stall, exit_code=code, pending=pending, ended_in=ended_in
+        )
         why_nothing = self._run.why_nothing(look.record, ended=ended)
         if not why_nothing:
             return verdict

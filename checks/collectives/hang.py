@@ -6,7 +6,9 @@ What it finds
     rehearsal is left alone; one that ends later, but before the group's timeout, is a warning. So is a loop that asks
     for a file and always gets the same answer, once no rank has done anything else for the stall time.
     In a live run the rank is named after the stall time too, as a warning: it becomes an error once the rank has stood
-    at one place for a minute.
+    at one place for a minute. A rank that sleeps, or asks again and again, is none, as long as its own clock will wake
+    it before the timeout. A rank that works in one function for twenty of the job's longest pauses (a minute at least)
+    while others wait is suspected of an endless loop. So is a process found whose script is over, but not a thread.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -46,8 +48,6 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
 )
-POLLING_NS = 2_000_000_000
-"""A rank that stood long and has less than this left to sleep is taken to sleep in a loop."""
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -64,12 +64,24 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _remedy(divergence: Divergence) -> str:
+    from ddpdoctor.diagnosis.standstills import POLLING_NS
+
     if divergence.form == "standstill":
         return (
             "Let one of two ranks send first and the other receive first, or post both with batch_isend_irecv, which "
             "waits for neither."
         )
     turn = next((turn for turn in divergence.turns if turn.rank == divergence.culprit), None)
+    if turn is not None and turn.kept_by:
+        return (
+            f"End the thread {turn.kept_by} before the script ends, or make it a daemon: Python waits at its end for "
+            "every other thread."
+        )
+    if turn is not None and turn.loops:
+        return (
+            "See in both stacks what the loop waits for or counts: where it needs another rank, that one waits for "
+            "this rank. If the work only takes so long, divide it between the ranks."
+        )
     if turn is not None and turn.stopped:
         return f"Let rank {turn.rank} go on (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
     if turn is not None and turn.polls_for:

@@ -47,11 +47,20 @@ def title(divergence: Divergence) -> str:
     if divergence.form == "stuck":
         stuck = next(turn for turn in divergence.turns if not turn.waiting)
         waiting = [turn for turn in divergence.turns if turn.waiting]
-        if all(turn.line is None for turn in divergence.turns if not turn.waiting):
+        known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for or stuck.loops
+        if not known and all(turn.line is None for turn in divergence.turns if not turn.waiting):
             absent = [turn.rank for turn in divergence.turns if not turn.waiting]
             return f"{rank_list(absent)} did not come: {_waiting(waiting)}"
-        known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for
         stands = _doing([stuck]) if known else f"stands at {place(stuck.line)}"
+        if stuck.kept_by:
+            over = [turn for turn in divergence.turns if turn.kept_by == stuck.kept_by]
+            numbers = [turn.rank for turn in over]
+            return (
+                f"the script of {rank_list(numbers)} is over, but its thread {stuck.kept_by} at {place(stuck.line)} "
+                f"keeps the {verb(numbers, 'process', 'processes')}"
+            )
+        if stuck.seen_ago_ns and not known:
+            stands = f"answers no more, and was last seen at {place(stuck.line)},"
         return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"
     if divergence.form == "aborted":
         return _aborted_title(divergence)
@@ -210,6 +219,11 @@ def _doing(turns: list[Turn]) -> str:
             return f"left with exit code {turn.exit_code}"
         case "finished":
             return f"ran to {verb(numbers, 'its', 'their')} end and left"
+    if turn.kept_by:
+        return f"{verb(numbers, 'is', 'are')} over but for the thread {turn.kept_by} at {place(turn.line)}"
+    if turn.loops:
+        within = f" in {turn.line.function}" if turn.line is not None and turn.line.function != "<module>" else ""
+        return f"{verb(numbers, 'seems', 'seem')} to be in an endless loop{within} at {place(turn.line)}"
     if turn.stopped:
         return f"{verb(numbers, 'is', 'are')} stopped by a signal"
     if turn.polls_for:
@@ -218,6 +232,8 @@ def _doing(turns: list[Turn]) -> str:
     if turn.sleeps_ns:
         how_long = duration_text(turn.sleeps_ns)
         return f"{verb(numbers, 'sleeps', 'sleep')} at {place(turn.line)} for another {how_long}"
+    if turn.seen_ago_ns:
+        return f"{verb(numbers, 'was', 'were')} at {place(turn.line)} {duration_text(turn.seen_ago_ns)} ago"
     return f"{verb(numbers, 'is', 'are')} at {place(turn.line)}"
 
 

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.crossing import find_crossing
 from ddpdoctor.diagnosis.culprit import line_culprit, step_culprit
 from ddpdoctor.diagnosis.matching import Matcher, Parting
 from ddpdoctor.diagnosis.swapped import find_swap
-from ddpdoctor.diagnosis.turns import Lanes, Turn, elsewhere, last_common_position, turns
+from ddpdoctor.diagnosis.turns import Lanes, Turn, elsewhere, last_common_position, thread_that_keeps, turns
 from ddpdoctor.diagnosis.unused import explains
 from ddpdoctor.diagnosis.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.record.model import Group, Rank, RunRecord
@@ -72,6 +72,7 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     else:
         found = (
             from_standstill(record, matcher, blocked, _end_ns(record))
+            or from_kept(record)
             or _from_swap(record, matcher)
             or _from_crossing(record, matcher)
         )
@@ -212,6 +213,22 @@ def from_standstill(
         group=record.groups[first.group],
         sequence=first.position,
         last_common=lanes.turn(first.rank, first.position - 1, False),
+    )
+
+
+def from_kept(record: RunRecord) -> Divergence | None:
+    """Describe processes whose scripts are over and that a thread keeps; None while another rank is at work."""
+    alive = [rank for rank in record.ranks if rank.end == "running"]
+    kept = [rank for rank in alive if rank.stuck and thread_that_keeps(record, rank.rank) is not None]
+    if not kept or len(kept) < len(alive):
+        return None
+    return Divergence(
+        form="stuck",
+        turns=tuple(elsewhere(record, rank.rank, rank, None) for rank in kept),
+        world_size=len(record.ranks),
+        hung=True,
+        culprit=kept[0].rank if len(kept) == 1 else None,
+        culprit_reason="its process does not end" if len(kept) == 1 else "",
     )
 
 

@@ -8,7 +8,8 @@ waits in the store. The tracks of the ranks may have been read at slightly diffe
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.absence import find_absentee
-from ddpdoctor.diagnosis.divergence import Divergence, from_absentee, from_parting, from_standstill
+from ddpdoctor.diagnosis.divergence import Divergence, from_absentee, from_kept, from_parting, from_standstill
+from ddpdoctor.diagnosis.lasting_waits import LastingWait, lasting_wait
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import blocked_ranks
 from ddpdoctor.record.model import RunRecord
@@ -24,6 +25,8 @@ class Watch:
     def __init__(self) -> None:
         self.matcher = Matcher()
         """How far the tracks have been compared."""
+        self.wait: LastingWait | None = None
+        """What ranks wait for now, where that is no standstill."""
         self._suspicion: tuple[object, ...] | None = None
         self._since_ns = 0
 
@@ -46,6 +49,7 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
     """
     parting = watch.matcher.advance(record)
     blocked = blocked_ranks(record, watch.matcher)
+    watch.wait = lasting_wait(record, blocked)
     if parting is not None:
         return from_parting(record, watch.matcher, parting, blocked)
     absentee = find_absentee(record, watch.matcher, blocked)
@@ -54,7 +58,7 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
         waiters = {rank: entry for rank, entry in blocked.items() if absentee.rank in entry.missing}
         found = from_absentee(record, watch.matcher, absentee, blocked) if waiters else None
     else:
-        found = from_standstill(record, watch.matcher, blocked, now_ns)
+        found = from_standstill(record, watch.matcher, blocked, now_ns) or from_kept(record)
     if found is None:
         watch.forget()
         return None

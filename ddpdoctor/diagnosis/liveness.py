@@ -23,16 +23,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes read and written by the whole tree since its start."""
     stack_hash: str
     """Digest of the main thread's stack; empty when it was not taken."""
+    wakes: bool = False
+    """Something in the tree runs, or will be woken by a clock that it set itself."""
 
 
 def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["busy", "stuck"]:
     """Judge the last ``stall_after_s`` seconds of samples, oldest first.
 
-    Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, and one stack that
-    was taken at least twice and never changed. Anything else is busy.
+    Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, nothing that would
+    wake it, and one stack that was taken at least twice and never changed. Anything else is busy.
     """
     window = _last_seconds(samples, stall_after_s)
-    if not _is_idle(window, IDLE_CPU_SHARE):
+    if not _is_idle(window, IDLE_CPU_SHARE) or any(sample.wakes for sample in window):
         return "busy"
     stacks = [sample.stack_hash for sample in window if sample.stack_hash]
     if len(stacks) < 2 or len(set(stacks)) != 1:
@@ -57,5 +59,6 @@ def _is_idle(window: Sequence[Sample], cpu_share: float) -> bool:
     if not window:
         return False
     first, last = window[0], window[-1]
-    worked = last.cpu_ns - first.cpu_ns > cpu_share * (last.time_ns - first.time_ns)
+    # Less than before: a process of the tree is gone, which had something to do.
+    worked = abs(last.cpu_ns - first.cpu_ns) > cpu_share * (last.time_ns - first.time_ns)
     return not worked and last.io_bytes == first.io_bytes

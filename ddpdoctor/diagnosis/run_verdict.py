@@ -53,13 +53,15 @@ def run_verdict(
     stall: Standstill | None = None,
     exit_code: int | None = None,
     pending: Sequence[Finding] | None = None,
+    ended_in: Finding | None = None,
 ) -> RunVerdict:
     """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
 
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
     but may go on, or one with a warning about its speed, the one that costs most first. Healthy takes twenty measured
     steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
-    was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far.
+    was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far. ``ended_in`` is
+    the wait in which somebody ended the job.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:
@@ -72,6 +74,8 @@ def run_verdict(
             next=stall.remedy or (decisive.remedy if decisive else ""),
             since_ns=stall.since_ns,
         )
+    if ended_in is not None:
+        return _of_finding("broken" if ended_in.severity is Severity.ERROR else "slow", ended_in)
     if errors:
         return _of_finding("broken", errors[0])
     if exit_code:

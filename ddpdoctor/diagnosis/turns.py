@@ -10,11 +10,17 @@ import msgspec
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import Blocked
 from ddpdoctor.finding import Frame
+from ddpdoctor.places import in_user_code
 from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature
+from ddpdoctor.record.stacks import StackDump
 from ddpdoctor.record.waits import Wait
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
 
+OLD_NS = 2_000_000_000
+"""A stack that may have changed since and is older is told as such."""
+_BEAT_NS = 400_000_000
+_ONE_LOOK_NS = 500_000_000
 WALK_BOUND = 10_000
 """Entries that are walked back at most."""
 
@@ -44,6 +50,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The file that it asks for again and again, in vain."""
     stopped: bool = False
     """A signal has stopped its process."""
+    loops: bool = False
+    """It works at one place for so long that it seems to be in an endless loop."""
+    kept_by: str = ""
+    """The thread that keeps the process though its script is over; ``frames`` is where that stands."""
+    seen_ago_ns: int = 0
+    """How long before the end of the record it was seen there, where it may be elsewhere by then."""
     stack: tuple[Frame, ...] = ()
     """The main thread's stack at the end of the record, torch's frames included; empty when not taken."""
 
@@ -169,6 +181,17 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             frames=record.site(track.site[held.row]).frames,
             stack=stack,
         )
+    if held is not None and held.call is not None:
+        return Turn(
+            rank=number,
+            action="collective",
+            waiting=True,
+            signature=held.call.signature,
+            group=record.groups[held.call.group],
+            step=held.call.step,
+            frames=held.call.site.frames,
+            stack=stack,
+        )
     if held is not None and held.wait is not None:
         frames = record.site(held.wait.site).frames
         return Turn(rank=number, action="store", waiting=True, wait=held.wait, frames=frames, stack=stack)
@@ -182,6 +205,13 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             signal=rank.signal,
             frames=() if first is None else first.frames,
         )
+    if (keeper := thread_that_keeps(record, number)) is not None:
+        kept_at = user_frames(record, keeper.frames)
+        return Turn(rank=number, action="elsewhere", kept_by=keeper.thread, frames=kept_at, stack=keeper.frames)
+    frames = user_frames(record, stack)
+    seen_ago_ns = _seen_ago_ns(record, number)
+    if not frames or _is_newer_than_stack(record, number):
+        frames = _last_place(record, number) or frames
     sleeps_ns = 0 if rank is None or not rank.sleeps_until_ns else max(1, rank.sleeps_until_ns - record.job.ended_ns)
     return Turn(
         rank=number,
@@ -189,21 +219,73 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         sleeps_ns=sleeps_ns,
         polls_for="" if rank is None else rank.polls_for,
         stopped=rank is not None and rank.stopped,
-        frames=user_frames(record, stack),
+        loops=rank is not None and rank.loops,
+        seen_ago_ns=seen_ago_ns,
+        frames=frames,
         stack=stack,
     )
 
 
 def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:
     """The last stack of the main thread of a rank, innermost frame first."""
+    dump = _main_dump(record, rank)
+    return () if dump is None else dump.frames
+
+
+def thread_that_keeps(record: RunRecord, rank: int) -> StackDump | None:
+    """The thread that keeps the process of a rank whose script is over; None where the script is not."""
+    dump = _main_dump(record, rank)
+    if dump is None or not dump.frames or not _is_shutdown(dump.frames[-1]):
+        return None
+    threads = [other for other in record.stacks if other.rank == rank and not other.main and not other.daemon]
+    newest_ns = max((other.time_ns for other in threads), default=0)
+    # What is written of the threads of one moment is written at once.
+    return next((other for other in threads if newest_ns - other.time_ns < _ONE_LOOK_NS), None)
+
+
+def _is_shutdown(frame: Frame) -> bool:
+    """Tell whether Python waits at its end for the threads that are left."""
+    return frame.function == "_shutdown" and frame.file.endswith("threading.py")
+
+
+def _main_dump(record: RunRecord, rank: int) -> StackDump | None:
     dumps = [dump for dump in record.stacks if dump.rank == rank and dump.main]
-    return max(dumps, key=lambda dump: dump.time_ns).frames if dumps else ()
+    return max(dumps, key=lambda dump: dump.time_ns, default=None)
+
+
+def _seen_ago_ns(record: RunRecord, rank: int) -> int:
+    """How old the stack of a rank is, where it may have changed since; 0 where it has not."""
+    dump = _main_dump(record, rank)
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    if pulse is None or record.job.kind != "run":
+        return 0
+    taken_ns = pulse.beat_at_ns if dump is None else max(dump.time_ns, 0)
+    if dump is not None and pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000 <= dump.time_ns + _BEAT_NS:
+        taken_ns = max(taken_ns, pulse.beat_at_ns)
+    ago_ns = record.job.ended_ns - taken_ns
+    return ago_ns if ago_ns > OLD_NS else 0
+
+
+def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
+    """Tell whether the newest pulse of a rank came well after its newest stack, from another place."""
+    dump = _main_dump(record, rank)
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    if dump is None or pulse is None:
+        return pulse is not None
+    stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
+    return stands_since_ns > dump.time_ns + _BEAT_NS
+
+
+def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
+    """Where the pulse of a rank saw it last."""
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    return () if pulse is None else record.site(pulse.site).frames
 
 
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames of a stack that are in the user's files; all of them when none is."""
+    """The frames of a stack that are in the user's files."""
     files = {frame.file for site in record.sites for frame in site.frames} | {record.job.script}
-    return tuple(frame for frame in stack if frame.file in files) or stack
+    return tuple(frame for frame in stack if frame.file in files or in_user_code(frame.file))
 
 
 def _differs(lanes: Lanes, ranks: list[int], position: int) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.agreement import POINT_TO_POINT
 from ddpdoctor.diagnosis.matching import Lane, Matcher
-from ddpdoctor.diagnosis.point_to_point import missing_peer
+from ddpdoctor.diagnosis.point_to_point import OpenCall, missing_peer, open_calls
 from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord
 from ddpdoctor.record.waits import Wait
 
@@ -31,6 +31,8 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     """Position in the lanes of the group; None for point-to-point."""
     wait: Wait | None = None
+    call: OpenCall | None = None
+    """The send or receive of a live run that it waits in."""
 
 
 def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
@@ -62,9 +64,21 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
             group=track.group[row],
             position=position,
         )
+    calls = open_calls(record)
+    for call in calls.values():
+        if not _meets(call, calls.get(call.peer)):
+            missing = () if call.peer < 0 else (call.peer,)
+            found[call.rank] = Blocked(rank=call.rank, missing=missing, since_ns=call.entered_at_ns, call=call)
     for entry in _store_waits(record):
         found.setdefault(entry.rank, entry)
     return found
+
+
+def _meets(call: OpenCall, other: OpenCall | None) -> bool:
+    """Tell whether the peer is in the call that belongs to this one, so that what they send is on its way."""
+    if other is None or other.peer != call.rank or other.group != call.group:
+        return False
+    return {call.signature.kind.lstrip("i"), other.signature.kind.lstrip("i")} == {"send", "recv"}
 
 
 def left_on_their_own(record: RunRecord) -> list[Rank]:

@@ -16,6 +16,7 @@ _SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException"})
 """What Ctrl-C and a launcher that is told to end raise."""
 _OF_THE_END = ("DDP3", "DDP7")
 """Families of errors that tell why a job ended: where a standstill was ended, that is the reason, and the only one."""
+_TOLD_BY_THE_END = frozenset({"DDP306", "DDP703", "DDP706"})
 
 
 class _Stood(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,8 @@ class LastStandstill:
         self.holds = stood is not None and ending and not _left_by_itself(stood, told_to_end=told_to_end)
         if stood is not None and self.holds:
             return msgspec.structs.replace(stood.view, may_go_on=False)
+        if told_to_end:
+            return None  # What looks like a standstill now is how its processes end.
         if stall is not None and divergence is not None and finding is not None:
             self._stood = _Stood(
                 view=stall,
@@ -80,7 +83,7 @@ class LastStandstill:
         if stood is None or not self.holds:
             return views
         cause = msgspec.structs.replace(stood.finding, severity=Severity.ERROR)
-        others = [view for view in views if not _tells_the_end(view.finding) and not _same(view.finding, cause)]
+        others = [view for view in views if not tells_the_end(view.finding) and not _same(view.finding, cause)]
         return (FindingView(finding=cause, since_ns=stood.view.since_ns), *others)
 
 
@@ -109,11 +112,12 @@ def _raised_its_own(rank: Rank) -> bool:
 
 
 def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:
-    """Tell whether a rank that left is the reason: then its end, which is known better now, tells more."""
-    return stood.divergence.form == "absentee" and not told_to_end
+    """Tell whether a rank that left is the reason, and no more is known: its end is known better now."""
+    return stood.divergence.form == "absentee" and not told_to_end and stood.finding.code in _TOLD_BY_THE_END
 
 
-def _tells_the_end(finding: Finding) -> bool:
+def tells_the_end(finding: Finding) -> bool:
+    """Tell whether a finding is about how a job ended."""
     return finding.severity is Severity.ERROR and finding.code.startswith(_OF_THE_END)
 
 

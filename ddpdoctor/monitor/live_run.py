@@ -10,17 +10,20 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnosis.divergence import Divergence
+from ddpdoctor.diagnosis.lasting_waits import LastingWait
 from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.hosts import Hosts
 from ddpdoctor.monitor.last_words import LastWords, read_last_words, with_last_words
-from ddpdoctor.monitor.liveness import LivenessSampler
+from ddpdoctor.monitor.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
+from ddpdoctor.monitor.loops import LoopWatch
 from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.rank_gpus import environment_of
 from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
+from ddpdoctor.monitor.stacks import SignalledStacks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.incarnations import superseded
@@ -28,8 +31,19 @@ from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.numbered_tail import NumberedTail
 from ddpdoctor.record.plan import RunPlan
 
-STALL_AFTER_S = 5.0
-"""A rank without any sign of life for so long, while others wait for it, is stuck."""
+STALL_AFTER_S = 4.0
+"""A rank without any sign of life for so long, while others wait for it, is stuck; its processes are looked at from the
+second on in which it has made no step."""
+STOPPED_AFTER_NS = 5_300_000_000
+"""A process that a signal has stopped is stuck once it was seen so for so long: some go on after five seconds."""
+HELD_AFTER_NS = 4 * SILENT_AFTER_NS // 2
+"""A rank that has said nothing for so long cannot, because a call holds its interpreter."""
+FRESH_WITHIN_NS = 800_000_000
+"""For so long a verdict waits for the stacks of its moment."""
+WAIT_LOOKED_AT_NS = 8_000_000_000
+WAIT_ASKED_EVERY_NS = 5_000_000_000
+WAIT_ASKED_SELDOM_NS = 30_000_000_000
+"""A wait that lasts so long is looked into: the ranks are asked for their stacks every few seconds, later seldom."""
 QUIET_AFTER_NS = 1_000_000_000
 """Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
 WATCHED_ROWS = 80_000
@@ -53,7 +67,8 @@ class LiveRun:
         """Processes in whose place others are ranks now."""
         self._two_runs = ""
         self._watch = Watch()
-        self._liveness = LivenessSampler(STALL_AFTER_S)
+        self._signalled = SignalledStacks(directory)
+        self._liveness = LivenessSampler(STALL_AFTER_S, heeds_clocks=True, written_for_us=self._signalled.written)
         self._stuck: frozenset[int] = frozenset()
         self._gpus = None if is_over else NodeGpus()
         self._hosts = Hosts()
@@ -65,6 +80,14 @@ class LiveRun:
         """Above every number that an earlier reader of the same run may have used."""
         self.divergence: Divergence | None = None
         """The proof that the job will not go on, once there is one."""
+        self.wait: LastingWait | None = None
+        """What ranks wait for now that is no standstill."""
+        self._wait_asked_ns = 0
+        self._fresh_request: tuple[int, int] | None = None
+        """Number and time of the request for the stacks that a verdict needs."""
+        self._loops = LoopWatch()
+        self._looping: int | None = None
+        self._stopped_since_ns: dict[int, int] = {}
         self._told_to_end = False
         self.is_quiet = False
         """Some rank has made no step for a while."""
@@ -92,14 +115,74 @@ class LiveRun:
         record = self._record(now_ns)
         if self.is_quiet:
             self._ask_for_evidence(now_ns)
-            self._stuck = self._liveness.look(assembly.live.steps)
+            self._look_at_processes(record, now_ns)
             record = self._record(now_ns)
-            self.divergence = live_verdict(self._watch, record, now_ns)
-        elif self._asked:
-            # What is recorded of the next standstill need not join on to this one's.
-            self.divergence, self._watch, self._asked = None, Watch(), 0
-            assembly.live.forget_flights()
+            found = live_verdict(self._watch, record, now_ns)
+            self.wait = self._watch.wait
+            self._looping = self._loops.look(self.wait, record, now_ns) or self._looping_still()
+            self._ask_what_is_waited_for(now_ns)
+            if found is None or self._has_fresh_stacks(found, now_ns):
+                self.divergence = found
+        else:
+            self.wait = self._looping = None
+            if self._asked:
+                # What is recorded of the next standstill need not join on to this one's.
+                self.divergence, self._watch, self._asked = None, Watch(), 0
+                assembly.live.forget_flights()
         return record
+
+    def _look_at_processes(self, record: RunRecord, now_ns: int) -> None:
+        """See which ranks do nothing, which are stopped, and where those are that cannot say it themselves."""
+        rings, book = self._assembly.live.steps, self._assembly.book
+        timeouts = [group.timeout_ns for group in record.groups if group.timeout_ns]
+        self._liveness.longest_sleep_ns = min([LONGEST_SLEEP_NS, *timeouts])
+        stuck = self._liveness.look(rings)
+        stopped = {pid for pid in book.pids().values() if pid in rings and is_stopped(pid)}
+        self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, now_ns) for pid in stopped}
+        long = {pid for pid, since_ns in self._stopped_since_ns.items() if now_ns - since_ns >= STOPPED_AFTER_NS}
+        self._stuck = frozenset((stuck - stopped) | (stuck & long))
+        for pid, ring in rings.items():
+            entry = book.processes.get(pid)
+            if entry is None or pid in stopped or not is_alive(pid):
+                continue
+            beat_ns = ring.heartbeat().beat_ns
+            if 0 < beat_ns < now_ns - HELD_AFTER_NS:
+                self._signalled.ask(pid, entry.pulse_thread, now_ns)
+
+    def _looping_still(self) -> int | None:
+        """A rank in a loop is stuck, so that nobody waits for one that works any more."""
+        return self._looping if self.divergence is not None and self.wait is None else None
+
+    def _ask_what_is_waited_for(self, now_ns: int) -> None:
+        wait = self.wait
+        waited_ns = 0 if wait is None else now_ns - wait.since_ns
+        often = waited_ns < 3 * WAIT_ASKED_SELDOM_NS
+        every_ns = WAIT_ASKED_EVERY_NS if often else WAIT_ASKED_SELDOM_NS
+        if wait is None or waited_ns < WAIT_LOOKED_AT_NS or now_ns - self._wait_asked_ns < every_ns:
+            return
+        self._wait_asked_ns = now_ns
+        for rank in (wait.late, wait.waiting[0]):
+            self.ask_for_stacks(rank)
+
+    def _has_fresh_stacks(self, found: Divergence, now_ns: int) -> bool:
+        """Tell whether the stacks are of this moment; ask for them where they are not, and wait a little."""
+        if self.divergence is not None or all(turn.action != "elsewhere" for turn in found.turns):
+            self._fresh_request = None
+            return True
+        living = self.living()
+        rings = [ring for pid, ring in self._assembly.live.steps.items() if pid in living.values()]
+        if self._fresh_request is None:
+            for ring in rings:
+                self._request(ring)
+            self._fresh_request = self._requests - len(rings) + 1, now_ns
+            return not rings
+        number, asked_ns = self._fresh_request
+        beating = [ring for ring in rings if now_ns - ring.heartbeat().beat_ns < SILENT_AFTER_NS]
+        answered = all(ring.heartbeat().answered >= number for ring in beating)
+        if not answered and now_ns - asked_ns < FRESH_WITHIN_NS:
+            return False
+        self._fresh_request = None
+        return True
 
     def _up_to_date(self, *, whole: bool) -> Assembly:
         """What was written until now, of the newest process of each rank only; ``whole``: as far back as it reaches."""
@@ -197,7 +280,7 @@ class LiveRun:
             world_size=world_size,
             backend=backend,
             torch_version=versions[0] if versions else self._plan.job.torch_version,
-            ranks_expected=world_size,
+            ranks_expected=world_size or book.launched_for,
             ranks_reported=book.reported(),
             stop_reason="interrupted" if self._told_to_end else "",
             ended_ns=now_ns,
@@ -205,10 +288,18 @@ class LiveRun:
         record = with_last_words(self._assembly.record(job), self._last_words)
         if self._gpus is not None:
             record = self._with_hosts(self._gpus.added_to(record), now_ns)
-        if not self._stuck:
+        by_signal = [dump for rank in record.ranks for dump in self._signalled.take(rank.pid, rank.rank)]
+        if by_signal:
+            record = msgspec.structs.replace(record, stacks=(*record.stacks, *by_signal))
+        stuck = self._stuck | ({self._looping} if self._looping is not None else set())
+        if not stuck:
             return record
         ranks = tuple(
-            msgspec.structs.replace(rank, stuck=True, stopped=is_stopped(rank.pid)) if rank.pid in self._stuck else rank
+            msgspec.structs.replace(
+                rank, stuck=True, stopped=rank.pid in self._stopped_since_ns, loops=rank.pid == self._looping
+            )
+            if rank.pid in stuck
+            else rank
             for rank in record.ranks
         )
         return msgspec.structs.replace(record, ranks=ranks)

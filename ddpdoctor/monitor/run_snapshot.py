@@ -17,7 +17,7 @@ from ddpdoctor.monitor.bucket_views import bucket_views
 from ddpdoctor.monitor.meanwhile import meanwhile, overdue_ns
 from ddpdoctor.monitor.rank_view import rank_views
 from ddpdoctor.monitor.series import Series
-from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot, StallView
+from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot, StallView, WaitView
 from ddpdoctor.record.model import RunRecord
 
 
@@ -32,6 +32,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
     findings: tuple[FindingView, ...] = ()
     stall: StallView | None = None
+    wait: WaitView | None = None
     culprit: int | None = None
     """The rank that a proof names."""
     gpus_note: str = ""
@@ -90,6 +91,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         gpus_note=look.gpus_note,
         findings=look.findings,
         stall=look.stall,
+        wait=look.wait,
         history=series.history(),
         notes=look.notes,
     )

@@ -116,6 +116,17 @@ class StallView(msgspec.Struct, frozen=True, kw_only=True):
     """It is not proved (yet) that the ranks will stand for good."""
 
 
+class WaitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A wait for a rank that is at work: no standstill, and no news either."""
+
+    late: int
+    since_ns: int
+    text: str
+    """Who has waited how long for whom, and what that rank does there."""
+    timeout_at_ns: int | None = None
+    """When the process group gives up, where its timeout is known."""
+
+
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """Series for sparklines and heat strips, oldest first, thinned to a few hundred slices; None: nothing seen."""
 
@@ -167,6 +178,7 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     """Why there are no GPU figures, where there are none."""
     findings: tuple[FindingView, ...] = ()
     stall: StallView | None = None
+    wait: WaitView | None = None
     history: History = History()
     notes: tuple[str, ...] = ()
     """What could not be measured or read, in sentences."""

@@ -21,6 +21,8 @@ _ANSWER_WITHIN_S = 0.6
 _SIGNAL_WITHIN_S = 0.4
 _STILL_NS = 2_000_000_000
 """A heart that has not beaten for so long will not answer either: it beats ten times a second."""
+ASK_AGAIN_NS = 10_000_000_000
+_MOST_BYTES = 1 << 18
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
@@ -71,6 +73,62 @@ def signal_for_stacks(
             continue
         dumps += parse_faulthandler(text, rank)
     return dumps
+
+
+class SignalledStacks:
+    """Has the stacks of ranks written whose interpreter is held, one look after another.
+
+    The signal goes to the thread of ours: what the training thread does is not interrupted.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._asked: dict[int, tuple[int, int]] = {}
+        """By process how long its file was when it was asked, and when that was."""
+        self._taken: dict[int, tuple[StackDump, ...]] = {}
+
+    def ask(self, pid: int, thread: int, now_ns: int) -> None:
+        """Ask a process whose thread of ours is ``thread``, unless it was asked a moment ago."""
+        if now_ns - self._asked.get(pid, (0, 0))[1] < ASK_AGAIN_NS:
+            return
+        try:
+            # Without the file there is no handler, and the signal would kill the process.
+            size = (self._directory / layout.stacks_name(pid)).stat().st_size
+            self._asked[pid] = size, now_ns
+            if thread:
+                _signal_thread(pid, thread)
+        except (OSError, AttributeError):
+            self._asked[pid] = 0, now_ns
+
+    def written(self, pid: int) -> int:
+        """Bytes that a process has written for us."""
+        try:
+            return (self._directory / layout.stacks_name(pid)).stat().st_size if pid in self._asked else 0
+        except OSError:
+            return 0
+
+    def take(self, pid: int, rank: int) -> tuple[StackDump, ...]:
+        """What a process wrote when it was asked last."""
+        if pid in self._asked:
+            size, asked_ns = self._asked[pid]
+            try:
+                with (self._directory / layout.stacks_name(pid)).open("rb") as file:
+                    file.seek(size)
+                    text = file.read(_MOST_BYTES).decode(errors="replace")
+            except OSError:
+                text = ""
+            dumps = parse_faulthandler(text, rank)
+            if dumps:
+                self._taken[pid] = tuple(msgspec.structs.replace(dump, time_ns=asked_ns) for dump in dumps)
+        return self._taken.get(pid, ())
+
+
+def _signal_thread(pid: int, thread: int) -> None:
+    """Send SIGUSR2 to one thread of a process; raises AttributeError where the C library cannot."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).tgkill(pid, thread, int(signal.SIGUSR2)):
+        raise OSError(ctypes.get_errno(), "tgkill")
 
 
 def parse_faulthandler(text: str, rank: int) -> list[StackDump]:

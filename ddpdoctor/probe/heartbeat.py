@@ -114,10 +114,18 @@ class Heartbeat:
 
 def write_stacks(journal: Journal, main: int) -> None:
     """Write the stack of every thread but this one; ``main`` is the one that trains."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    threads = threading.enumerate()
+    names = {thread.ident: thread.name for thread in threads}
+    lasting = {thread.ident for thread in threads if not thread.daemon}
     for ident, frame in sys._current_frames().items():
         if ident != threading.get_ident():
-            journal.event("stack", thread=names.get(ident, str(ident)), main=ident == main, frames=all_frames(frame))
+            journal.event(
+                "stack",
+                thread=names.get(ident, str(ident)),
+                main=ident == main,
+                daemon=ident not in lasting,
+                frames=all_frames(frame),
+            )
 
 
 def register_for_stacks(run_directory: str) -> None:
@@ -131,6 +139,15 @@ def register_for_stacks(run_directory: str) -> None:
         _kept_open.append(file)
     except (OSError, ValueError, AttributeError):
         pass
+
+
+def give_back_the_signal(run_directory: str) -> None:
+    """Once the script has a use of its own for the signal, take away the file that says that it may be sent."""
+    if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL and _kept_open:
+        try:
+            os.unlink(os.path.join(run_directory, layout.stacks_name(os.getpid())))
+        except OSError:
+            pass
 
 
 def take_last_words(run_directory: str) -> None:

@@ -40,6 +40,7 @@ def start(run_directory: str) -> None:
         rank=journal.rank,
         local_rank=_integer("LOCAL_RANK"),
         node=_integer("GROUP_RANK"),
+        world_size=_integer("WORLD_SIZE"),
         argv=sys.orig_argv[:8] if hasattr(sys, "orig_argv") else [],
         kind="start",
     )

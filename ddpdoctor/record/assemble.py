@@ -447,6 +447,7 @@ class Assembly:
                 rank=self._rank(pid),
                 thread=str(event["thread"]),
                 main=bool(event["main"]),
+                daemon=bool(event.get("daemon", True)),
                 frames=frames,
                 time_ns=event["time_ns"],
             )

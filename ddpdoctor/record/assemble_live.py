@@ -102,6 +102,8 @@ class LiveRings:
             columns = _rows_since(tail, "entered_at_ns", since_ns)
             for kind in ("group", "site"):
                 columns[kind] = self._translated(pid, kind, columns[kind])
+            columns["peer"] = array("q", [max(-1, -2 - number) for number in columns["sequence"]])
+            columns["sequence"] = array("q", [max(-1, number) for number in columns["sequence"]])
             tracks.append(CallTrack(rank=rank, dropped=tail.dropped, kinds=layout.CALL_KINDS, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank))
 
@@ -180,7 +182,7 @@ class LiveRings:
             phase_since_ns=raw.phase_since_ns,
             step=raw.step,
             collective=layout.CALL_KINDS[raw.kind] if 0 <= raw.kind < len(layout.CALL_KINDS) else "",
-            sequence=raw.sequence,
+            sequence=max(-1, raw.sequence),
             enqueued=raw.enqueued,
             completed=raw.completed,
             site=self._number_of(pid, "site", raw.site),

@@ -94,7 +94,8 @@ STEP_FIELDS = (
 )
 """As in ``measured.StepTrack``."""
 CALL_FIELDS = ("kind", "group", "sequence", "step", "entered_at_ns", "left_at_ns", "size_bytes", "site")
-"""As in ``measured.CallTrack``; kind is an index into ``CALL_KINDS``, group and site are the process's own numbers."""
+"""As in ``measured.CallTrack``; kind is an index into ``CALL_KINDS``; the sequence of a
+point-to-point call is -2 less its peer, or -1; group and site are the process's own numbers."""
 CALL_KINDS = (
     "buffers",
     "all_reduce",

@@ -94,6 +94,8 @@ class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
     """Position among the explicit collectives of that group on this rank, from 0; the same call on all its ranks has
     the same number as long as the ranks run the same collectives. Broadcasts of buffers are counted for themselves;
     point-to-point calls have -1."""
+    peer: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    """Of a send or receive the rank at its other end, -1 where any may be it, and of other calls; may be empty."""
     step: array[int]
     """The step that was current; 0 before the first."""
     entered_at_ns: array[int]

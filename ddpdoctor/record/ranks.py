@@ -17,6 +17,8 @@ class ProcessEntry:
         self.node = 0
         self.parent = 0
         self.started_ns = 0
+        self.pulse_thread = 0
+        """The thread of ours in it, by the number that the system knows."""
         self.torch = ""
         """Version of torch, once its hooks were installed."""
         self.exceptions: list[dict[str, Any]] = []
@@ -35,6 +37,8 @@ class RankBook:
 
     def __init__(self) -> None:
         self.processes: dict[int, ProcessEntry] = {}
+        self.launched_for = 0
+        """Ranks that the launcher has told of; 0 where it has not."""
         self.worlds: dict[int, tuple[int, str]] = {}
         """World size and backend as each rank's process group says, by process."""
 
@@ -49,9 +53,12 @@ class RankBook:
                 entry.rank = int(event["rank"])
                 entry.local_rank = int(event.get("local_rank") or 0)
                 entry.node = int(event.get("node") or 0)
+                self.launched_for = max(self.launched_for, int(event.get("world_size") or 0))
         elif kind == "world":
             entry.rank, entry.local_rank = int(event["rank"]), int(event["local_rank"])
             self.worlds[pid] = (int(event["world_size"]), str(event["backend"]))
+        elif kind == "pulse":
+            entry.pulse_thread = int(event["thread"])
         elif kind == "torch":
             entry.torch = str(event["version"])
         elif kind == "raised":

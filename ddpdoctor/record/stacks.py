@@ -13,6 +13,8 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     thread: str
     main: bool
+    daemon: bool = True
+    """The process does not wait for this thread at its end."""
     frames: tuple[Frame, ...] = ()
     time_ns: int = 0
     native_end: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.places import in_user_code, named_ranks, shown_path
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 PREFIX = "ddpdoctor: "
 PROGRESS_EVERY_NS = 5_000_000_000
+WAITING_EVERY_NS = 30_000_000_000
+SHARES = (0.5, 0.8)
+"""A wait is told again when so much of the group's timeout is over."""
+_LENGTH = re.compile(r"\d[\d.,]* ?(ms|s|min|h|d)\b")
 STALLED_EVERY_NS = 30_000_000_000
 """A job that is known to stand still has nothing new to tell."""
 
@@ -31,11 +36,16 @@ class RunLines:
         self._notes: set[str] = set()
         self._said: set[str] = set()
         """Titles of findings: a rank that has raised is no news again as what the others wait for."""
+        self._wait: tuple[int, int] | None = None
+        """The late rank of the wait that was told, and since when the others wait."""
+        self._wait_told_ns = 0
+        self._shares_told = 0
         self._holding: dict[tuple[str, str, int], FindingView] = {}
 
     def news(self, snapshot: Snapshot) -> list[str]:
         """What is worth saying since the last call, in order."""
         lines = [*self._new_notes(snapshot), *self._findings(snapshot), *self._stalled(snapshot)]
+        lines += self._waiting(snapshot)
         every_ns = STALLED_EVERY_NS if snapshot.stall is not None else PROGRESS_EVERY_NS
         due = snapshot.now_ns - self._progress_at_ns >= every_ns
         if due and snapshot.state in ("running", "stalled"):
@@ -65,17 +75,44 @@ class RunLines:
         self._holding = holding
         return lines
 
+    def _waiting(self, snapshot: Snapshot) -> list[str]:
+        """Ranks that wait for one that works: soon, then seldom, and when the timeout comes near."""
+        wait = snapshot.wait
+        if wait is None or snapshot.state not in ("running", "waiting"):
+            self._wait = None
+            return []
+        if self._wait != (wait.late, wait.since_ns):
+            self._wait, self._wait_told_ns, self._shares_told = (wait.late, wait.since_ns), 0, 0
+        said = ""
+        if wait.timeout_at_ns is not None:
+            share = (snapshot.now_ns - wait.since_ns) / (wait.timeout_at_ns - wait.since_ns)
+            passed = sum(share >= limit for limit in SHARES)
+            if passed > self._shares_told:
+                whole = seconds(wait.timeout_at_ns - wait.since_ns)
+                said = f"; {SHARES[passed - 1]:.0%} of the group's timeout of {whole} is over"
+            self._shares_told = max(passed, self._shares_told)
+        if not said and snapshot.now_ns - self._wait_told_ns < WAITING_EVERY_NS:
+            return []
+        self._wait_told_ns = snapshot.now_ns
+        return [f"waiting: {one_line(wait.text)}{said}"]
+
     def _stalled(self, snapshot: Snapshot) -> list[str]:
         known, stall = self._stall, snapshot.stall
         if stall is not None:
             self._stall, self._stood_ns = stall, snapshot.now_ns - stall.since_ns
             self._steps_at_stall = snapshot.steps or 0
-            is_told = known is not None and (known.title, known.may_go_on) == (stall.title, stall.may_go_on)
+            is_told = known is not None and _same_stall(known, stall)
             return [] if is_told or stall.title in self._said else stall_lines(stall, self._root)
         if known is None or (snapshot.steps or 0) <= self._steps_at_stall:
             return []
         self._stall = None
         return [f"the job goes on; it stood still for {seconds(self._stood_ns)}"]
+
+
+def _same_stall(known: StallView, stall: StallView) -> bool:
+    """Tell whether a standstill is the one that was told; the time that a rank still sleeps shrinks all the while."""
+    titles = [_LENGTH.sub("", view.title) for view in (known, stall)]
+    return titles[0] == titles[1] and known.may_go_on == stall.may_go_on
 
 
 def progress(snapshot: Snapshot) -> str:

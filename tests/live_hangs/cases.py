@@ -142,7 +142,7 @@ main()
 _LAUNCHED_BY = "-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no "
 TWO_OF_THREE = """
 for rank in 0 1; do
-    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=PORT python train.py &
+    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=FREE python train.py &
 done
 wait
 """
@@ -282,16 +282,17 @@ NEW: dict[str, Hang] = {
         codes=("DDP309",),
         culprits=BOTH,
     ),
-    "new_group of two that rank 2 skips": Hang(
-        script=script(within="if struck and rank != 2 and fault(): dist.new_group([0, 1])  # here"),
+    "new_group that rank 0 of 3 makes alone": Hang(
+        script=script(within="if struck and rank == 0 and fault(): dist.new_group([0, 1])  # here"),
         codes=("DDP309",),
-        culprits=((2,), (0, 1, 2)),
+        culprits=((0,), (0, 1, 2)),
         ranks=3,
     ),
     "a rank that never starts": Hang(
         script=script(start="fault()").replace('init_process_group("gloo")', 'init_process_group("gloo")  # here'),
         codes=("DDP705",),
-        culprits=((2,), (0, 1), (0, 1, 2)),
+        culprits=((2,),),
+        kind="busy",
         command=("sh", "launch.sh"),
         says="rank 2",
     ),

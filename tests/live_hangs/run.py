@@ -116,7 +116,7 @@ class _Job:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        (folder / "launch.sh").write_text(TWO_OF_THREE.replace("PORT", str(port)).replace("python", sys.executable))
+        (folder / "launch.sh").write_text(TWO_OF_THREE.replace("FREE", str(port)).replace("python", sys.executable))
         launch = ("--", *command) if command else ("--nproc", str(ranks), "train.py")
         self._words = [
             *(sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--run-dir", str(folder / "run")),

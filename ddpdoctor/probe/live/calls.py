@@ -1,7 +1,7 @@
 """The explicit collectives: calls of ``torch.distributed``, waits for asynchronous ones, DDP's broadcast of buffers.
 
 A call inside of another one is not counted, and none inside of a backward is: the communication of gradients is
-measured as such. Point-to-point calls have no sequence number (-1).
+measured as such. Point-to-point calls have no sequence number: -2 less the peer stands for it, or -1 for any.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ _PAYLOAD = {
 _POINT_TO_POINT = frozenset(
     {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
 )
+_PEERS = {
+    layout.CALL_KINDS.index(name): "src" if "recv" in name else "dst" for name in ("send", "recv", "isend", "irecv")
+}
+"""Kinds whose second argument is the peer, and its name; the n-th operation of a batch has a call of its own."""
+_BATCH = layout.CALL_KINDS.index("batch_isend_irecv")
 _MOST_PENDING = 1024
 _MOST_SITES = 10_000
 _BUFFERS = layout.CALL_KINDS.index("buffers")
@@ -127,6 +132,8 @@ class Calls:
             finally:
                 if watched:
                     calls._ended(noted, work)
+                    if kind == _BATCH and work:
+                        calls._await_batch(noted, arguments, work)
 
         return collective
 
@@ -189,6 +196,8 @@ class Calls:
             if has_sequence:
                 sequence = self._sequences.get(group, 0)
                 self._sequences[group] = sequence + 1
+            elif kind in _PEERS:
+                sequence = _before(others[0] if others else options.get(_PEERS[kind]))
             size_bytes = 0
             if payload is not None:
                 at, name = payload
@@ -259,6 +268,17 @@ class Calls:
         if len(pending) < _MOST_PENDING:
             pending[key] = weakref.ref(work, lambda gone: pending.pop(key, None)), call
 
+    def _await_batch(self, call: Optional[Call], arguments: tuple[Any, ...], works: Any) -> None:
+        """Remember the sends and receives of a batch one by one, where torch gives one work for each."""
+        try:
+            operations = arguments[0] if arguments else ()
+            if call is not None and len(operations) == len(works):
+                for operation, work in zip(operations, works):
+                    kind = layout.CALL_KINDS.index(operation.op.__name__)
+                    self._await(work, (kind, call[1], _before(operation.peer), 0))
+        except Exception as error:
+            self._observer.fault("batch", error)
+
     def _site(self, frame: FrameType) -> int:
         """The call's place; looked up in full once for each pair of the two innermost places."""
         outer, code = frame.f_back, frame.f_code
@@ -283,6 +303,11 @@ def _group_among(arguments: tuple[Any, ...]) -> Any:
         if hasattr(argument, "group_name"):
             return argument
     return None
+
+
+def _before(peer: Any) -> int:
+    """What stands in the place of a sequence number where there is a peer."""
+    return -2 - peer if type(peer) is int and peer >= 0 else -1
 
 
 def _is_asynchronous(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:

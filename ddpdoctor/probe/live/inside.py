@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any, Optional
 
 from ..capabilities import Capabilities
@@ -32,6 +33,8 @@ class Live:
         self._groups: Optional[GroupBook] = None
         self._waits: Optional[Groups] = None
         self._training: Optional[Training] = None
+        self._began = False
+        """There was a world."""
         self._settings = Settings(journal, lambda: self.observer.step_ring is not None)
 
     def before_torch(self) -> None:
@@ -52,6 +55,7 @@ class Live:
         evidence = Evidence(observer, torch, passes)
         evidence.install()
         self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), passes.note_progress)
+        observer.adopted = self._pulse.start
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
         self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
@@ -62,13 +66,18 @@ class Live:
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.before_exit = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
+        if journal.rank is not None:
+            # A rank that its launcher has named: it may stand before there is a world.
+            observer.open_rings()
+            if observer.step_ring is not None:
+                self._pulse.start(threading.main_thread().ident or 0)
 
     def meet_world(self, torch: Any) -> None:
         """Measure from now on, if this process is a rank already."""
         distributed = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized() or self._waits is None:
             return
-        if self.observer.step_ring is None:
+        if not self._began:
             self._waits.note_world()
         else:
             self.observer.start()
@@ -89,10 +98,11 @@ class Live:
         self._journal.release()
         if self._groups is not None:
             self._groups.note_world()
-        if self.observer.step_ring is None:
+        if not self._began:
+            self._began = True
             self.observer.start()
             if self._pulse is not None and self.observer.step_ring is not None:
-                self._pulse.start()
+                self._pulse.start(self.observer.thread)
             self._journal.guarded(self._settings.note_others)
         elif self.observer.is_training_thread():
             self.observer.finish()  # A step does not reach from one world into the next.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ...record import layout
 from ...record.numbered_ring import NumberedRing
@@ -21,8 +21,9 @@ class Observer:
     """What one rank knows of its own training."""
 
     __slots__ = (
-        "_faults", "backwards", "course", "journal", "moments", "on_device", "step_ring", "steps", "thread", "watch",
-    )
+        "_faults", "adopted", "backwards", "course", "journal", "moments", "on_device", "step_ring", "steps", "thread",
+        "watch",
+    )  # fmt: skip
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -39,6 +40,8 @@ class Observer:
         """A module is trained on a GPU."""
         self.step_ring: Optional[NumberedRing] = None
         self._faults = 0
+        self.adopted: Callable[[int], None] = lambda thread: None
+        """Called with another thread that is measured from now on."""
 
     @property
     def call_ring(self) -> Optional[NumberedRing]:
@@ -48,6 +51,10 @@ class Observer:
     def start(self) -> None:
         """This process is a rank: what its current thread does is measured from now on."""
         self.thread = threading.get_ident()
+        self.open_rings()
+
+    def open_rings(self) -> None:
+        """Make the files of this process; without them nothing is measured."""
         if self.step_ring is None:
             directory, journal = self.journal.run_directory, self.journal
             try:
@@ -64,6 +71,14 @@ class Observer:
     def is_training_thread(self) -> bool:
         """Tell whether the calling thread is the one that is measured."""
         return self.thread == threading.get_ident()
+
+    def adopts(self) -> bool:
+        """Measure the calling thread from now on, where it is the first to train; tell whether that is so."""
+        if self.thread == _NOBODY or self.steps.current or self.journal.forwards:
+            return False
+        self.thread = threading.get_ident()
+        self.adopted(self.thread)
+        return True
 
     def stop(self) -> None:
         """Measure nothing any more."""

@@ -10,9 +10,18 @@ from types import FrameType
 from typing import Optional
 
 from ...record import layout
-from ..heartbeat import WAITING_CPU_SHARE, register_for_stacks, take_last_words, thread_clock, write_stacks
+from ..heartbeat import (
+    WAITING_CPU_SHARE,
+    give_back_the_signal,
+    register_for_stacks,
+    take_last_words,
+    thread_clock,
+    write_stacks,
+)
+from . import own_clock
 from .flights import Flights
 from .observer import Observer
+from .own_clock import OwnClocks
 from .standing_line import StandingLine
 from .stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
 
@@ -43,6 +52,7 @@ class PulseThread:
         self._stack_since_ns = self._stack_cpu_ns = 0
         self._answered = 0
         self._site = -1
+        self._clocks = OwnClocks()
         self._standing = StandingLine(observer.journal.user_code)
         self._step = self._stepped_ns = 0
         """The newest step, and when it was first seen."""
@@ -54,13 +64,15 @@ class PulseThread:
         self._finished = False
         self._beating = threading.Lock()
 
-    def start(self) -> None:
-        """Start the thread; it dies with the process."""
-        self._watched = self._observer.thread
-        self._clock = thread_clock(self._watched)
-        register_for_stacks(self._observer.journal.run_directory)
-        take_last_words(self._observer.journal.run_directory)
-        threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
+    def start(self, thread: int) -> None:
+        """Start to watch a thread of this process, or watch another one from now on; ours dies with the process."""
+        is_first = not self._watched
+        self._watched = thread
+        self._clock = thread_clock(thread)
+        if is_first:
+            register_for_stacks(self._observer.journal.run_directory)
+            take_last_words(self._observer.journal.run_directory)
+            threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
 
     def resume(self) -> None:
         """The script goes on after all."""
@@ -74,6 +86,7 @@ class PulseThread:
             self._beat()
 
     def _run(self) -> None:
+        self._observer.journal.event("pulse", thread=threading.get_native_id())
         while self._observer.step_ring is not None:
             time.sleep(BEAT_S)
             with self._beating:
@@ -88,6 +101,7 @@ class PulseThread:
         steps_ring, calls_ring, journal = observer.step_ring, observer.call_ring, observer.journal
         if steps_ring is None or calls_ring is None:
             return
+        give_back_the_signal(journal.run_directory)
         requested = steps_ring.requested()
         if requested != self._answered:
             write_stacks(journal, self._watched)
@@ -124,6 +138,8 @@ class PulseThread:
             phase = STARTING
         elif phase == OTHER and evaluating:
             phase = EVALUATION
+        stands = unchanged_ms >= SITE_AFTER_MS
+        wakes_at_ns = self._clocks.wakes_at_ns(frame, self._watched, self._stack_since_ns) if stands else 0
         pulse = (
             now_ns + EPOCH_NS,
             phase,
@@ -141,7 +157,7 @@ class PulseThread:
             journal.backwards,
             journal.optimizer_steps,
             self._answered,
-            journal.sleeps_until_ns,
+            wakes_at_ns,
             journal.writer.lost,
             steps_ring.lost + calls_ring.lost,
             int(under_way > 0 and self._is_blocked(frame, cpu_ns, unchanged_ms)),
@@ -149,13 +165,14 @@ class PulseThread:
             + steps_ring.pulse_bytes
             + calls_ring.moved_bytes
             + calls_ring.begun_bytes
-            + journal.writer.moved_bytes,
+            + journal.writer.moved_bytes
+            + own_clock.read_bytes,
         )
         steps_ring.write_head(pulse)
 
     def _is_blocked(self, frame: Optional[FrameType], cpu_ns: int, unchanged_ms: int) -> bool:
         """Tell whether the training thread does nothing, and not for a lock, a queue or a sleep of Python's."""
-        if frame is None or self._observer.journal.sleeps_until_ns:
+        if frame is None:
             return False
         if self._observer.journal.user_code.is_standard_library(frame.f_code.co_filename):
             return False

@@ -127,7 +127,7 @@ class Training:
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
-            if is_compiling() or observer.thread != get_ident():
+            if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
                 return forward(ddp, *arguments, **options)
             reducer = training._forward_begins(ddp)
             try:
