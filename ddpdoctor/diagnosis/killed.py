@@ -76,6 +76,10 @@ def _matched(record: RunRecord) -> Matcher:
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
     """Tell whether the others outlived a rank: they failed for it, are still there, or their hearts beat on."""
     others = [rank for rank in record.ranks if rank.rank != first.rank]
-    lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank)]
+    # An echo of before its last sign of life is none of its end: a timeout, after which the launcher ended this rank.
+    echoed_ns = {rank.rank: min(error.time_ns for error in rank.exceptions) for rank in others if is_echo(rank)}
+    if any(time_ns < last_sign[first.rank] for time_ns in echoed_ns.values()):
+        return False
+    lived_on = [rank for rank in others if rank.end == "running" or rank.rank in echoed_ns]
     beat_on = all(last_sign[rank.rank] - last_sign[first.rank] >= BEATS_APART_NS for rank in others)
     return bool(lived_on) or (bool(others) and beat_on)

@@ -119,6 +119,7 @@ class MeasuredJob:
             "kind": self.kinds.index(kind),
             "group": group,
             "sequence": calls["group"].count(group),
+            "peer": -1,
             "step": self.step,
             "entered_at_ns": _ns(entered),
             "left_at_ns": _ns(left) if left else 0,

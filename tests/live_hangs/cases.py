@@ -139,7 +139,11 @@ def main():
 
 main()
 """
-_LAUNCHED_BY = "-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no "
+_DEBUG_LAUNCHER = """
+from accelerate import debug_launcher
+if __name__ == "__main__":
+    debug_launcher(main, num_processes=2)
+"""
 TWO_OF_THREE = """
 for rank in 0 1; do
     RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=FREE python train.py &
@@ -202,7 +206,7 @@ NEW: dict[str, Hang] = {
     ),
     "an event that nobody sets": _stuck(_AT + "threading.Event().wait()  # here"),
     "signal.pause": _stuck(_AT + "signal.pause()  # here", ending="kill"),
-    "SIGSTOP in the midst of training": _stuck(_AT + "os.kill(os.getpid(), 19)", says="stopped", quick=True),
+    "SIGSTOP in the midst of training": _stuck(_AT + "os.kill(os.getpid(), 19)", says="stopped"),
     "a C call that holds the interpreter and stands": _stuck(_AT + "ctypes.PyDLL(None).pause()  # here"),
     "a sleep of three hours": _stuck(_AT + "time.sleep(10_000)  # here", says="sleeps", ending="term"),
     "a child that sleeps for three hours": _stuck(_AT + "subprocess.run(['sleep', '10000'])  # here"),
@@ -235,7 +239,7 @@ NEW: dict[str, Hang] = {
         kind="loop",
     ),
     "a busy rank, ended early": Hang(
-        script=script(top=_LOOP, within="if rank == 1 and struck: search()"), codes=("DDP307",), kind="busy", quick=True
+        script=script(top=_LOOP, within="if rank == 1 and struck: search()"), codes=("DDP307",), kind="busy"
     ),
     # Ranks that part.
     "receive against receive while training": Hang(
@@ -300,7 +304,6 @@ NEW: dict[str, Hang] = {
         script=script(start=_MISSING.replace("LINE", "threading.Event().wait()  # here")),
         codes=("DDP305", "DDP705"),
         kind="stuck",
-        quick=True,
     ),
     "a rank that loops before init_process_group": Hang(
         script=script(start=_MISSING.replace("LINE", "while True: sum(range(1000))  # here")),
@@ -336,7 +339,6 @@ NEW: dict[str, Hang] = {
         ).replace("loss.backward()", "loss.backward()  # here"),
         codes=("DDP103",),
         culprits=BOTH,
-        quick=True,
     ),
     "one rank stops early": Hang(
         script=script(
@@ -406,11 +408,11 @@ NEW: dict[str, Hang] = {
         codes=("DDP301",),
         culprits=BOTH,
     ),
-    "Accelerate, started by accelerate launch": Hang(
-        script=_ACCELERATE,
+    "Accelerate, started by python": Hang(
+        script=_ACCELERATE.replace("\nmain()\n", _DEBUG_LAUNCHER),
         codes=("DDP301", "DDP302"),
         culprits=BOTH,
-        command=(sys.executable, *_LAUNCHED_BY.split(), "train.py"),
+        command=(sys.executable, "train.py"),
     ),
     "Accelerate, started by ddpdoctor": Hang(
         script=_ACCELERATE, codes=("DDP301", "DDP302"), culprits=BOTH
