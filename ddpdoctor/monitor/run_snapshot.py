@@ -102,7 +102,8 @@ def _with_meanwhile(look: Look, ranks: tuple[RankView, ...], overdue: int | None
     if overdue is None or look.state != "running":
         return look.verdict
     told = f"no step for {duration_text(overdue)}: {meanwhile(ranks, look.now_ns)}"
-    return msgspec.structs.replace(look.verdict, why=(told, *look.verdict.why))
+    waits = (look.wait.text,) if look.wait is not None else ()
+    return msgspec.structs.replace(look.verdict, why=(*waits, told, *look.verdict.why))
 
 
 def steps_made(record: RunRecord) -> int | None:

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.summary import RunVerdict
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.monitor.run_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.series import Series
-from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
+from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView, WaitView
 from ddpdoctor.record.measured import Phase, Pulse
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.report import run_json, run_text
@@ -127,6 +127,23 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
     assert lines.news(_snapshot(record, 140 * SECOND_NS, stall=hung, state="stalled"))[0] == (
         "ddpdoctor: STALLED: rank 1 does not come"
     )
+
+
+def test_a_wait_for_a_rank_that_works_is_told_seldom_and_against_the_timeout() -> None:
+    lines, since_ns, told = RunLines("/work"), 20 * SECOND_NS, []
+    for after_s in range(10, 121, 2):
+        text = f"rank 0 has waited {after_s} s for rank 1, busy in `search` at train.py:7"
+        wait = WaitView(late=1, since_ns=since_ns, text=text, timeout_at_ns=since_ns + 100 * SECOND_NS)
+        snapshot = _snapshot(_record(), since_ns + after_s * SECOND_NS, wait=wait)
+        told += [line for line in lines.news(snapshot) if line.startswith("ddpdoctor: waiting: ")]
+    said = "ddpdoctor: waiting: rank 0 has waited {} s for rank 1, busy in `search` at train.py:7"
+    assert told == [
+        said.format(10),
+        said.format(40),
+        said.format(50) + "; 50% of the group's timeout of 100 s is over",
+        said.format(80) + "; 80% of the group's timeout of 100 s is over",
+        said.format(110),
+    ]
 
 
 def test_a_run_that_makes_no_steps_says_what_its_ranks_do_where_and_for_how_long() -> None:

@@ -1,0 +1,85 @@
+"""Sends and receives of a watched job, which torch's flight recorder does not know with gloo, are seen to wait."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.diagnosis.matching import Matcher
+from ddpdoctor.diagnosis.waiting import blocked_ranks
+from ddpdoctor.finding import Frame
+from ddpdoctor.record import layout
+from ddpdoctor.record.measured import CallTrack, Pulse
+from ddpdoctor.record.model import Group, Job, Rank, RunRecord, Site
+
+SECOND = 1_000_000_000
+
+
+def job(*calls: tuple[str, int], stands_ms: int = 4_000) -> RunRecord:
+    """A job of as many ranks as there are calls; each has stood in its own, a kind and a peer, for 4 s."""
+    ranks = tuple(range(len(calls)))
+    tracks = tuple(
+        CallTrack(
+            rank=rank,
+            kinds=layout.CALL_KINDS,
+            group=array("q", [0]),
+            step=array("q", [3]),
+            left_at_ns=array("q", [0]),
+            size_bytes=array("q", [8]),
+            kind=array("q", [layout.CALL_KINDS.index(kind)]),
+            sequence=array("q", [-1]),
+            peer=array("q", [peer]),
+            entered_at_ns=array("q", [SECOND]),
+            site=array("q", [rank]),
+        )
+        for rank, (kind, peer) in enumerate(calls)
+    )
+    pulses = tuple(
+        Pulse(
+            rank=rank, beat_at_ns=5 * SECOND, phase="explicit", phase_since_ns=SECOND, step=3, collective=kind,
+            sequence=-1, enqueued=0, completed=0, site=rank, main_cpu_ns=0, unchanged_ms=stands_ms,
+        )
+        for rank, (kind, _) in enumerate(calls)
+    )  # fmt: skip
+    return RunRecord(
+        job=Job(kind="run", world_size=len(ranks), ended_ns=5 * SECOND),
+        ranks=tuple(Rank(rank=rank, end="running") for rank in ranks),
+        groups=(Group(ranks=ranks),),
+        sites=tuple(Site(frames=(Frame("train.py", 10 + rank, "main"),)) for rank in ranks),
+        call_tracks=tracks,
+        pulses=pulses,
+    )
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        (("recv", 1), ("recv", 0)),
+        (("irecv", 1), ("recv", 0)),
+        (("send", 1), ("send", 0)),
+        (("recv", 1), ("recv", 2), ("recv", 0)),
+    ],
+)
+def test_a_cycle_of_waits_is_a_standstill(calls: tuple[tuple[str, int], ...]) -> None:
+    record, watch = job(*calls), Watch()
+    assert live_verdict(watch, record, 5 * SECOND) is None  # It has to look the same for a moment.
+    found = live_verdict(watch, record, 6 * SECOND)
+    assert found is not None
+    assert (found.form, found.hung, found.culprit) == ("standstill", True, None)
+    assert [turn.line and turn.line.line for turn in found.turns] == [10 + rank for rank in range(len(calls))]
+
+
+def test_what_is_on_its_way_is_no_wait() -> None:
+    assert blocked_ranks(job(("send", 1), ("recv", 0)), Matcher()) == {}
+    assert blocked_ranks(job(("isend", 1), ("irecv", 0)), Matcher()) == {}
+
+
+def test_a_rank_that_has_just_come_does_not_wait_yet() -> None:
+    assert blocked_ranks(job(("recv", 1), ("recv", 0), stands_ms=100), Matcher()) == {}
+
+
+def test_a_receive_from_anybody_waits_for_nobody_in_particular() -> None:
+    blocked = blocked_ranks(job(("recv", -1), ("recv", 0)), Matcher())
+    assert (blocked[0].missing, blocked[1].missing) == ((), (0,))
