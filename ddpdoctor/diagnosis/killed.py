@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import msgspec
@@ -13,6 +14,7 @@ from ddpdoctor.record.model import Rank, RunRecord
 
 BEATS_APART_NS = 1_000_000_000
 """A rank whose heart stopped so much earlier than the others' was gone before them; it beats five times a second."""
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers, schedulers and users end a job."""
 
@@ -73,13 +75,17 @@ def _matched(record: RunRecord) -> Matcher:
     return matcher
 
 
+def _gave_up_before(rank: Rank, time_ns: int) -> bool:
+    """Tell whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one then."""
+    first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
+    return first is not None and first.time_ns < time_ns and bool(_TIMED_OUT.search(first.message))
+
+
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
     """Tell whether the others outlived a rank: they failed for it, are still there, or their hearts beat on."""
     others = [rank for rank in record.ranks if rank.rank != first.rank]
-    # An echo of before its last sign of life is none of its end: a timeout, after which the launcher ended this rank.
-    echoed_ns = {rank.rank: min(error.time_ns for error in rank.exceptions) for rank in others if is_echo(rank)}
-    if any(time_ns < last_sign[first.rank] for time_ns in echoed_ns.values()):
+    if any(_gave_up_before(rank, last_sign[first.rank]) for rank in others):
         return False
-    lived_on = [rank for rank in others if rank.end == "running" or rank.rank in echoed_ns]
+    lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank)]
     beat_on = all(last_sign[rank.rank] - last_sign[first.rank] >= BEATS_APART_NS for rank in others)
     return bool(lived_on) or (bool(others) and beat_on)

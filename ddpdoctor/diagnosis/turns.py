@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -285,7 +286,14 @@ def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """The frames of a stack that are in the user's files."""
     files = {frame.file for site in record.sites for frame in site.frames} | {record.job.script}
-    return tuple(frame for frame in stack if frame.file in files or in_user_code(frame.file))
+    beside = os.path.dirname(record.job.script) + os.sep
+    mine = tuple(frame for frame in stack if frame.file in files or _is_beside(frame.file, beside))
+    return mine or tuple(frame for frame in stack if in_user_code(frame.file))
+
+
+def _is_beside(file: str, directory: str) -> bool:
+    """Tell whether a file is the user's, and in the directory of the script or below."""
+    return directory != os.sep and file.startswith(directory) and in_user_code(file)
 
 
 def _differs(lanes: Lanes, ranks: list[int], position: int) -> bool:

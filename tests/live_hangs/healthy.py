@@ -62,7 +62,8 @@ def compile():
 _SLOW_WORKERS = "if index % 80 == 40: time.sleep(9)"
 _IMPORTING = """
 if torch.utils.data.get_worker_info() is not None:
-    import torch._inductor.config, torch.fx.experimental.symbolic_shapes, torch.testing._internal.common_utils
+    from torch.fx.experimental import symbolic_shapes
+    from torch.testing._internal import common_utils
 """
 _SERVER = """
 def slow_server(seconds):

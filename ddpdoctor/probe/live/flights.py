@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from ..capabilities import Capabilities
 from ..groups import GroupBook
 from ..journal import Journal
+from . import symbols
 from .flight_entries import KINDS, described, origin_of
 
 MOST_ENTRIES = 500
@@ -47,11 +48,14 @@ class Flights:
                     enqueued, completed = last, max(0, done)
         return enqueued, completed, under_way if self._states else -1
 
-    def dump(self, reason: str) -> None:
-        """Write what the recorders hold beyond the last dump."""
+    def dump(self, reason: str) -> bool:
+        """Write what the recorders hold beyond the last dump; False where that has to wait for an import to end."""
+        if self._recorders and not symbols.ready():
+            return False
         for number, recorder in enumerate(self._recorders):
             entries = _Unpickler(io.BytesIO(recorder(includeCollectives=True, includeStackTraces=True))).load()
             self._take(number, [dict(entry) for entry in entries.get("entries") or ()], reason)
+        return True
 
     def _take(self, number: int, entries: list[dict[str, Any]], reason: str) -> None:
         entries.sort(key=lambda entry: int(entry["record_id"]))

@@ -61,6 +61,8 @@ class PulseThread:
         self._dumped: tuple[int, ...] = ()
         """The progress at which the flight recorder was read."""
         self._idle_dump_ns = 0
+        self._postponed = ""
+        """Why the flight recorder should be read as soon as nobody imports."""
         self._finished = False
         self._beating = threading.Lock()
 
@@ -107,6 +109,8 @@ class PulseThread:
             write_stacks(journal, self._watched)
             self._dump("asked")
             self._answered = requested
+        elif self._postponed:
+            self._dump(self._postponed)
         now_ns = time.monotonic_ns()
         with observer.moments.lock:
             observer.moments.take_in()
@@ -194,9 +198,9 @@ class PulseThread:
         self._dump("idle")
 
     def _dump(self, reason: str) -> None:
-        """Write what tells where this rank is compared with the others."""
+        """Write what tells where this rank is compared with the others; at one of the next beats where it must wait."""
         self._observer.journal.guarded(self._note_progress)
-        self._flights.dump(reason)
+        self._postponed = "" if self._flights.dump(reason) else reason
 
 
 def _places(frame: Optional[FrameType]) -> tuple[int, ...]:
