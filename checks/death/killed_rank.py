@@ -47,7 +47,7 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the rank that was killed first."""
     from ddpdoctor.diagnosis.killed import killed_rank
-    from ddpdoctor.diagnosis.wording import place, rank_list, verb
+    from ddpdoctor.diagnosis.wording import location_of, place, rank_list, verb
 
     killed = killed_rank(record)
     if killed is None:
@@ -73,10 +73,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             rank=killed.rank,
         )
     )
+    within = None if killed.within is None else killed.within.site.innermost
+    location = location_of(within)
     yield CHECK.finding(
         basis,
-        _told(killed),
+        _told(killed) + ("" if killed.within is None else f" inside {killed.within.signature.kind} at {place(within)}"),
         remedy=_remedy(killed),
+        locations=() if location is None else (location,),
         ranks=(killed.rank,),
         evidence=tuple(facts),
     )

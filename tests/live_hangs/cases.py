@@ -447,6 +447,8 @@ _NO_HANG = frozenset(
     }
 )
 """Faults after which the job ends well: a rehearsal, which sees every call, knows more of them."""
+_MAY_ABORT, _ABORTED = frozenset({"DDP301", "DDP302", "DDP304"}), ("DDP703",)
+"""Where sizes do not fit gloo ends a process at once, perhaps before its peer has told what it was in."""
 _ENDS_ITSELF = frozenset({"DDP706", "DDP703", "DDP306", "DDP201"})
 
 
@@ -463,7 +465,7 @@ def _of_rehearsal() -> dict[str, Hang]:
         loose = fault.culprit is None or fault.either
         rows[f"rehearsal: {name}"] = Hang(
             script=fault.script,
-            codes=_LIVE_CODES.get(name, (fault.code,)),
+            codes=(*_LIVE_CODES.get(name, (fault.code,)), *(_ABORTED if fault.code in _MAY_ABORT else ())),
             culprits=tuple({tuple(range(fault.ranks)), *((rank,) for rank in range(fault.ranks))})
             if loose or fault.culprit is None
             else ((fault.culprit,), *(((0, 1),) if fault.ranks == 2 else ())),
