@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.standstills import told_sleep
-from ddpdoctor.diagnosis.turns import Turn, elsewhere, user_frames
+from ddpdoctor.diagnosis.turns import OLD_NS, Turn, elsewhere, user_frames
 from ddpdoctor.diagnosis.waiting import LEFT, Blocked
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Frame, Location
@@ -99,8 +99,8 @@ def _function_it_is_in(record: RunRecord, turn: Turn) -> Frame | None:
     pulse = next((pulse for pulse in record.pulses if pulse.rank == turn.rank), None)
     stood = None if pulse is None else record.site(pulse.site).innermost
     frames = user_frames(record, turn.stack)
-    if stood is None or turn.seen_ago_ns:
-        return turn.line
+    if pulse is None or stood is None or record.job.ended_ns - pulse.beat_at_ns > OLD_NS:
+        return turn.line  # A call holds its interpreter: the stack that was taken from outside is newer.
     places = [(frame.file, frame.line) for frame in frames]
     at = places.index((stood.file, stood.line)) if (stood.file, stood.line) in places else 0
     return frames[at - 1] if at else stood
