@@ -109,7 +109,9 @@ def _causes_of(key: ByIdentity) -> tuple[Told, ...]:
 def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[Told, ...]:
     endings = endings_of(one for one in evidence.endings if one.attempt == attempt)
     told = with_ranks([one for one in evidence.incidents if one.attempt == attempt], endings)
-    incidents = _without_shadows((*told, *unexplained(endings, told)))
+    raised = [one for one in told if one.kind != "said"]
+    left = [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
+    incidents = _without_shadows((*raised, *left))
     groups = _grouped(incidents)
     if not groups:
         return ()
@@ -120,6 +122,12 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[Told, ...]:
         if group is not cause and group[0] not in found[0].incidents:
             found.append(_told(group, "echo"))
     return tuple(found)
+
+
+def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
+    """Of a rank that left with an exit code the last line that looks like its exception, if there is one."""
+    said = [one for one in told if one.kind == "said" and one.rank == ending.rank is not None]
+    return replace(said[-1], kind="raised", exit_code=ending.exit_code) if ending.kind == "left" and said else ending
 
 
 def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:

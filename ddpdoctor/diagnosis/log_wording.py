@@ -209,7 +209,10 @@ def _of_unused(told: Told) -> str:
 
 
 def _who(told: Told) -> str:
-    return rank_list(told.ranks) if told.ranks else "a rank"
+    if told.ranks:
+        return rank_list(told.ranks)
+    hosts = {one.host for one in told.incidents if one.host}
+    return f"a rank on {hosts.pop()}" if len(hosts) == 1 else "a rank"
 
 
 def _whom(told: Told) -> str:

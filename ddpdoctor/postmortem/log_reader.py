@@ -164,9 +164,8 @@ class LogReader:
             self._table.begin()
         elif match := _BARE.fullmatch(text):
             kind, code, more = details_of(match["type"], match["message"], ())
-            if code != "DDP706":
-                bare = Incident(kind=kind, code=code, type=match["type"], message=match["message"], **more)
-                self._add(bare, prefixed, number)
+            bare = Incident(kind=kind, code=code, type=match["type"], message=match["message"], **more)
+            self._add(bare if code != "DDP706" else replace(bare, kind="said"), prefixed, number)
         elif not self._of_launcher(prefixed, text):
             for ending in launchers.endings_in(text):
                 self._add_ending(ending, prefixed)

@@ -60,7 +60,8 @@ def habit_of(sample: str) -> Habit:
     if len(lines) < 3:
         return Habit()
     tasks = sum(_TASK.match(line) is not None for line in lines)
-    if tasks >= _SHARE * len(lines):
+    # srun's own lines have no number, and there may be as many of them as of the tasks'.
+    if tasks >= len(lines) / 2:
         return Habit(task=True)
     hosts: dict[str, int] = {}
     for line in lines:

@@ -26,7 +26,9 @@ IncidentKind = Literal[
     "worker-lost",
     "ended-from-outside",
     "interrupted",
+    "said",
 ]
+"""``said`` is a line that looks like an exception, without a traceback: it counts where its rank failed."""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

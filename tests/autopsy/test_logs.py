@@ -179,6 +179,15 @@ def test_a_time_stamp_decides_between_the_logs_of_two_nodes(tmp_path: Path) -> N
     assert (first.role, first.ranks, first.doubt) == ("cause", (8,), "")
 
 
+def test_a_line_like_an_exception_counts_for_the_rank_that_left(tmp_path: Path) -> None:
+    said = "2: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    steps = "".join(f"{rank}: step 1\n" for rank in range(4))
+    cause = cause_of(tmp_path, f"{steps}{said}srun: error: node1: task 2: Exited with exit code 1\n")
+    assert (cause.code, cause.ranks) == ("DDP706", (2,))
+    (tmp_path / "job.log").write_text(steps + said)
+    assert examined(tmp_path / "job.log").findings == ()
+
+
 def test_two_failures_whose_order_nobody_knows_are_told_with_a_doubt(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(RAISED.format(mark="[rank0]: "))
     (tmp_path / "b.log").write_text(RAISED.format(mark="[rank1]: ").replace("KeyError", "OSError").replace("12", "13"))
