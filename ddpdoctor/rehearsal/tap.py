@@ -14,11 +14,10 @@ from typing import Any, Optional
 from ..probe.groups import GroupBook
 from ..probe.journal import Journal
 from .dict_entries import DictEntries
+from .reduce_ops import REDUCE_OPS, ReduceOps
 from .reduced_losses import ReducedLosses
 from .subjects import KINDS as NAMED_KINDS
 from .subjects import Subjects
-
-REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
 Arguments = tuple[str, Optional[int], Optional[int], Optional[int]]
 """Name as users spell it, and where an operator has its tensors, its reduce op, and its root or peer."""
@@ -68,6 +67,7 @@ class Tap:
         self._reduced = reduced
         self._subjects = subjects
         self._entries = DictEntries(journal)
+        self._reduce_ops = ReduceOps(torch)
         self._nameless: set[int] = set()
         """Call chains whose collectives neither a loop nor a dictionary tells anything of."""
         self._groups = groups
@@ -135,7 +135,7 @@ class Tap:
             group, ranks = self._group(operator, arguments)
             frame = sys._getframe(2)
             tensors = _flat(arguments[tensors_at]) if tensors_at is not None else ()
-            reduce_op = arguments[op_at].op() if op_at is not None else None
+            reduce_op = self._reduce_ops.number_of(arguments[op_at], frame) if op_at is not None else None
             root = None
             if root_at is not None and int(arguments[root_at]) < len(ranks):
                 root = ranks[int(arguments[root_at])]

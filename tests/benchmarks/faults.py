@@ -1,8 +1,9 @@
 """The fault table: each injected fault on real ranks, what was said of it, and how soon.
 
 ``python -m tests.benchmarks.faults`` runs every fault five times, the last time under load, then every healthy variant
-five times, and prints both tables; ``--runs N`` and ``--only WORDS`` (part of a name) make it shorter. It exits with 1
-when a fault was missed, misnamed or told too late, or a healthy variant was not left alone.
+five times, and prints both tables; ``--runs N`` and ``--only WORDS`` (part of a name) make it shorter, and ``--python
+PATH`` runs them on the torch of another interpreter. It exits with 1 when a fault was missed, misnamed or told too
+late, or a healthy variant was not left alone.
 
 Seconds count from the moment at which the fault strikes, which the script says itself, to the whole diagnosis, stacks
 and clean-up included. Proofs: median below 2 s, worst 5 s. A rank that stands: the stall time and 2 s more.
@@ -35,14 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Injected faults and healthy variants on real ranks.")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", default="")
+    parser.add_argument("--python", help="interpreter of the ranks")
     chosen = parser.parse_args(arguments)
     with scratch_directory() as state:
         os.environ["XDG_STATE_HOME"] = str(state)
-        missed = _fault_table(chosen.runs, chosen.only)
-        return int(_healthy_table(chosen.runs, chosen.only) or missed)
+        missed = _fault_table(chosen.runs, chosen.only, chosen.python)
+        return int(_healthy_table(chosen.runs, chosen.only, chosen.python) or missed)
 
 
-def _fault_table(runs: int, only: str) -> bool:
+def _fault_table(runs: int, only: str, python: str | None) -> bool:
     missed = False
     proofs: list[float] = []
     print(f"{'fault':40} {'ranks':>5} {'code':7} {'named':8} {'basis':8} {'median s':>8} {'worst s':>8}")
@@ -52,7 +54,7 @@ def _fault_table(runs: int, only: str) -> bool:
         seconds, wrong = [], []
         for run in range(runs):
             with in_directory() as folder, _load(run == runs - 1 and runs > 1):
-                result = run_fault(fault, folder)
+                result = run_fault(fault, folder, python=python)
             wrong += [result.wrong] if result.wrong else []
             seconds += [] if result.verdict_s is None else [result.verdict_s]
         worst = max(seconds, default=0.0)
@@ -75,7 +77,7 @@ def _fault_table(runs: int, only: str) -> bool:
     return missed
 
 
-def _healthy_table(runs: int, only: str) -> bool:
+def _healthy_table(runs: int, only: str, python: str | None) -> bool:
     missed = False
     for name, script in HEALTHY.items():
         if only not in name:
@@ -83,7 +85,7 @@ def _healthy_table(runs: int, only: str) -> bool:
         wrong = []
         for run in range(runs):
             with in_directory() as folder, _load(run == runs - 1 and runs > 1):
-                said = examine_healthy(script, folder)
+                said = examine_healthy(script, folder, python=python)
             wrong += [said] if said else []
         told = f"WRONG in {len(wrong)} of {runs}: {wrong[0]}" if wrong else f"left alone in {runs} of {runs}"
         print(f"{name:40} {told}", flush=True)

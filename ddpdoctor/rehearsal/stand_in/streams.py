@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from abc import ABCMeta
 from typing import Any, Optional
 
 from .devices import Devices
@@ -107,6 +109,7 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
                 devices.exchange(index)
                 current[index] = stream
 
+    _pass_for_bases(Event, Stream)
     default: dict[int, Any] = {}
     current: dict[int, Any] = {}
 
@@ -134,6 +137,15 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
         "current_stream": current_stream,
         "set_stream": set_stream,
     }
+
+
+def _pass_for_bases(event: type, stream: type) -> None:
+    """Be what torch._dynamo, which optimizers import, asks ``torch.cuda``'s classes to be; torch 2.6 asks nothing."""
+    bases = sys.modules.get("torch._streambase")
+    for name, served in (("_EventBase", event), ("_StreamBase", stream)):
+        base = getattr(bases, name, None)
+        if isinstance(base, ABCMeta):
+            base.register(served)
 
 
 def for_any_device(real: type, served: type, devices: Devices) -> type:

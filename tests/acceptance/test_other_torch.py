@@ -1,0 +1,59 @@
+"""The bundled examples, every fault and every healthy script on the torch of other interpreters.
+
+``DDPDOCTOR_OTHER_TORCH=/venvs/2.4/bin/python:/venvs/2.8/bin/python python -m pytest -m full tests/acceptance`` runs
+them. Each interpreter needs torch and numpy and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.examples import EXAMPLES
+from tests.check_command import ROOT, check
+from tests.faults.cases import FAULTS
+from tests.faults.healthy import HEALTHY, examine_healthy
+from tests.faults.judge import run_fault
+
+VARIABLE = "DDPDOCTOR_OTHER_TORCH"
+OTHERS = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+
+pytestmark = pytest.mark.full
+on_each_torch = pytest.mark.parametrize(
+    "python", OTHERS or [pytest.param("", marks=pytest.mark.skip(reason=f"{VARIABLE} names no interpreter"))]
+)
+
+
+@on_each_torch
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_gives_the_same_on_another_torch(name: str, python: str, tmp_path: Path) -> None:
+    code, verdict, status, findings = EXAMPLES[name]
+    exit_code, report = check("--python", python, str(ROOT / "examples" / name), cwd=tmp_path)
+    found = [(finding["code"], finding["severity"], sorted(finding["basis"])) for finding in report["findings"]]
+    assert (found, report["verdict"], exit_code) == (findings, verdict, code)
+    assert report["rehearsal"]["status"] == status
+
+
+@on_each_torch
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_named_on_another_torch(
+    name: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(tmp_path, monkeypatch)
+    assert run_fault(FAULTS[name], tmp_path, python=python).wrong == ""
+
+
+@on_each_torch
+@pytest.mark.parametrize("name", HEALTHY)
+def test_correct_code_is_left_alone_on_another_torch(
+    name: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(tmp_path, monkeypatch)
+    assert examine_healthy(HEALTHY[name], tmp_path, python=python) == ""
+
+
+def _work_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
