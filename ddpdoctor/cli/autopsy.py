@@ -25,6 +25,7 @@ from ddpdoctor.report.output_file import OutputFile
 @click.option("--live", is_flag=True, help="Look at a job that hangs now; PATH is the pid of a launcher or a rank.")
 @click.option("--hosts", multiple=True, metavar="HOSTS", help="With --live: look at the ranks there, over ssh.")
 @click.option("--raw", is_flag=True, hidden=True, help="With --live: print what was seen, for another ddpdoctor.")
+@click.option("--tui", is_flag=True, help="Show it on a screen, as a run that stands is shown.")
 @click.option(
     "--fail-on",
     type=click.Choice([severity.value for severity in Severity]),
@@ -50,6 +51,7 @@ def autopsy(
     live: bool,
     hosts: tuple[str, ...],
     raw: bool,
+    tui: bool,
     fail_on: str,
     output_format: str,
     output: str | None,
@@ -82,6 +84,11 @@ def autopsy(
         examination = live_autopsy(request, _pids(paths), names)
     else:
         examination = examine_dead_job(request, streams.stdin_stream())
+    if tui:
+        from ddpdoctor.cli.screen import show_autopsy
+
+        show_autopsy(examination)
+        ctx.exit(examination.exit_code)
     colour = output is None and streams.colours_wanted(no_color)
     width = streams.PLAIN_WIDTH if output is not None else streams.result_width()
     text = rendered(examination, output_format, _checks_of, width, colour=colour)

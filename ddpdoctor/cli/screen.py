@@ -11,6 +11,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.report import streams
 
 if TYPE_CHECKING:
+    from ddpdoctor.examination import Examination
     from ddpdoctor.monitor.snapshot import Playback, SnapshotSource
 
 SCREEN = "ddpdoctor.tui.app"
@@ -46,6 +47,14 @@ def show_replay(run: str) -> None:
     replay.seek(0)
     replay.play(1.0)
     show(replay, replay)
+
+
+def show_autopsy(examination: Examination) -> None:
+    """Show an autopsy as a run that stands is shown; raises UsageError without a terminal."""
+    from ddpdoctor.monitor.autopsy_view import AutopsySource
+
+    _demand_terminal("--tui")
+    show(AutopsySource(examination))
 
 
 def explanation_of(code: str) -> str:
