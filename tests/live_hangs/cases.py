@@ -427,7 +427,7 @@ _LIVE_CODES = {
     "loss keys of the batch": ("DDP302", "DDP301"),
     "another group": ("DDP304", "DDP301", "DDP305"),
     "a wait beyond the timeout": ("DDP307", "DDP308"),
-    "port in use": ("DDP706", "DDP504"),
+    "port in use": ("DDP706", "DDP504", "DDP705"),
     "different models": ("DDP304", "DDP706"),
     "DDP on a subset": ("DDP314", "DDP301"),
     "an infinite loop": ("DDP307", "DDP305"),

@@ -63,7 +63,7 @@ _SLOW_WORKERS = "if index % 80 == 40: time.sleep(9)"
 _IMPORTING = """
 if torch.utils.data.get_worker_info() is not None:
     from torch.fx.experimental import symbolic_shapes
-    from torch.testing._internal import common_utils
+    from torch.export import exported_program
 """
 _SERVER = """
 def slow_server(seconds):

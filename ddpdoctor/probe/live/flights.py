@@ -50,7 +50,8 @@ class Flights:
 
     def dump(self, reason: str) -> bool:
         """Write what the recorders hold beyond the last dump; False where that has to wait for an import to end."""
-        if self._recorders and not symbols.ready():
+        # Without a world there are no entries, so no frames to ask for: the import would look like work of the rank.
+        if self._recorders and self._groups.has_world and not symbols.ready():
             return False
         for number, recorder in enumerate(self._recorders):
             entries = _Unpickler(io.BytesIO(recorder(includeCollectives=True, includeStackTraces=True))).load()
