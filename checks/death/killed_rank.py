@@ -65,14 +65,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if killed.echoes:
         lost = f"{rank_list(killed.echoes)} {verb(killed.echoes, 'reports', 'report')} a lost connection, which follows"
         facts.append(Fact(text=lost, basis=basis))
-    facts.append(
-        Fact(
-            text=f"it was process {killed.pid}" + (f" on {killed.host}" if killed.host else ""),
-            basis=basis,
-            numbers={"pid": killed.pid},
-            rank=killed.rank,
-        )
-    )
+    who = f"it was process {killed.pid}" + (f" on {killed.host}" if killed.host else "")
+    facts.append(Fact(text=who, basis=basis, numbers={"pid": killed.pid}, rank=killed.rank))
     within = None if killed.within is None else killed.within.site.innermost
     location = location_of(within)
     yield CHECK.finding(
