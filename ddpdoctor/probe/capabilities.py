@@ -15,8 +15,8 @@ _COSTS = {
     "_sync_buffers": "DDP's broadcast of buffers counts as forward",
     "Work.wait": "waiting for asynchronous collectives is not measured",
     "is_compiling": "compiled code may run slower",
-    "_dump_fr_trace": "a standstill is not explained: torch's flight recorder cannot be read",
-    "_dump_fr_trace_json": "collectives that are under way are not counted: torch's flight recorder cannot be read",
+    "_dump_fr_trace": "before torch 2.8 no flight recorder holds the collectives of gloo",
+    "_dump_fr_trace_json": "collectives of gloo that are under way are not counted before torch 2.8",
 }
 """What a missing name means for the user."""
 
@@ -43,7 +43,7 @@ class Capabilities:
         self.is_compiling: Callable[[], bool] = (
             self._need(getattr(torch, "compiler", None), "is_compiling") or _is_never_compiling
         )
-        # NCCL's collectives have a recorder of their own, which is the older one.
+        # NCCL's collectives have a recorder of their own, which is the older one: torch 2.4 to 2.7 have no other.
         self.recorders = self._recorders(c10d, "_dump_fr_trace", "_dump_nccl_trace")
         """Functions that give torch's flight recorders with all that is in them, as pickles."""
         self.recorder_states = self._recorders(c10d, "_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -59,10 +59,7 @@ class Capabilities:
         self.missing[name] = _COSTS[name]
 
     def _recorders(self, c10d: Any, name: str, older: str) -> tuple[Callable[..., bytes], ...]:
-        found = tuple(function for function in (getattr(c10d, name, None), getattr(c10d, older, None)) if function)
-        if not found:
-            self._lack(name)
-        return found
+        return tuple(function for function in (self._need(c10d, name), getattr(c10d, older, None)) if function)
 
 
 def _is_never_compiling() -> bool:

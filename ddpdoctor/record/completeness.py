@@ -195,7 +195,12 @@ class Completeness:
         states |= dict.fromkeys(("forwards", "buffers"), StreamState("truncated", "a live run records the first few"))
         if self._live.collectives():
             states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
+        elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in self._backends():
+            states["collectives"] = StreamState("absent", lack)
         return states
+
+    def _backends(self) -> set[str]:
+        return {backend for _, backend in self._book.worlds.values()}
 
     def _missing_events(self) -> str:
         """Say why the events are not all there; empty when they are."""
