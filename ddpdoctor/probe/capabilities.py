@@ -14,7 +14,7 @@ _COSTS = {
     "_set_ddp_runtime_logging_sample_rate": "exposed communication is measured on few steps only",
     "_sync_buffers": "DDP's broadcast of buffers counts as forward",
     "Work.wait": "waiting for asynchronous collectives is not measured",
-    "is_compiling": "compiled code may run slower",
+    "is_dynamo_compiling": "compiled code may run slower",
     "_dump_fr_trace": "before torch 2.8 no flight recorder holds the collectives of gloo",
     "_dump_fr_trace_json": "collectives of gloo that are under way are not counted before torch 2.8",
 }
@@ -40,8 +40,9 @@ class Capabilities:
         if getattr(self.work_class, "wait", None) is None:
             self.work_class = None
             self._lack("Work.wait")
+        # One call, where torch's `is_compiling` makes two: it is asked several times a step.
         self.is_compiling: Callable[[], bool] = (
-            self._need(getattr(torch, "compiler", None), "is_compiling") or _is_never_compiling
+            self._need(getattr(torch, "compiler", None), "is_dynamo_compiling") or _is_never_compiling
         )
         # NCCL's collectives have a recorder of their own, which is the older one: torch 2.4 to 2.7 have no other.
         self.recorders = self._recorders(c10d, "_dump_fr_trace", "_dump_nccl_trace")

@@ -160,8 +160,8 @@ class Training:
     def block(self, *, on: bool) -> tuple[float, ...]:
         """Microseconds of CPU a step: mean and median of the training thread, mean of the process."""
         self._switch.turn(on=on)
-        training = self.live._training
-        (reducer,) = training._reductions._reducers.values() if training is not None else ()
+        assert self.live._training is not None
+        reducer = self.live._training._reductions.known[id(self._model)]
         self._model._set_ddp_runtime_logging_sample_rate(reducer.rate if on else TORCHS_OWN_RATE)
         for _ in range(WARM_UP_STEPS):
             self.step()

@@ -82,7 +82,7 @@ def test_a_torch_without_work_and_compiler_is_said_to_lack_them(monkeypatch: pyt
 
     assert Capabilities(torch).missing == {}
     monkeypatch.delattr(torch._C._distributed_c10d, "Work")
-    monkeypatch.delattr(torch.compiler, "is_compiling")
+    monkeypatch.delattr(torch.compiler, "is_dynamo_compiling")
     lacking = Capabilities(torch)
-    assert set(lacking.missing) == {"Work.wait", "is_compiling"}
+    assert set(lacking.missing) == {"Work.wait", "is_dynamo_compiling"}
     assert lacking.work_class is None and not lacking.is_compiling()

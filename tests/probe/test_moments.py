@@ -23,7 +23,7 @@ class Told:
 
     def trains_meanwhile(self, number: int) -> None:
         """As the handler of a signal does that comes while moments are taken in."""
-        self.moments.keep((self.number, (number,)))
+        self.moments.keep((self.number, number))
         self.moments.take_in()
         self.numbers.append(-number)
 
@@ -31,7 +31,7 @@ class Told:
 def test_moments_are_taken_in_order_and_a_fault_loses_its_own_alone() -> None:
     told = Told()
     for function, number in ((told.number, 1), (told.wrong, 2), (told.number, 3)):
-        told.moments.keep((function, (number,)))
+        told.moments.keep((function, number))
     assert told.numbers == []
     told.moments.take_in()
     told.moments.take_in()
@@ -41,8 +41,8 @@ def test_moments_are_taken_in_order_and_a_fault_loses_its_own_alone() -> None:
 
 def test_what_is_kept_while_moments_are_taken_in_comes_after_them() -> None:
     told = Told()
-    told.moments.keep((told.trains_meanwhile, (1,)))
-    told.moments.keep((told.number, (2,)))
+    told.moments.keep((told.trains_meanwhile, 1))
+    told.moments.keep((told.number, 2))
     told.moments.take_in()
     told.moments.take_in()
     assert told.numbers == [-1, 2, 1]
@@ -51,10 +51,10 @@ def test_what_is_kept_while_moments_are_taken_in_comes_after_them() -> None:
 def test_a_thread_that_keeps_takes_in_itself_when_nobody_else_does() -> None:
     told = Told()
     for number in range(MOST_WAITING - 1):
-        told.moments.keep((told.number, (number,)))
+        told.moments.keep((told.number, number))
         told.moments.make_room()
     assert told.numbers == []
-    told.moments.keep((told.number, (MOST_WAITING - 1,)))
+    told.moments.keep((told.number, MOST_WAITING - 1))
     told.moments.make_room()
     assert told.numbers == list(range(MOST_WAITING))
 
@@ -70,7 +70,7 @@ def test_two_threads_take_in_each_moment_once_and_in_order() -> None:
     thread = threading.Thread(target=pulse)
     thread.start()
     for number in range(20_000):
-        told.moments.keep((told.number, (number,)))
+        told.moments.keep((told.number, number))
         if number % 7 == 0:
             told.moments.take_in()
             assert told.numbers[-1] == number  # whoever takes in last knows all that was kept before
@@ -93,9 +93,9 @@ def test_a_forked_child_takes_in_nothing_of_its_parent_and_does_not_wait_for_its
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    told.moments.keep((told.number, (1,)))
+    told.moments.keep((told.number, 1))
     told.moments.become_forked_child()
-    told.moments.keep((told.number, (2,)))
+    told.moments.keep((told.number, 2))
     told.moments.take_in()
     assert told.numbers == [2]
     let_go.set()

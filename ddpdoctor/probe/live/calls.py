@@ -89,8 +89,8 @@ class Calls:
         self._inside = False
         self._bytes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Buffers of each DDP module."""
-        self._newest: Optional[tuple[weakref.ref[Any], int, int]] = None
-        """The module that broadcast last, the bytes of its buffers, and its group."""
+        self._newest: Optional[tuple[weakref.ref[Any], int, int, int]] = None
+        """The module that broadcast last, the bytes of its buffers, its group, and the place of its forward."""
 
     def install(self) -> None:
         """Replace what this torch has."""
@@ -156,12 +156,26 @@ class Calls:
         return wait_for_work
 
     def _buffers_timed(self, synchronise: Callable[[Any], None]) -> Callable[[Any], None]:
-        calls, observer = self, self._observer
+        calls, observer, sequences = self, self._observer, self._sequences
+        keep, call_began, call_ended = self._keep, self._call_has_begun, self._call_has_ended
 
         @functools.wraps(synchronise)
         def _sync_buffers(ddp: Any) -> None:
-            watched = not calls._inside and observer.thread == get_ident()
-            noted = calls._buffers_begin(ddp, sys._getframe(1)) if watched else None
+            watched, noted = not calls._inside and observer.thread == get_ident(), False
+            if watched:
+                calls._inside = True
+                try:
+                    newest = calls._newest
+                    if newest is None or newest[0]() is not ddp:
+                        newest = calls._meet(ddp, sys._getframe(1))
+                    _, size_bytes, group, site = newest
+                    # Its own count: DDP decides from the forwards before whether it broadcasts.
+                    sequence = sequences.get(-1 - group, 0)
+                    sequences[-1 - group] = sequence + 1
+                    keep((call_began, _BUFFERS, group, sequence, size_bytes, site, _now_ns()))
+                    noted = True
+                except Exception as error:
+                    observer.fault("broadcast", error)
             try:
                 synchronise(ddp)
             except BaseException as error:
@@ -169,7 +183,9 @@ class Calls:
                 raise
             finally:
                 if watched:
-                    calls._ended(noted, None)
+                    calls._inside = False
+                if noted:
+                    keep((call_ended, _now_ns()))
 
         return _sync_buffers
 
@@ -222,30 +238,17 @@ class Calls:
             self._observer.fault("wait", error)
             return None
 
-    def _buffers_begin(self, ddp: Any, frame: FrameType) -> Optional[Call]:
-        self._inside = True
-        try:
-            newest = self._newest
-            _, size_bytes, group = newest if newest is not None and newest[0]() is ddp else self._meet(ddp)
-            # Its own count: DDP decides from the forwards before whether it broadcasts.
-            key = -1 - group
-            sequence = self._sequences.get(key, 0)
-            self._sequences[key] = sequence + 1
-            return self._enter((_BUFFERS, group, sequence, size_bytes), frame)
-        except Exception as error:
-            self._observer.fault("broadcast", error)
-            return None
-
-    def _meet(self, ddp: Any) -> tuple[weakref.ref[Any], int, int]:
-        """A DDP module, the bytes of its buffers, and its group."""
+    def _meet(self, ddp: Any, frame: FrameType) -> tuple[weakref.ref[Any], int, int, int]:
+        """A DDP module, the bytes of its buffers, its group, and the place of its forward."""
         size_bytes = self._bytes.get(ddp)
         if size_bytes is None:
             size_bytes = self._bytes[ddp] = _bytes_of(ddp.modules_buffers)
-        self._newest = weakref.ref(ddp), size_bytes, self._groups.number_of(ddp.process_group)
+        group = self._groups.number_of(ddp.process_group)
+        self._newest = weakref.ref(ddp), size_bytes, group, self._site(frame)
         return self._newest
 
     def _enter(self, call: Call, frame: FrameType) -> Call:
-        self._keep((self._call_has_begun, (*call, self._site(frame), _now_ns())))
+        self._keep((self._call_has_begun, *call, self._site(frame), _now_ns()))
         self._make_room()
         return call
 
@@ -255,10 +258,10 @@ class Calls:
             return
         try:
             if work is not None and hasattr(work, "is_completed"):
-                self._keep((self._observer.course.call_started, (_now_ns(),)))
+                self._keep((self._observer.course.call_started, _now_ns()))
                 self._await(work, call)
             else:
-                self._keep((self._call_has_ended, (_now_ns(),)))
+                self._keep((self._call_has_ended, _now_ns()))
         except Exception as error:
             self._observer.fault("call", error)
 

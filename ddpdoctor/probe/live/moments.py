@@ -11,19 +11,21 @@ import threading
 from collections import deque
 from typing import Any, Callable
 
-Moment = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, and the arguments that it is called with when the moment is taken in."""
-MOST_WAITING = 2_000
-"""A loop whose steps take microseconds makes more of them between two pulses."""
+Moment = tuple[Any, ...]
+"""A function, and after it the arguments that it is called with when the moment is taken in: one object, not two."""
+MOST_WAITING = 8_000
+"""A fifth of a second of steps of 0.2 ms: only a loop whose steps are shorter makes more of them between two pulses."""
 
 
 class Moments:
-    """A queue of calls: ``keep((function, arguments))`` is what a hook pays for."""
+    """A queue of calls: ``keep((function, argument, …))`` is what a hook pays for."""
 
     def __init__(self, fault: Callable[[str, Exception], None]) -> None:
         self._fault = fault
         self._waiting: deque[Moment] = deque()
         self.keep: Callable[[Moment], None] = self._waiting.append
+        self.waiting: Callable[[], int] = self._waiting.__len__
+        """How many moments wait."""
         self.lock = threading.RLock()
         """Held by whoever takes in, or looks at what has come of it."""
         self._taking = False
@@ -37,11 +39,11 @@ class Moments:
             next_one = self._waiting.popleft
             try:
                 for _ in range(len(self._waiting)):
-                    function, arguments = next_one()
+                    moment = next_one()
                     try:
-                        function(*arguments)
+                        moment[0](*moment[1:])
                     except Exception as error:
-                        self._fault(function.__name__, error)
+                        self._fault(moment[0].__name__, error)
             finally:
                 self._taking = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from array import array
 from types import FrameType
 from typing import Any, Callable, Optional
@@ -14,7 +13,7 @@ from ..index_lists import base_indices, digest_of, integers
 from ..joins import Joins
 from ..loader_facts import length_of, loader_facts, sharding_sampler
 from ..unseen import leave_no_frame
-from .drawn_samples import note_samples
+from .drawn_samples import note_samples, places_of
 from .observer import Observer
 
 PASSES_NOTED = 200
@@ -29,7 +28,8 @@ class Pass:
     """One pass over a loader."""
 
     __slots__ = (
-        "averaged_before", "backwards", "batch_size", "drawn", "loader", "looped", "number", "ordinal", "yielded",
+        "averaged_before", "backwards", "batch_size", "drawn", "is_looked_at", "loader", "looped", "number", "ordinal",
+        "wanted", "yielded",
     )  # fmt: skip
 
     def __init__(self, number: int, loader: int, ordinal: int, drawn: Optional[array[int]], averaged: int) -> None:
@@ -46,6 +46,10 @@ class Pass:
         """Backwards of this rank that had averaged gradients when it began."""
         self.looped = False
         """A ``for`` statement of the user's draws its batches."""
+        self.is_looked_at = True
+        """There is more to note of its next batch than that it was drawn."""
+        self.wanted: frozenset[int] = frozenset()
+        """Indices of the samples that are told of where they are drawn."""
 
 
 class Passes:
@@ -112,17 +116,14 @@ class Passes:
         """A pass over a loader begins."""
         self._journal.guarded(self._pass_begins, loader, iterator, frame)
 
-    def drawn(self, iterator: Any, batch: Any) -> None:
-        """A batch was handed out to the code that called the caller's caller."""
-        current = iterator.__dict__.get("_ddpdoctor_pass")
-        if current is not None:
-            if current.drawn is not None and current.ordinal == 0:
-                self._journal.guarded(self._note_samples, current, iterator, batch)
-            if not current.yielded:
-                current.looped = self._is_looped(sys._getframe(3))
-                self.has_new_loader = self.has_new_loader or not current.ordinal
-            current.yielded += 1
-            self.newest = current
+    def look(self, current: Pass, iterator: Any, batch: Any, frame: FrameType) -> None:
+        """A batch is handed out to the code that runs in ``frame``: a pass's first, or one with samples to note."""
+        if current.wanted and current.drawn is not None:
+            self._journal.guarded(self._note_samples, current, iterator, batch)
+        if not current.yielded:
+            current.looped = self._is_looped(frame)
+            self.has_new_loader = self.has_new_loader or not current.ordinal
+        current.is_looked_at = bool(current.wanted) and current.drawn is not None
 
     def pass_ended(self, iterator: Any) -> None:
         """A loader has no batch left."""
@@ -156,6 +157,8 @@ class Passes:
         drawn = (early or array("q")) if keeps else None
         iterator._ddpdoctor_pass = current = Pass(self._noted, number, ordinal, drawn, self._averaged)
         current.batch_size = getattr(loader, "batch_size", None)
+        if keeps and not ordinal:
+            current.wanted = self._journal.guarded(_wanted, iterator._dataset) or frozenset()
         self._open[number] = current
         sampler = sharding_sampler(loader)
         self._journal.event(
@@ -174,9 +177,9 @@ class Passes:
         if current is self:
             drawn = iterator.__dict__.setdefault("_ddpdoctor_early", array("q"))
             if len(drawn) < MOST_INDICES:
-                drawn.extend(integers(index))
+                _append(drawn, index)
         elif current is not None and current.drawn is not None:
-            current.drawn.extend(integers(index))
+            _append(current.drawn, index)
             if len(current.drawn) > MOST_INDICES:
                 current.drawn = None
 
@@ -184,7 +187,8 @@ class Passes:
         size = current.batch_size
         if size and current.drawn is not None and getattr(iterator, "_in_order", True):
             indices = current.drawn[current.yielded * size : (current.yielded + 1) * size]
-            note_samples(self._journal, self._torch, iterator._dataset, indices, batch)
+            if not current.wanted.isdisjoint(indices):
+                note_samples(self._journal, self._torch, iterator._dataset, indices, batch)
 
     def _end_pass(self, current: Pass, iterator: Any) -> None:
         fields: dict[str, Any] = {}
@@ -217,3 +221,15 @@ class Passes:
                 return not frame.f_code.co_flags & GENERATOR
             frame = frame.f_back
         return False
+
+
+def _wanted(dataset: Any) -> frozenset[int]:
+    return places_of(len(dataset))
+
+
+def _append(drawn: array[int], index: Any) -> None:
+    """Append an index or a batch of them, which nearly always is a list of whole numbers."""
+    try:
+        drawn.fromlist(index)
+    except (TypeError, OverflowError):  # It has appended none.
+        drawn.extend(integers(index))

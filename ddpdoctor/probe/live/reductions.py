@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import weakref
 from typing import Any, Callable, Optional
-from weakref import WeakKeyDictionary
 
 from ..capabilities import Capabilities
 from .device_times import DeviceTimes
@@ -19,7 +18,9 @@ from .stopwatch import EPOCH_NS
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""
 SHORT_STEP_RATE, SHORT_STEP_NS = 10, 25_000_000
-"""A measured iteration costs 80 µs and more with its reading: of shorter steps the logger measures one of so many."""
+"""A measured iteration costs 80 µs and more with its reading: of shorter steps the logger measures one of so many …"""
+SHORTEST_STEP_RATE, SHORTEST_STEP_NS = 100, 2_500_000
+"""… and of even shorter ones no more than DDP has it measure by itself, which still is several times a second."""
 CUDA_RATE = 20
 """On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
@@ -27,6 +28,11 @@ LONGEST_NS = 1 << 62
 LAYOUTS_NOTED = 4
 """Of each module: how its buckets lie is told so often, which is when they are made, rebuilt and changed since."""
 MOST_BUCKETS = 4_096
+_RATES = (
+    (SHORTEST_STEP_NS, SHORTEST_STEP_RATE),
+    (SHORT_STEP_NS, SHORT_STEP_RATE),
+    (LONGEST_NS, 1),
+)
 
 
 class Reducer:
@@ -89,14 +95,9 @@ class Reductions:
         self._set_rate = capabilities.set_logger_rate
         self._wrap_number = wrap_number
         self._armed: list[Reducer] = []
-        self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
-        self._newest: Optional[tuple[weakref.ref[Any], Reducer]] = None
-        """The module that was last asked for, which is nearly always the next one, too."""
-
-    def reducer_of(self, ddp: Any) -> Reducer:
-        """What is known of the module's reducer, in whose forward gradients are recorded."""
-        newest = self._newest
-        return newest[1] if newest is not None and newest[0]() is ddp else self._find(ddp)
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self.known: dict[int, Reducer] = {}
+        """What is known of the reducers, by the identity of the DDP module, for as long as that lives."""
 
     def forward_ended(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
         """A forward that synchronises is over: DDP's logger has the iteration before."""
@@ -135,19 +136,22 @@ class Reductions:
         self._armed.clear()
         return modules > 0
 
-    def _find(self, ddp: Any) -> Reducer:
-        reducer = self._reducers.get(ddp) or self._meet(ddp)
-        self._newest = weakref.ref(ddp), reducer
-        return reducer
-
-    def _meet(self, ddp: Any) -> Reducer:
+    def meet(self, ddp: Any) -> Reducer:
+        """A module records gradients for the first time."""
         on_cuda = ddp.device_type == "cuda"
         if on_cuda and self._observer.steps.make_device_times is None:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
             self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
             self._observer.on_device = True
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
-        reducer = self._reducers[ddp] = Reducer(size_bytes, 1, on_gpu=on_cuda)
+        reducer, key = Reducer(size_bytes, 1, on_gpu=on_cuda), id(ddp)
+        known, references = self.known, self._references
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            if references.get(key) is gone:
+                del references[key], known[key]
+
+        references[key], known[key] = weakref.ref(ddp, forget), reducer
         if self._set_rate is not None:
             self._set_rate(ddp, 1)
         return reducer
@@ -158,7 +162,7 @@ class Reductions:
             return
         rate = CUDA_RATE
         if ddp.device_type != "cuda":
-            rate = 1 if reducer.shortest_ns >= SHORT_STEP_NS else SHORT_STEP_RATE
+            rate = next(rate for shorter_ns, rate in _RATES if reducer.shortest_ns < shorter_ns)
         if rate != reducer.rate:
             self._set_rate(ddp, rate)
             reducer.rate, reducer.rated_at = rate, reducer.iterations
@@ -187,7 +191,7 @@ class Reductions:
         if ready_ns > 0 and window_ns > 0:
             exposed_ns = max(0, window_ns - overlap_ns)
             moment = exposed_ns, window_ns, _since_epoch(ready_ns), _since_epoch(reduced_ns)
-            self._observer.moments.keep((self._observer.steps.sampled, moment))
+            self._observer.moments.keep((self._observer.steps.sampled, *moment))
 
     def _note_layout(self, ddp: Any, sizes: str, parameters: str) -> None:
         """Tell how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""

@@ -1,6 +1,8 @@
 """Hooks around the phases of training: the fetch of a batch, forward, backward, the optimizer's step, saving.
 
-Each hook runs the original whatever happens to its own part.
+Each hook runs the original whatever happens to its own part. What it does in every step stands in the one function
+that takes the original's place, on names that were looked up before: between two hooks a step drives what is ours out
+of the processor's caches, and then each further function, method and attribute costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import functools
 import sys
 import time
 from threading import get_ident
+from types import FrameType
 from typing import Any, Callable, Optional
 
 from ..capabilities import Capabilities
@@ -16,6 +19,7 @@ from ..optimizer_sizes import OptimizerSizes
 from ..unseen import leave_no_frame
 from .evidence import FORWARDS_NOTED, Evidence
 from .host_reads import HostReads
+from .moments import MOST_WAITING
 from .observer import Observer, rows_of
 from .passes import Pass, Passes
 from .precision import COUNTED_FORWARD, Precision
@@ -39,13 +43,7 @@ class Training:
         passes: Passes,
     ) -> None:
         self._observer = observer
-        self._keep, self._make_room = observer.moments.keep, observer.moments.make_room
-        # Kept as they are: to bind a method anew for each moment takes as long as to keep the moment.
-        course = observer.course
-        self._fetch_has_begun, self._fetch_has_ended = course.fetch_began, course.fetch_ended
-        self._forward_has_begun, self._phase_has_ended = reductions.forward_began, observer.watch.leave
-        self._backward_has_begun, self._backward_has_ended = course.backward_began, self._take_in_backward
-        self._optimizer_has_begun, self._optimizer_has_stepped = observer.watch.enter, course.optimizer_stepped
+        self._keep = observer.moments.keep
         self._torch = torch
         self._capabilities = capabilities
         self._is_compiling = capabilities.is_compiling
@@ -69,9 +67,7 @@ class Training:
         self._watch_backwards(torch.autograd)
         self._watch_saving(torch)
         # The package hides its module of the same name.
-        optimizer = sys.modules["torch.optim.optimizer"]
-        optimizer.register_optimizer_step_pre_hook(self._before_step)
-        optimizer.register_optimizer_step_post_hook(self._after_step)
+        self._watch_optimizers(sys.modules["torch.optim.optimizer"])
 
     def close(self) -> None:
         """No step is made any more: tell what was sampled, and take back what was replaced for that."""
@@ -83,12 +79,20 @@ class Training:
         if iterator_class is None:
             return
         advance, iterate, training = iterator_class.__next__, data.DataLoader.__iter__, self
-        observer = self._observer
+        observer, passes, unknown, is_recording = self._observer, self._passes, self._unknown, self._is_recording
+        keep, fetch_began, fetch_ended = self._keep, observer.course.fetch_began, observer.course.fetch_ended
 
         @functools.wraps(advance)
         def __next__(iterator: Any) -> Any:
-            watched = observer.thread == get_ident()
-            source = training._fetch_begins(iterator) if watched else None
+            watched, source = observer.thread == get_ident(), None
+            if watched:
+                try:
+                    began_ns = _now_ns()
+                    source = iterator.__dict__.get("_ddpdoctor_source", unknown)
+                    keep((fetch_began, source, is_recording(), began_ns))
+                except Exception as error:
+                    observer.fault("fetch", error)
+                    source = None
             try:
                 batch = advance(iterator)
             except BaseException as error:
@@ -97,7 +101,19 @@ class Training:
                 leave_no_frame(error)
                 raise
             if watched:
-                training._fetch_ended(iterator, batch)
+                try:
+                    ended_ns = _now_ns()
+                    fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
+                    started_workers = fresh and training._has_started_workers(iterator)
+                    keep((fetch_ended, rows_of(batch), started_workers, ended_ns))
+                    current = iterator.__dict__.get("_ddpdoctor_pass")
+                    if current is not None:
+                        if current.is_looked_at:
+                            passes.look(current, iterator, batch, sys._getframe(1))
+                        current.yielded += 1
+                        passes.newest = current
+                except Exception as error:
+                    observer.fault("fetch", error)
             return batch
 
         @functools.wraps(iterate)
@@ -123,31 +139,67 @@ class Training:
 
     def _watch_forwards(self, ddp_class: Any) -> None:
         forward, training, observer = ddp_class.forward, self, self._observer
-        is_compiling = self._is_compiling
+        is_compiling, is_recording, passes = self._is_compiling, self._is_recording, self._passes
+        keep, waiting, take_in = self._keep, observer.moments.waiting, observer.moments.take_in
+        reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
+        forward_began, forward_ended = reductions.forward_began, reductions.forward_ended
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
             if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
                 return forward(ddp, *arguments, **options)
-            reducer = training._forward_begins(ddp)
+            reducer: Optional[Reducer] = None
+            try:
+                began_ns = _now_ns()
+                if waiting() >= MOST_WAITING:
+                    take_in()
+                if is_recording():
+                    reducer = known.get(id(ddp)) or reductions.meet(ddp)
+                    reducer.forwards += 1
+                    reducer.synchronises = synchronises = bool(ddp.require_backward_grad_sync)
+                    keep((forward_began, reducer, synchronises, ddp.training, began_ns))
+                    if reducer.forwards <= FORWARDS_NOTED or passes.has_new_loader or observer.on_device:
+                        training._look_at_forward(ddp, reducer, sys._getframe(1))
+                else:
+                    keep((observer.course.forward_began, False, ddp.training, began_ns))
+                    training._evidence.forward_begins(ddp, sys._getframe(1))
+            except Exception as error:
+                observer.fault("forward", error)
+                reducer = None
             try:
                 return forward(ddp, *arguments, **options)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                training._forward_ended(ddp, reducer)
+                try:
+                    ended_ns = _now_ns()
+                    keep((phase_ended, ended_ns))
+                    if reducer is not None:
+                        if reducer.synchronises:
+                            forward_ended(ddp, reducer, ended_ns)
+                        if reducer.forwards == COUNTED_FORWARD or observer.on_device:
+                            training._look_at_forward_end(ddp, reducer)
+                except Exception as error:
+                    observer.fault("forward", error)
 
         ddp_class.forward = forward_timed
 
     def _watch_backwards(self, autograd: Any) -> None:
-        backward, training, observer = autograd.backward, self, self._observer
+        backward, training, observer, passes = autograd.backward, self, self._observer, self._passes
+        keep, backward_began, backward_ended = self._keep, observer.course.backward_began, self._take_in_backward
 
         @functools.wraps(backward)
         def backward_timed(*arguments: Any, **options: Any) -> Any:
             watched = observer.thread == get_ident() and not observer.backwards
             if watched:
-                training._backward_begins()
+                observer.backwards += 1
+                try:
+                    keep((backward_began, _now_ns()))
+                    if observer.on_device:
+                        training._device_begins(BACKWARD)
+                except Exception as error:
+                    observer.fault("backward", error)
             try:
                 return backward(*arguments, **options)
             except BaseException as error:
@@ -155,9 +207,45 @@ class Training:
                 raise
             finally:
                 if watched:
-                    training._backward_ended()
+                    observer.backwards -= 1
+                    try:
+                        keep((backward_ended, passes.newest, _now_ns()))
+                        if observer.on_device:
+                            training._device_ends(BACKWARD)
+                    except Exception as error:
+                        observer.fault("backward", error)
 
         autograd.backward = backward_timed
+
+    def _watch_optimizers(self, optimizers: Any) -> None:
+        training, observer, is_compiling, sizes = self, self._observer, self._is_compiling, self._sizes
+        keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
+
+        def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
+            if observer.thread != get_ident() or is_compiling():
+                return
+            try:
+                keep((step_began, OPTIMIZER, _now_ns()))
+                if observer.on_device:
+                    training._device_begins(OPTIMIZER)
+            except Exception as error:
+                observer.fault("optimizer", error)
+
+        def after_step(optimizer: Any, arguments: Any, options: Any) -> None:
+            if observer.thread != get_ident() or is_compiling():
+                return
+            try:
+                ended_ns, identity = _now_ns(), id(optimizer)
+                if observer.on_device:
+                    training._device_ends(OPTIMIZER)  # before the step may be over
+                keep((step_ended, identity, ended_ns))
+                if identity not in sizes.measured:
+                    sizes.stepped(optimizer)
+            except Exception as error:
+                observer.fault("optimizer", error)
+
+        optimizers.register_optimizer_step_pre_hook(before_step)
+        optimizers.register_optimizer_step_post_hook(after_step)
 
     def _watch_saving(self, torch: Any) -> None:
         save, training, observer = torch.save, self, self._observer
@@ -179,26 +267,6 @@ class Training:
 
         torch.save = save_timed
 
-    def _fetch_begins(self, iterator: Any) -> Optional[Source]:
-        try:
-            now_ns = _now_ns()
-            source: Source = iterator.__dict__.get("_ddpdoctor_source", self._unknown)
-            self._keep((self._fetch_has_begun, (source, self._is_recording(), now_ns)))
-            return source
-        except Exception as error:
-            self._observer.fault("fetch", error)
-            return None
-
-    def _fetch_ended(self, iterator: Any, batch: Any) -> None:
-        try:
-            now_ns = _now_ns()
-            fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
-            started_workers = fresh and self._has_started_workers(iterator)
-            self._keep((self._fetch_has_ended, (rows_of(batch), started_workers, now_ns)))
-            self._passes.drawn(iterator, batch)
-        except Exception as error:
-            self._observer.fault("fetch", error)
-
     def _has_started_workers(self, iterator: Any) -> bool:
         """Tell whether a pass is the first of its workers."""
         known = "_ddpdoctor_served" in iterator.__dict__
@@ -207,8 +275,8 @@ class Training:
 
     def _fetch_failed(self, iterator: Any, source: Optional[Source], exhausted: bool) -> None:
         try:
-            self._keep((self._observer.course.fetch_failed, (source if exhausted else None, _now_ns())))
-            self._make_room()
+            self._keep((self._observer.course.fetch_failed, source if exhausted else None, _now_ns()))
+            self._observer.moments.make_room()
             if exhausted and source is not None:
                 self._passes.pass_ended(iterator)
         except Exception as error:
@@ -226,47 +294,23 @@ class Training:
         except Exception:  # an iterator of the user's own takes no attributes
             return
 
-    def _forward_begins(self, ddp: Any) -> Optional[Reducer]:
-        """What is known of the module's reducer; None where no gradients are recorded."""
+    def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
+        """A forward that records gradients has begun: one of the first, or of a loader, or on a GPU."""
         observer = self._observer
-        try:
-            now_ns, training = _now_ns(), ddp.training
-            self._make_room()
-            if not self._is_recording():
-                self._keep((observer.course.forward_began, (False, training, now_ns)))
-                self._evidence.forward_begins(ddp, sys._getframe(2))
-                return None
-            reducer = self._reductions.reducer_of(ddp)
-            reducer.forwards += 1
-            reducer.synchronises = synchronises = bool(ddp.require_backward_grad_sync)
-            self._keep((self._forward_has_begun, (reducer, synchronises, training, now_ns)))
-            if reducer.forwards == COUNTED_FORWARD:
-                observer.journal.guarded(self._begin_counting, ddp)
-            if reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
-                self._evidence.forward_begins(ddp, sys._getframe(2))
-            if observer.on_device:
-                self._device_begins(FORWARD)
-            if reducer.on_gpu and not self._reads.is_over:
-                observer.journal.guarded(self._sample_reads)
-            return reducer
-        except Exception as error:
-            observer.fault("forward", error)
-            return None
+        if reducer.forwards == COUNTED_FORWARD:
+            observer.journal.guarded(self._begin_counting, ddp)
+        if reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
+            self._evidence.forward_begins(ddp, frame)
+        if observer.on_device:
+            self._device_begins(FORWARD)
+        if reducer.on_gpu and not self._reads.is_over:
+            observer.journal.guarded(self._sample_reads)
 
-    def _forward_ended(self, ddp: Any, reducer: Optional[Reducer]) -> None:
-        observer = self._observer
-        try:
-            now_ns = _now_ns()
-            self._keep((self._phase_has_ended, (now_ns,)))
-            if reducer is not None:
-                if reducer.synchronises:
-                    self._reductions.forward_ended(ddp, reducer, now_ns)
-                if reducer.forwards == COUNTED_FORWARD:
-                    observer.journal.guarded(self._end_counting, ddp)
-                if observer.on_device:
-                    self._device_ends(FORWARD)
-        except Exception as error:
-            observer.fault("forward", error)
+    def _look_at_forward_end(self, ddp: Any, reducer: Reducer) -> None:
+        if reducer.forwards == COUNTED_FORWARD:
+            self._observer.journal.guarded(self._end_counting, ddp)
+        if self._observer.on_device:
+            self._device_ends(FORWARD)
 
     def _begin_counting(self, ddp: Any) -> None:
         if self._precision.is_of_interest(ddp):
@@ -279,26 +323,6 @@ class Training:
     def _sample_reads(self) -> None:
         self._observer.moments.take_in()
         self._reads.forward_begins(self._observer.steps.current)
-
-    def _backward_begins(self) -> None:
-        observer = self._observer
-        observer.backwards += 1
-        try:
-            self._keep((self._backward_has_begun, (_now_ns(),)))
-            if observer.on_device:
-                self._device_begins(BACKWARD)
-        except Exception as error:
-            observer.fault("backward", error)
-
-    def _backward_ended(self) -> None:
-        observer = self._observer
-        observer.backwards -= 1
-        try:
-            self._keep((self._backward_has_ended, (self._passes.newest, _now_ns())))
-            if observer.on_device:
-                self._device_ends(BACKWARD)
-        except Exception as error:
-            observer.fault("backward", error)
 
     def _take_in_backward(self, newest: Optional[Pass], now_ns: int) -> None:
         """Taken in later: a backward is over, made with the newest batch of a pass."""
@@ -315,34 +339,9 @@ class Training:
         if self._observer.steps.device_times is not None:
             self._observer.steps.device_times.ends(phase)
 
-    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        observer = self._observer
-        if observer.thread != get_ident() or self._is_compiling():
-            return
-        try:
-            self._keep((self._optimizer_has_begun, (OPTIMIZER, _now_ns())))
-            if observer.on_device:
-                self._device_begins(OPTIMIZER)
-        except Exception as error:
-            observer.fault("optimizer", error)
-
-    def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        observer = self._observer
-        if observer.thread != get_ident() or self._is_compiling():
-            return
-        try:
-            now_ns = _now_ns()
-            if observer.on_device:
-                self._device_ends(OPTIMIZER)  # before the step may be over
-            self._keep((self._optimizer_has_stepped, (id(optimizer), now_ns)))
-            if id(optimizer) not in self._sizes.measured:
-                self._sizes.stepped(optimizer)
-        except Exception as error:
-            observer.fault("optimizer", error)
-
     def _pause_begins(self, phase: int) -> None:
         """Something begins that belongs to no step, once the optimizer has stepped."""
-        self._keep((self._observer.course.pause_began, (phase, _now_ns())))
+        self._keep((self._observer.course.pause_began, phase, _now_ns()))
 
     def _pause_ended(self) -> None:
-        self._keep((self._phase_has_ended, (_now_ns(),)))
+        self._keep((self._observer.watch.leave, _now_ns()))
