@@ -24,8 +24,6 @@ class Moments:
         self._fault = fault
         self._waiting: deque[Moment] = deque()
         self.keep: Callable[[Moment], None] = self._waiting.append
-        self.waiting: Callable[[], int] = self._waiting.__len__
-        """How many moments wait."""
         self.lock = threading.RLock()
         """Held by whoever takes in, or looks at what has come of it."""
         self._taking = False

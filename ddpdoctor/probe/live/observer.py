@@ -15,7 +15,6 @@ from .stopwatch import Stopwatch
 
 _NOBODY = -1
 MOST_FAULTS = 3
-_SEQUENCES = (list, tuple)
 
 
 class Observer:
@@ -115,9 +114,6 @@ class Observer:
 def rows_of(batch: Any) -> int:
     """Samples of a batch: the length of the first tensor in it; 0 when there is none at hand."""
     for _ in range(4):
-        if type(batch) in _SEQUENCES and batch:  # A list has no shape, which takes longer to find out.
-            batch = batch[0]
-            continue
         shape = getattr(batch, "shape", None)
         if shape is not None:
             return int(shape[0]) if len(shape) else 1
