@@ -26,7 +26,7 @@ class Module:
 
 def iterate(step_ms: list[int], *, joined_at: int = 0) -> Module:
     """Train with steps that take so long; ``joined_at`` iterations were made before anybody looked."""
-    module, moments = Module(), SimpleNamespace(keep=lambda moment: None)
+    module, moments = Module(), SimpleNamespace(keep=lambda moment: None, take_in=lambda: None)
 
     def logger(ddp: Module) -> dict[str, Any]:
         ddp.read.append(ddp.iteration - 1)
@@ -36,6 +36,7 @@ def iterate(step_ms: list[int], *, joined_at: int = 0) -> Module:
     observer: Any = SimpleNamespace(
         moments=moments,
         steps=SimpleNamespace(sampled=None),
+        course=SimpleNamespace(forward_began=lambda *arguments: None),
         journal=SimpleNamespace(guarded=lambda function, *arguments: None),
     )
     reductions = Reductions(observer, None, capabilities, lambda ddp: 0, SimpleNamespace(looked=None))  # type: ignore[arg-type]
@@ -44,7 +45,10 @@ def iterate(step_ms: list[int], *, joined_at: int = 0) -> Module:
         now_ms += ms
         module.iteration += 1
         reducer = reductions.known.get(id(module)) or reductions.meet(module)
-        reductions.forward_ended(module, reducer, now_ms * MS)
+        reductions.forward_began(reducer, True, True, now_ms * MS)
+        reducer.iterations += 1
+        if reducer.iterations > reducer.next_read:
+            reductions.read(module, reducer, now_ms * MS)
     return module
 
 

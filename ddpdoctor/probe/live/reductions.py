@@ -39,7 +39,7 @@ class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "buckets", "ended_ns", "forwards", "iterations", "layout", "layouts", "next_read", "offset", "on_gpu", "rate",
+        "began_ns", "buckets", "forwards", "iterations", "layout", "layouts", "next_read", "offset", "on_gpu", "rate",
         "rated_at", "read_ns", "shortest_ns", "size_bytes", "synchronises",
     )  # fmt: skip
 
@@ -65,10 +65,10 @@ class Reducer:
         """When the logger was last read."""
         self.next_read = 1
         """The next iteration that the logger measures the whole of, by the count of ``iterations``."""
-        self.ended_ns = 0
-        """When the newest forward that synchronises ended."""
+        self.began_ns = 0
+        """When the newest forward that synchronises began, of those that were taken in."""
         self.shortest_ns = LONGEST_NS
-        """The shortest time between two of them since the logger was read: a pause only lengthens it."""
+        """The shortest time between two of them since the rate was last looked at: a pause only lengthens it."""
 
     def next_measured(self, iteration: int) -> int:
         """The first iteration after ``iteration`` of which DDP's logger measures the whole."""
@@ -99,19 +99,15 @@ class Reductions:
         self.known: dict[int, Reducer] = {}
         """What is known of the reducers, by the identity of the DDP module, for as long as that lives."""
 
-    def forward_ended(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
-        """A forward that synchronises is over: DDP's logger has the iteration before."""
-        before = reducer.iterations
-        reducer.iterations = before + 1
-        took_ns, reducer.ended_ns = now_ns - reducer.ended_ns, now_ns
-        if took_ns < reducer.shortest_ns:
-            reducer.shortest_ns = took_ns
-        if before < reducer.next_read:
-            return
+    def read(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
+        """A forward is over that synchronises, and DDP's logger has measured the whole iteration before."""
+        before = reducer.iterations - 1
         if now_ns - reducer.read_ns >= READ_EVERY_NS:
             self._read(ddp, reducer, before)
+            if reducer.rate == 1 and reducer.shortest_ns == LONGEST_NS:
+                self._observer.moments.take_in()  # How short the steps are must be known soon.
             self._rate(ddp, reducer)
-            reducer.read_ns, reducer.shortest_ns = now_ns, LONGEST_NS
+            reducer.read_ns = now_ns
         reducer.next_read = reducer.next_measured(before)
 
     def forward_began(self, reducer: Reducer, synchronises: bool, training: bool, now_ns: int) -> None:
@@ -121,6 +117,10 @@ class Reductions:
                 self._armed.append(reducer)
             else:
                 self._armed.remove(reducer)
+        if synchronises:
+            took_ns, reducer.began_ns = now_ns - reducer.began_ns, now_ns
+            if took_ns < reducer.shortest_ns:
+                reducer.shortest_ns = took_ns
         self._observer.course.forward_began(True, training, now_ns)
 
     def backward_ended(self, now_ns: int) -> bool:
@@ -163,6 +163,7 @@ class Reductions:
         rate = CUDA_RATE
         if ddp.device_type != "cuda":
             rate = next(rate for shorter_ns, rate in _RATES if reducer.shortest_ns < shorter_ns)
+        reducer.shortest_ns = LONGEST_NS
         if rate != reducer.rate:
             self._set_rate(ddp, rate)
             reducer.rate, reducer.rated_at = rate, reducer.iterations

@@ -89,8 +89,8 @@ class Training:
             watched, source = observer.thread == get_ident(), None
             if watched:
                 try:
-                    began_ns = _now_ns()
-                    source = iterator.__dict__.get("_ddpdoctor_source", unknown)
+                    began_ns, own = _now_ns(), iterator.__dict__
+                    source = own.get("_ddpdoctor_source", unknown)
                     keep((fetch_began, source, is_recording(), began_ns))
                 except Exception as error:
                     observer.fault("fetch", error)
@@ -104,8 +104,8 @@ class Training:
                 raise
             if watched:
                 try:
-                    ended_ns = _now_ns()
-                    fresh = iterator._num_workers > 0 and iterator._num_yielded == 1
+                    ended_ns, own = _now_ns(), iterator.__dict__
+                    fresh = iterator._num_yielded == 1 and iterator._num_workers > 0
                     started_workers = fresh and training._has_started_workers(iterator)
                     kind = type(batch)
                     if (kind is list or kind is tuple) and batch:
@@ -118,7 +118,7 @@ class Training:
                     else:
                         samples = rows_of(batch)
                     keep((fetch_ended, samples, started_workers, ended_ns))
-                    current = iterator.__dict__.get("_ddpdoctor_pass")
+                    current = own.get("_ddpdoctor_pass")
                     if current is not None:
                         if current.is_looked_at:
                             passes.look(current, iterator, batch, sys._getframe(1))
@@ -154,7 +154,7 @@ class Training:
         is_compiling, is_recording, passes = self._is_compiling, self._is_recording, self._passes
         keep, make_room = self._keep, observer.moments.make_room
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
-        forward_began, forward_ended = reductions.forward_began, reductions.forward_ended
+        forward_began, read_logger = reductions.forward_began, reductions.read
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -190,7 +190,9 @@ class Training:
                     keep((phase_ended, ended_ns))
                     if reducer is not None:
                         if reducer.synchronises:
-                            forward_ended(ddp, reducer, ended_ns)
+                            reducer.iterations = iterations = reducer.iterations + 1
+                            if iterations > reducer.next_read:
+                                read_logger(ddp, reducer, ended_ns)
                         if reducer.forwards == COUNTED_FORWARD or observer.on_device:
                             training._look_at_forward_end(ddp, reducer)
                 except Exception as error:
