@@ -170,7 +170,7 @@ class Training:
                     keep((forward_began, reducer, synchronises, ddp.training, began_ns))
                     if not forwards % ROOM_MADE_EVERY:
                         make_room()
-                    if forwards <= FORWARDS_NOTED or passes.has_new_loader or observer.on_device:
+                    if forwards <= FORWARDS_NOTED or passes.has_new_loader or reducer.on_gpu or observer.on_device:
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
                 else:
                     keep((observer.course.forward_began, False, ddp.training, began_ns))
