@@ -20,7 +20,7 @@ from tests.scratch import scratch_directory
 
 STEPS = 500
 BLOCKS = 200
-ALLOWED_US = 20.0
+ALLOWED_US = 16.0
 ALLOWED_CALL_US = 15.0
 TAKEN_IN_EVERY = 40
 """Steps of 5 ms in the fifth of a second between two pulses."""
