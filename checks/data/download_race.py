@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.downloads import shared_downloads
+from ddpdoctor.source.downloads import by_directory, shared_downloads
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
 
@@ -47,15 +47,15 @@ REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open 
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report downloads that all ranks do at the same time."""
-    for download in shared_downloads(whole_projection(script)):
-        event = download.event
+    """Report downloads that all ranks do at the same time, one finding for a directory."""
+    for downloads in by_directory(shared_downloads(whole_projection(script))):
+        event = downloads[0].event
         place = event.module.location(event.node)
         yield CHECK.finding(
             "source",
-            f"every rank {download.what} to the same path at once",
+            f"every rank {downloads[0].what} to the same path at once",
             remedy=REMEDY,
-            locations=(place,),
+            locations=tuple(one.event.module.location(one.event.node) for one in downloads),
             evidence=(
                 Fact(
                     text="no rank test and no barrier lets one rank go first",

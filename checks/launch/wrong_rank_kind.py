@@ -35,7 +35,7 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.devices import RankMixUp, rank_mix_ups
 from ddpdoctor.source.job import is_single_node
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.saving import shared_saves
+from ddpdoctor.source.saving import saves_by_guard
 from ddpdoctor.source.script import Script
 
 if TYPE_CHECKING:
@@ -76,17 +76,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
             severity=milder,
         )
-    for save in shared_saves(projection):
-        if save.by != "local-rank" or save.guard is None:
-            continue
-        written = save.event.module.location(save.event.node)
+    for saves in saves_by_guard(projection):
+        written = tuple(save.event.module.location(save.event.node) for save in saves)
+        guard, more = saves[0].guard, f" and {len(saves) - 1} more" if len(saves) > 1 else ""
         yield CHECK.finding(
             "source",
-            f"the local rank decides who saves {save.path}: on two nodes the first rank of each writes it",
+            f"the local rank decides who saves {saves[0].path}{more}: on two nodes the first rank of each writes it",
             remedy="Decide by the global rank: `if dist.get_rank() == 0:`.",
-            locations=(save.guard.module.location(save.guard.node), written),
+            locations=(guard.module.location(guard.node), *written) if guard is not None else written,
             ranks=(0, 2),
-            evidence=(Fact(text="this call writes the file", basis="source", location=written),),
+            evidence=(Fact(text="this call writes the file", basis="source", location=written[0]),),
             severity=milder or Severity.WARNING,
         )
 

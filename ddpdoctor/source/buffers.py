@@ -57,9 +57,23 @@ def has_buffers(machine: Machine, module: Value) -> bool:
     """Whether a module certainly holds buffers."""
     return any(
         (isinstance(part, Built) and _holds_statistics(part.name))
-        or (isinstance(part, Instance) and _registrations(machine, part.cls))
+        or (
+            isinstance(part, Instance)
+            and any(_is_certain(machine, part, one) for one in _registrations(machine, part.cls))
+        )
         for part in parts_of_module(machine, module)
     )
+
+
+def _is_certain(machine: Machine, part: Instance, registration: Registration) -> bool:
+    """Whether no condition decides about a buffer: causal masks are for where there is no flash attention."""
+    module = machine.script.module(part.cls.module)
+    for around in module.ancestors(registration[1]) if module is not None else ():
+        if isinstance(around, ast.If):
+            return False
+        if isinstance(around, ast.FunctionDef):
+            break
+    return True
 
 
 def _holds_statistics(name: str) -> bool:
@@ -98,8 +112,6 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
 
 def note_buffer(machine: Machine, receiver: Value, positional: list[Value], named: dict[str, Value]) -> None:
     """Keep the value that ``register_buffer`` was given, under the object and the buffer's name."""
-    if machine.undecided:
-        return  # A buffer that only some configurations have: causal masks where there is no flash attention.
     name = constant(named.get("name", positional[0] if positional else Const(None)))
     value = named.get("tensor", positional[1] if len(positional) > 1 else None)
     for option in options_of(receiver):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -50,6 +50,20 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
         yield SharedDownload(
             event, "extracts" if event.name.endswith(("extractall", "unpack_archive")) else "downloads"
         )
+
+
+def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownload]]:
+    """Downloads of one function into one directory together: the training and the test part of a data set."""
+    found: dict[tuple[str, str, str, str], list[SharedDownload]] = {}
+    for download in downloads:
+        event, call = download.event, download.event.node
+        where = ""
+        if isinstance(call, ast.Call):
+            roots = [entry.value for entry in call.keywords if entry.arg == "root"] or call.args[:1]
+            where = ast.unparse(roots[0]) if roots else ""
+        key = (str(event.module.path), event.name, download.what, where or str(event.ordinal))
+        found.setdefault(key, []).append(download)
+    return list(found.values())
 
 
 def _fetches(event: Event) -> bool:

@@ -55,6 +55,15 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             yield SharedSave(event, "all", use.source, None)
 
 
+def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
+    """The saves that a test of the local rank decides about, those of one test together."""
+    found: dict[ast.AST, list[SharedSave]] = {}
+    for save in shared_saves(projection):
+        if save.by == "local-rank" and save.guard is not None:
+            found.setdefault(save.guard.node, []).append(save)
+    return list(found.values())
+
+
 def is_one_path(path: Value) -> bool:
     """Tell whether a path is certainly the same on every rank and names a file."""
     for option in options_of(path):
