@@ -67,7 +67,7 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
             if test.node not in seen and (place.file, place.line) not in told:
                 seen.add(test.node)
                 found = _described(test, how, event, leaves)
-                inputs = test.kind == "files" and not _is_made(made, test)
+                inputs = test.kind == "files" and not _is_made(made, test, event)
                 yield msgspec.structs.replace(found, of_inputs=inputs)
     yield from _raises(projection, seen)
     for event, loop in collectives_in_set_order(projection):
@@ -75,23 +75,31 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
             yield _described(OwnTest(loop.iter, event.module, "order", event.chain), "loop", event, False)
 
 
-def _made_files(projection: Projection) -> frozenset[str]:
-    """The words by which the job names the files and directories that it makes: variables, attributes, texts."""
+_Made = tuple[Event, frozenset[str]]
+"""A call that makes a file or a directory, and the words by which it names it."""
+
+
+def _made_files(projection: Projection) -> list[_Made]:
+    """What the job makes: by variables, attributes and texts in the paths."""
     makers = {*FILE_CALLS, *FILE_METHODS, "torch.save", "extractall"}
-    nodes = [use.node for use in writes(projection) if use.node is not None]
+    found = [(use.event, frozenset(_words(use.node))) for use in writes(projection) if use.node is not None]
     for event in projection.events:
         if event.kind in ("call", "save", "training") and event.name in makers and isinstance(event.node, ast.Call):
-            nodes.extend(event.node.args)
-            nodes.extend([event.node.func] if event.name in FILE_METHODS else [])
-    return frozenset(word for node in nodes for word in _words(node))
+            nodes = [*event.node.args, *([event.node.func] if event.name in FILE_METHODS else [])]
+            found.append((event, frozenset(word for node in nodes for word in _words(node))))
+    return found
 
 
-def _is_made(made: frozenset[str], test: OwnTest) -> bool:
-    """Whether a condition speaks of something that the job makes, or of what cannot be told from its text."""
+def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
+    """Whether a condition speaks of something that the job may have made by then: before, or in a turn before."""
     words = set(_words(test.node))
     body = test.module.body_around(test.node)
     words |= {word for node in made_from(test.node, body) for word in _words(node)}
-    return bool(words & made)
+    loops = {loop.node for loop in decided.loops}
+    return any(
+        words & named and (event.ordinal < decided.ordinal or any(loop.node in loops for loop in event.loops))
+        for event, named in made
+    )
 
 
 def _words(node: ast.AST) -> Iterator[str]:
