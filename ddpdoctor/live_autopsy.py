@@ -71,7 +71,7 @@ def record_of(seen: Sequence[Seen]) -> RunRecord:
     world = max(max(one.rank.world_size, one.rank.rank + 1) for one in seen)
     now_ns = time.time_ns()
     return RunRecord(
-        job=Job(kind="log", world_size=world, ranks_expected=world, ended_ns=now_ns),
+        job=Job(kind="run", world_size=world, ranks_expected=world, ended_ns=now_ns),
         ranks=tuple(
             Rank(
                 rank=one.rank.rank,

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.diagnosis.log_ranks import SIGKILL, Ending, endings_of, unexplained, with_ranks
+from ddpdoctor.diagnosis.log_ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.remembered import ByIdentity
 from ddpdoctor.finding import Frame
 from ddpdoctor.places import in_user_code
@@ -249,6 +249,8 @@ def _judged(
 
 def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
     """Tell whether an incident surely came after the first one."""
+    if one.kind == "signalled" and one.signal == SIGTERM:
+        return True  # How launchers and schedulers end the ranks that are left.
     if one.kind == "signalled" and one.type == "launcher" and first.type != "launcher":
         return first.rank == one.rank
     if evidence.ordered or one.file == first.file:

@@ -27,10 +27,18 @@ _ELASTIC = re.compile(r"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>
 _STAMP = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) ")
 _OLD_ELASTIC = re.compile(r"\[(?P<iso>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+)\] ")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
+_DOCKER = '{"log":"'
 SAMPLED_LINES = 400
 """Lines by which it is decided whether every line begins with a task number or a host name …"""
 _SHARE = 0.8
 """… as so many of them do."""
+
+
+class _DockerLine(msgspec.Struct):
+    """A line as Docker's json-file driver keeps it."""
+
+    log: str = ""
+    time: str = ""
 
 
 class Prefixed(msgspec.Struct):
@@ -75,6 +83,11 @@ def habit_of(sample: str) -> Habit:
 
 def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
     """Part a line from its prefixes; ``year`` is for time stamps of torch, which have none."""
+    wrapped = _of_docker(line) if line.startswith(_DOCKER) else None
+    if wrapped is not None:
+        found = split(wrapped.log.rstrip("\n"), habit, year)
+        found.time_ns = nanoseconds(wrapped.time) or found.time_ns
+        return found
     if "\x1b" in line:
         line = ANSI.sub("", line)
     # Of a progress bar only what was written last is to be seen.
@@ -100,6 +113,13 @@ def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
         found.time_ns = found.time_ns or nanoseconds(match["iso"])
     found.text = text
     return found
+
+
+def _of_docker(line: str) -> _DockerLine | None:
+    try:
+        return msgspec.json.decode(line, type=_DockerLine)
+    except msgspec.DecodeError:
+        return None
 
 
 def _take(match: re.Match[str], found: Prefixed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import zip_longest
 from pathlib import Path
 
@@ -179,11 +180,22 @@ def test_a_time_stamp_decides_between_the_logs_of_two_nodes(tmp_path: Path) -> N
     assert (first.role, first.ranks, first.doubt) == ("cause", (8,), "")
 
 
+def test_a_log_of_dockers_json_driver_is_read(tmp_path: Path) -> None:
+    lines = (RAISED.format(mark="[rank1]: ") + LOST.format(mark="[rank0]: ")).splitlines()
+    stamp = "2026-11-20T20:17:56.1Z"
+    entries = [{"log": f"{line}\n", "stream": "stderr", "time": stamp} for line in lines]
+    wrapped = [json.dumps(one, separators=(",", ":")) for one in entries]
+    cause = cause_of(tmp_path, "\n".join(wrapped) + "\n")
+    assert (cause.code, cause.ranks) == ("DDP706", (1,))
+
+
 def test_a_line_like_an_exception_counts_for_the_rank_that_left(tmp_path: Path) -> None:
     said = "2: RuntimeError: CUDA error: an illegal memory access was encountered\n"
     steps = "".join(f"{rank}: step 1\n" for rank in range(4))
     cause = cause_of(tmp_path, f"{steps}{said}srun: error: node1: task 2: Exited with exit code 1\n")
     assert (cause.code, cause.ranks) == ("DDP706", (2,))
+    ended = "srun: error: node1: task 2: Exited with exit code 1\nsrun: error: node1: tasks 0-1,3: Terminated\n"
+    assert not cause_of(tmp_path, steps + said + ended).doubt
     (tmp_path / "job.log").write_text(steps + said)
     assert examined(tmp_path / "job.log").findings == ()
 
