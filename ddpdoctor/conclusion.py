@@ -40,10 +40,14 @@ _HINTS = {
     "memory": "Rehearse a smaller configuration of the model, on a larger machine, or with `--static`.",
     "stand-in": "Rehearse on GPUs with `--device cuda`, or without this part; `--static` reads the source only.",
     "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
+    "overlay": "Rehearse in a copy of the directory that is your own, or without the overlay: `--no-overlay`.",
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
 }
 _PARTINGS = DIVERGENCES | SUSPECTED | {"DDP305"}
+_ENDED_BY_US = frozenset(
+    {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in", "overlay"}
+)
 _NO_WRAP = frozenset({"DDP214"})
 _SENTENCES = {
     "proof": "stopped at a proof",
@@ -125,7 +129,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     from ddpdoctor.diagnosis.replicas import trained_by_hand
 
     job = record.job
-    if job.stop_reason in ("proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in"):
+    if job.stop_reason in _ENDED_BY_US:
         reason = job.stop_text or _SENTENCES[job.stop_reason]
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
             reason = f"{reason}: {where}"

@@ -68,10 +68,14 @@ def rehearsal_directories() -> list[Path]:
     found: list[Path] = []
     for place, prefix in places:
         try:
-            found += [path for path in place.glob(f"{prefix}*") if path.is_dir() and path.stat().st_uid == os.getuid()]
+            found += filter(_is_own_directory, place.glob(f"{prefix}*"))
         except OSError:
             continue
     return sorted(found, key=lambda path: path.name.removeprefix("ddpdoctor-"))
+
+
+def _is_own_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
 
 
 def _make() -> Path:

@@ -38,11 +38,9 @@ from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.monitor.written_files import (
-    WITHOUT_FOR_OTHERS,
     keep_overlay,
     left_notes,
     listed,
-    met_files_of_others,
     overlay_notes,
     programs,
 )
@@ -79,9 +77,6 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
                 left = remove_created(directory).left
                 if left and record is None:
                     keep_for_cleaning(directory)
-    if record.job.overlay and request.network and met_files_of_others(record):
-        again = rehearse(msgspec.structs.replace(request, overlay=False), on_progress)
-        return _with_notes(again, (WITHOUT_FOR_OTHERS,))
     return _with_notes(record, left_notes(left))
 
 

@@ -10,15 +10,8 @@ from pathlib import Path
 from ddpdoctor.launch.box.start import Box
 from ddpdoctor.launch.created_files import Left
 from ddpdoctor.launch.run_directory import state_directory
-from ddpdoctor.record.model import RunRecord
 
-WITHOUT_FOR_OTHERS = (
-    "the script changes files of another owner, for whom an overlay of this user cannot stand: it was rehearsed again "
-    "without one, where files that were there before are guarded by rules"
-)
 _READ_ONLY = os.strerror(errno.EROFS)
-_OF_OTHERS = os.strerror(errno.EOVERFLOW)
-"""The kernel's answer where an overlay cannot copy a file because its owner has no number in the user namespace."""
 
 
 def overlay_notes(box: Box | None, refusal: str, outputs: Iterable[str]) -> Iterator[str]:
@@ -38,23 +31,21 @@ def overlay_notes(box: Box | None, refusal: str, outputs: Iterable[str]) -> Iter
         )
 
 
-def met_files_of_others(record: RunRecord) -> bool:
-    """Tell whether a rank failed because the overlay could not take over a file that its user may change."""
-    return any(_OF_OTHERS in rank.output_tail for rank in record.ranks)
-
-
 def keep_overlay(box: Box, name: str) -> str:
     """Keep what was written to the overlay now that nothing runs in it, and say where it lies."""
-    here = str(Path.cwd()) + os.sep
-    paths = sorted((path for path, _ in box.written()), key=lambda path: (not path.startswith(here), path))
-    target = state_directory() / "kept" / name
+    here = str(Path.cwd())
+    inside = here.rstrip("/") + "/"
+    paths = sorted((path for path, _ in box.written()), key=lambda path: (not path.startswith(inside), path))
     try:
-        box.keep(target)
-    except OSError as error:
-        return f"what the script wrote could not be kept: {error.strerror or error}"
+        target = state_directory() / "kept" / name
+        kept = box.keep(target)
+    except (OSError, RuntimeError) as error:
+        return f"what the script wrote could not be kept: {error}"
     if not paths:
         return "the script wrote no file"
-    return f"what the script wrote is kept below {target}: {listed(path.removeprefix(here) for path in paths)}"
+    lower = max((lower for lower in kept if (here + "/").startswith(lower.rstrip("/") + "/")), key=len, default="")
+    place = kept[lower] / os.path.relpath(here, lower) if lower else target
+    return f"what the script wrote is kept below {place}: {listed(path.removeprefix(inside) for path in paths)}"
 
 
 def left_notes(left: Iterable[Left]) -> Iterator[str]:

@@ -22,6 +22,10 @@ def ending_of(event: dict[str, Any], rank: int) -> tuple[StopReason, str]:
     if reason == "stand-in":
         raised = f"rank {rank} raised {event['type']}{tail}"
         return "stand-in", f"the CUDA stand-in could not serve {_place(event['frames'])}: {raised}"
+    if reason == "overlay":
+        who = f"rank {rank}" if rank >= 0 else "the script"
+        text = f"{_place(event['frames'])} changes what the overlay of this user cannot hold"
+        return "overlay", f"{text}: {who} raised {event['type']}{tail}"
     return "", ""
 
 

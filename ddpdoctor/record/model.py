@@ -54,7 +54,7 @@ PassEnd = Literal["exhausted", "cut", "counted", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 StopReason = Literal[
     "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut",
-    "slow", "memory", "stand-in",
+    "slow", "memory", "stand-in", "overlay",
 ]
 
 

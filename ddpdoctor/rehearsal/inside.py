@@ -12,7 +12,7 @@ from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
 from ..probe.settings import Settings
 from ..record.writer import CollectiveRing
-from . import no_touch
+from . import no_touch, overlay_limits
 from .accesses import Accesses
 from .audit import listen
 from .batch_size import cut_batches
@@ -62,6 +62,8 @@ class Rehearsal:
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
             journal.guarded(self._lines.start_before_torch)
             journal.on_beat = self._beat
+        mount_points = journal.plan.get("mount_points")
+        self._process_end.consequence = lambda error: overlay_limits.caused(error, mount_points)
         no_touch.install(
             journal.run_directory,
             bool(journal.plan.get("allow_writes")),
@@ -70,7 +72,7 @@ class Rehearsal:
                 "file", action=action, path=path, existed=existed, site=journal.here()
             ),
             self._child_started,
-            journal.plan.get("mount_points"),
+            mount_points,
             self._asked_by_user,
         )
         accesses = Accesses(journal)
@@ -114,7 +116,9 @@ class Rehearsal:
         self._modules = modules
         self._process_end.before_exit = self._close
         self._process_end.consequence = lambda error: (
-            loaders.caused(error) or (stand_in.caused(error) if stand_in is not None else "")
+            overlay_limits.caused(error, plan.get("mount_points"))
+            or loaders.caused(error)
+            or (stand_in.caused(error) if stand_in is not None else "")
         )
         self._process_end.owner_of_attribute = modules.inner_owner_of
 

@@ -13,7 +13,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ..probe.imports import after_import
@@ -82,7 +82,7 @@ def install(
     on_refused: OnRefused,
     on_file: OnFile,
     on_child: OnChild,
-    mount_points: Sequence[str] | None = None,
+    mount_points: Mapping[str, bool] | None = None,
     of_user: OfUser = lambda: True,
 ) -> None:
     """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.

@@ -12,13 +12,14 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .os_functions import take_place
+from .overlay_limits import mount_of
 
 
-def install(mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], Any]) -> None:
+def install(mount_points: Mapping[str, bool], quietly: Callable[[Callable[[], Any]], Any]) -> None:
     """Take the places of ``os.rename`` and ``os.replace``.
 
     ``mount_points`` are those outside the box: between two of them a rename fails in reality, too. ``quietly`` runs a
@@ -29,7 +30,7 @@ def install(mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], 
 
 
 def _across_overlays(
-    rename: Callable[..., None], mount_points: Sequence[str], quietly: Callable[[Callable[[], Any]], Any]
+    rename: Callable[..., None], mount_points: Mapping[str, bool], quietly: Callable[[Callable[[], Any]], Any]
 ) -> Callable[..., None]:
     @functools.wraps(rename)
     def renamed(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
@@ -39,7 +40,7 @@ def _across_overlays(
             if error.errno != errno.EXDEV or src_dir_fd is not None or dst_dir_fd is not None:
                 raise
             source, target = _real_name(src), _real_name(dst)
-            if _mount_of(source, mount_points) != _mount_of(target, mount_points):
+            if mount_of(source, mount_points) != mount_of(target, mount_points):
                 raise
             quietly(lambda: _move(source, target, rename))
 
@@ -50,11 +51,6 @@ def _real_name(path: Any) -> str:
     """The path without symbolic links in its directories; the last name stays what it is."""
     text = os.fsdecode(path).rstrip("/") or "/"
     return os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
-
-
-def _mount_of(path: str, mount_points: Sequence[str]) -> str:
-    within = (point for point in mount_points if (path + "/").startswith(point.rstrip("/") + "/"))
-    return max(within, key=len, default="/")
 
 
 def _move(source: str, target: str, rename: Callable[..., None]) -> None:

@@ -36,13 +36,13 @@ def main() -> None:
         built_s = time.monotonic() - began
         code = box.process.wait()
         box.end()
-    if kept is not None:
-        box.keep(kept)
+    places = box.keep(kept) if kept is not None else {}
     remove_layers(run)
     print(
         json.dumps(
             {
                 "code": code,
+                "kept": {lower: str(place) for lower, place in places.items()},
                 "output": output.read_text(encoding="utf-8", errors="replace"),
                 "built_s": built_s,
                 "read_only": box.read_only,

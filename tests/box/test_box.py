@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from .conftest import InBox
+from .conftest import WITHOUT_POWER, InBox
 
 WAYS = {
     "overwrite": "echo new > old.txt",
@@ -181,15 +185,23 @@ def test_sockets_of_datagrams_can_be_reached(in_box: InBox, tmp_path: Path) -> N
 
 
 def test_what_is_kept_lies_where_it_was_written(in_box: InBox, places: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    in_box(
-        "echo new > made.txt; mkdir out; echo deep > out/x; rm old.txt", f"keep={kept}", directory=places / "project"
-    )
-    below = kept / str(places / "project").lstrip("/")
-    assert {str(path.relative_to(below)): path.read_text() for path in below.rglob("*") if path.is_file()} == {
+    command = "echo new > made.txt; mkdir out; echo deep > out/x; rm old.txt; chmod 555 out"
+    answer = in_box(command, f"keep={tmp_path / 'kept'}", directory=places / "project")
+    ((lower, place),) = ((low, place) for low, place in answer["kept"].items() if low in ("/", "/tmp"))
+    below = Path(place) / (places / "project").relative_to(lower)
+    found = {path for path in below.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(below)): path.read_text() for path in found} == {
         "made.txt": "new\n",
         "out/x": "deep\n",
     }
+
+
+def test_cleaning_up_follows_no_link(in_box: InBox, places: Path) -> None:
+    before = described(places)
+    command = "mkdir d; ln -s $PWD/old.txt d/link; ln -s $PWD/tree d/tree; chmod 555 d; mkdir shut; chmod 0 shut"
+    answer = in_box(command, directory=places / "project")
+    assert answer["code"] == 0 and answer["left"] == ["box.json", "output", "shared"]
+    assert described(places) == before
 
 
 def test_a_user_is_the_same_user_inside(in_box: InBox) -> None:
@@ -227,3 +239,70 @@ def test_what_belongs_to_others_is_taken_over_where_the_user_may(tmp_path: Path)
             pytest.skip(done.stdout)
         assert outcome in done.stdout
         assert list((tmp_path / "shared").iterdir()) == []
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run a command in a box in a mount namespace of the test's own, after the commands that mount something there."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+
+    def run(prepare: str, command: str, *, powers: bool, directory: Path = tmp_path) -> dict[str, Any]:
+        words = [sys.executable, str(Path(__file__).parent / "driver.py"), command]
+        driver = shlex.join([*([] if powers else WITHOUT_POWER), *words])
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+        script = f"set -e; {prepare}; {driver}; find /dev/made-in-the-box* 2>/dev/null || true"
+        done = subprocess.run(
+            ["unshare", "-m", "bash", "-c", script], cwd=directory, env=environment, capture_output=True, text=True
+        )
+        if done.returncode != 0 and "unshare" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    return run
+
+
+@pytest.mark.parametrize("powers", [True, False])
+def test_other_mounts_are_covered_too_whatever_their_name(
+    mounts: Callable[..., dict[str, Any]], powers: bool, tmp_path: Path
+) -> None:
+    name = "Données, データ: x"
+    (tmp_path / name).mkdir()
+    (tmp_path / "project").mkdir()
+    mounted = f"'{tmp_path}/{name}'"
+    check = f"cat {mounted}/data; echo new > {mounted}/data; cat {mounted}/data"
+    prepare = f"mount -t tmpfs none {mounted}; echo real > {mounted}/data"
+    answer = mounts(prepare, check, powers=powers, directory=tmp_path / "project")
+    if not powers and "/tmp: something else is mounted below" in answer.get("refused", ""):
+        return  # the test's directory lies in /tmp
+    assert answer["output"].split() == ["real", "new"]
+
+
+def test_where_a_mount_lies_below_the_directory_a_user_gets_no_box(
+    mounts: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    answer = mounts("mount -t tmpfs none data", "true", powers=False)
+    assert "something else is mounted below" in answer["refused"]
+
+
+def test_what_no_overlay_covers_cannot_be_written_to(mounts: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """Devices, the settings of the machine, and root's ways around a mount."""
+    answer = mounts(
+        "true",
+        "touch /dev/made-in-the-box; rm /dev/null; echo 61 > /proc/sys/vm/swappiness; mknod disk b 254 0; "
+        "unshare -m true; echo x > /dev/null && echo written",
+        powers=True,
+    )
+    assert answer["output"].count("Read-only file system") == 3, answer["output"]
+    assert answer["output"].count("peration not permitted") == 2, answer["output"]
+    assert answer["output"].split()[-1] == "written"
+
+
+def test_signals_to_its_group_reach_the_command_alone(in_box: InBox) -> None:
+    answer = in_box(
+        f"trap '' TERM; kill -TERM 0; {sys.executable} -c 'import os; print(os.getpgrp() > 0, os.getsid(0) > 0)'"
+    )
+    assert answer["code"] == 0 and answer["output"].split() == ["True", "True"]

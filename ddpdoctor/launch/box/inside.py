@@ -7,9 +7,11 @@ kills every other process there, whatever sessions and environments they have gi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import threading
+import select
+import signal
 from typing import Any, NoReturn
 
 from . import kernel
@@ -19,6 +21,13 @@ from .users import enter_user_namespace
 NOT_BUILT = 125
 """Exit code when the command was not started because the box could not be built."""
 _NOT_FOUND = 127
+_REASONS = {
+    errno.EPERM: "user namespaces or mounts are forbidden here, by AppArmor, seccomp or a setting of the kernel",
+    errno.EACCES: "user namespaces or mounts are forbidden here, by AppArmor, seccomp or a setting of the kernel",
+    errno.ENOSPC: "no further user namespace is allowed here (user.max_user_namespaces)",
+    errno.ENOSYS: "Linux 5.12 or newer is needed",
+}
+"""What the kernel's answers mean to somebody who wants an overlay."""
 
 
 def main(plan_path: str) -> NoReturn:
@@ -31,10 +40,9 @@ def main(plan_path: str) -> NoReturn:
         plan = json.load(file)
     try:
         layers = _build(plan)
+        child = os.fork()
     except OSError as error:
-        _report(plan, {"error": str(error)})
-        os._exit(NOT_BUILT)
-    child = os.fork()
+        _refuse(plan, error)
     if child == 0:
         _first_process(plan, layers)
     os.close(plan["report"])
@@ -51,7 +59,7 @@ def _build(plan: dict[str, Any]) -> Layers:
     if not plan["network"]:
         kernel.bring_loopback_up()
     layers = Layers(plan["layers"], privileged=privileged, keep=plan["keep"])
-    layers.build(plan["shared"])
+    layers.build(plan["shared"], plan["places"])
     return layers
 
 
@@ -67,46 +75,62 @@ def _unshare_as_root(apart: int) -> bool:
 
 
 def _first_process(plan: dict[str, Any], layers: Layers) -> NoReturn:
-    """Enter the box, start the command, take leave of every orphan, and end with the command."""
+    """Enter the box, start the command, take leave of every orphan, and end with the command or the supervisor."""
     try:
         layers.enter()
         os.chdir(plan["directory"])
-        kernel.give_up_administration()
-        command = os.fork()
+        kernel.give_up_powers()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     except OSError as error:
-        _report(plan, {"error": str(error)})
-        os._exit(NOT_BUILT)
+        _refuse(plan, error)
+    # Before the command starts: who does not listen any more wants none.
+    _report(plan, {"uppers": layers.uppers, "read_only": layers.read_only})
+    command = os.fork()
     if command == 0:
         _become(plan)
-    _report(
-        plan,
-        {
-            "uppers": layers.uppers,
-            "read_only": layers.read_only,
-            "renames_directories": layers.renames_directories,
-        },
-    )
-    threading.Thread(target=_end_with, args=(plan["alive"],), daemon=True).start()
     while True:
-        pid, status = os.wait()
+        ready, _, _ = select.select((plan["alive"], woken), (), ())
+        if plan["alive"] in ready:
+            os._exit(NOT_BUILT)  # Nobody holds its other end: the supervisor is gone.
+        os.read(woken, 4096)
+        _take_leave(command)
+
+
+def _take_leave(command: int) -> None:
+    """Wait for the processes that have ended; end with the command."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if pid == command:
             os._exit(_exit_code(status))
+        if pid == 0:
+            return
 
 
 def _become(plan: dict[str, Any]) -> NoReturn:
+    """Turn into the command, in a session of its own, with the signals as a program finds them."""
     words = plan["command"]
     try:
         os.close(plan["alive"])
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
         os.execvp(words[0], words)
     except OSError as error:
         os.write(2, f"cannot start {words[0]}: {error.strerror}\n".encode("utf-8", "backslashreplace"))
         os._exit(_NOT_FOUND)
 
 
-def _end_with(alive: int) -> NoReturn:
-    """Wait until nobody holds the other end of a pipe, which means that the supervisor is gone."""
-    while os.read(alive, 1):
-        pass
+def _refuse(plan: dict[str, Any], error: OSError) -> NoReturn:
+    meaning = _REASONS.get(error.errno or 0, "")
+    _report(plan, {"error": f"{meaning}; {error.strerror}" if meaning else str(error.strerror or error)})
     os._exit(NOT_BUILT)
 
 

@@ -23,12 +23,16 @@ _MOUNT_SETATTR = 442
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _ATTRIBUTE_READ_ONLY = 0x1
-_DROP_FROM_BOUNDING_SET = 24
+_READ_BOUNDING_SET, _DROP_FROM_BOUNDING_SET = 23, 24
+_AMBIENT_SET, _CLEAR_ALL = 47, 4
 _GET_INTERFACE_FLAGS, _SET_INTERFACE_FLAGS, _INTERFACE_UP = 0x8913, 0x8914, 0x1
 
-_MODULES, _RAW_IO, _ADMINISTRATION, _REBOOT, _CLOCK = 16, 17, 21, 22, 25
-_FORBIDDEN = (_MODULES, _RAW_IO, _ADMINISTRATION, _REBOOT, _CLOCK)
-"""Capabilities by which root could take the box apart, or change what no overlay holds back."""
+_KEPT = (0, 1, 3, 4, 5, 6, 7, 10, 13, 14, 18, 23, 24)
+"""Capabilities that root keeps: over files and their owners (chown, dac_override, fowner, fsetid), its processes (kill,
+setgid, setuid, sys_nice, sys_resource), ports and packets (net_bind_service, net_raw), locked memory (ipc_lock), and
+changing its root. With others it could mount, open files by their number, make devices, or take over the first process.
+"""
+_CAPABILITIES_VERSION = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -72,10 +76,21 @@ def change_root(root: str) -> None:
     _checked(_libc.umount2(b".", ctypes.c_int(_DETACH)), "let go of the old root")
 
 
-def give_up_administration() -> None:
-    """Keep programs that are started from now on from mounting, and from changing the machine, even as root."""
-    for capability in _FORBIDDEN:
-        _libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
+def give_up_powers() -> None:
+    """Keep this process, and all that it starts, from mounting and from changing the machine, even as root; OSError."""
+    for capability in range(64):
+        if _libc.prctl(_READ_BOUNDING_SET, capability, 0, 0, 0) == 1 and capability not in _KEPT:
+            _checked(_libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0), "give up a capability")
+    _libc.prctl(_AMBIENT_SET, _CLEAR_ALL, 0, 0, 0)  # Linux before 4.3 has none
+    kept = sum(1 << capability for capability in _KEPT)
+    header = struct.pack("=Ii", _CAPABILITIES_VERSION, 0)
+    has = ctypes.create_string_buffer(24)
+    _checked(_libc.capget(header, has), "read the capabilities")
+    low, high = struct.unpack("=6I", has.raw)[1::3]
+    permitted = (low | high << 32) & kept
+    halves = (permitted & 0xFFFFFFFF, permitted >> 32)
+    sets = struct.pack("=6I", halves[0], halves[0], 0, halves[1], halves[1], 0)
+    _checked(_libc.capset(header, sets), "give up the capabilities")
 
 
 def bring_loopback_up() -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from . import kernel
-from .mounts import NO_FILES, Mount, bound_sockets, holds_mounts, visible_mounts
+from .mounts import NO_FILES, Mount, holds_mounts, read_mountinfo, served_sockets, visible_mounts
 
 MOST_SOCKETS = 1_000
+_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus", "acpi", "fs")
+"""Entries of /proc by which root changes the whole machine."""
 
 
 class Layers:
@@ -26,7 +28,7 @@ class Layers:
         self._keep = keep
         self._directory = directory
         self._root = os.path.join(directory, "root")
-        self._mounts = visible_mounts(_text("/proc/self/mountinfo"))
+        self._mounts = visible_mounts(read_mountinfo())
         self._number = 0
         self._upper_base = directory
         self.uppers: dict[str, str] = {}
@@ -36,66 +38,97 @@ class Layers:
         self.renames_directories = privileged
         """A directory of a lower layer can be renamed; without it the kernel answers EXDEV, as between disks."""
 
-    def build(self, shared: str) -> None:
-        """Make the new root and enter it; ``shared`` is the one directory in which what is written stays.
+    def build(self, shared: str, places: Iterable[str]) -> None:
+        """Make the new root; ``shared`` is the one directory in which what is written stays.
 
-        Raises OSError where the kernel, or a security module, does not allow it.
+        Raises OSError where the kernel, or a security module, does not allow it, and where one of ``places``, in which
+        the script is likely to write, cannot be covered.
         """
         kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
         os.mkdir(self._root)
         self._choose_base()
         if not (self._privileged and self._overlay("/", self._root)):
             kernel.mount("/", self._root, None, kernel.BIND | kernel.RECURSIVE)
+            # What no overlay covers, for whatever reason, cannot be written to.
+            kernel.make_read_only(self._root, recursive=True)
             self._cover_below("/")
         for mount in self._mounts:
             if mount.point != "/":
                 self._cover(mount)
-        if os.path.isdir("/sys"):
-            kernel.make_read_only(self._root + "/sys", recursive=True)
-        for path in self._reachable_sockets():
-            # In an overlay a socket is another file than the one that its server listens on.
-            kernel.mount(path, self._root + path, None, kernel.BIND)
+        for place in (*places, "/tmp"):
+            if not self._is_covered(os.path.realpath(place)):
+                raise OSError(f"no overlay can cover {place}: something else is mounted below it, or its disk has none")
+        self._connect_sockets()
         kernel.mount(shared, self._root + shared, None, kernel.BIND)
         hidden = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
         kernel.mount("tmpfs", self._root + self._directory, "tmpfs", hidden, "size=4k,mode=700")
 
     def enter(self) -> None:
         """Mount the processes of this PID namespace and make the new root the only one; raises OSError."""
-        kernel.mount("proc", self._root + "/proc", "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
+        processes = self._root + "/proc"
+        kernel.mount("proc", processes, "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
+        for name in _OF_THE_MACHINE:
+            if os.path.exists(f"{processes}/{name}"):
+                kernel.mount(f"{processes}/{name}", f"{processes}/{name}", None, kernel.BIND)
+                kernel.make_read_only(f"{processes}/{name}")
         kernel.change_root(self._root)
 
     def _cover(self, mount: Mount) -> None:
-        """Lay an overlay over a file system, or leave it as it is where it holds no files or is read-only anyway."""
+        """Lay an overlay over a file system, or leave it read-only."""
         point, target = mount.point, self._root + mount.point
         try:
             is_directory = stat.S_ISDIR(os.stat(point).st_mode)
         except OSError:
             return  # a mount point of another user, or of a server that does not answer
-        devices = point == "/dev" and mount.kind not in NO_FILES  # of a container: an overlay would open no device
-        plain = mount.kind in NO_FILES or mount.read_only or mount.is_below("/sys")
-        if not plain and not devices and is_directory and self._overlay(point, target, in_memory=mount.in_memory):
+        devices = point == "/dev" or (mount.is_below("/dev") and mount.kind in NO_FILES)
+        plain = mount.kind in NO_FILES or mount.read_only or mount.is_below("/sys") or devices
+        if not plain and is_directory and self._overlay(point, target, in_memory=mount.in_memory):
             return
-        if self._privileged:
+        if mount.kind == "proc" and point != "/proc":
+            # It shows the processes outside, and by them their files.
+            kernel.mount("tmpfs", target, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, "size=4k,mode=755")
+        elif self._privileged or mount.kind == "devpts":
             # Under an overlay that covers its parent it cannot be seen any more.
             kernel.mount(point, target, None, kernel.BIND)
-        if not plain:
-            self._cover_below(point, ("/dev/shm",) if devices else None)
+            if mount.kind != "devpts":
+                kernel.make_read_only(target)
+        if point == "/dev":
+            self._keep_from_disks()
+            self._cover_entries(("/dev/shm",) if os.path.isdir("/dev/shm") else ())
+        elif not plain:
+            self._cover_below(point)
 
-    def _cover_below(self, directory: str, entries: Iterable[str] | None = None) -> None:
-        """Cover what can be covered below a directory that cannot; the directory itself becomes read-only."""
-        if os.access(directory, os.W_OK):
-            self.read_only.append(directory)
-        kernel.make_read_only(self._root + directory)
-        if entries is not None or holds_mounts(directory, self._mounts):
-            self._cover_entries(_directories_in(directory) if entries is None else entries)
+    def _cover_below(self, directory: str) -> None:
+        """Cover what can be covered below a directory that cannot; the directory itself is read-only."""
+        self._note_read_only(directory)
+        if holds_mounts(directory, self._mounts):
+            self._cover_entries(_directories_in(directory))
 
     def _cover_entries(self, paths: Iterable[str]) -> None:
         points = {mount.point for mount in self._mounts}
         for path in paths:
             # What is mounted has its own turn.
-            covered = path in points or self._overlay(path, self._root + path)
-            if not covered and holds_mounts(path, self._mounts):
-                self._cover_entries(_directories_in(path))
+            if path not in points and not self._overlay(path, self._root + path):
+                self._cover_below(path)
+
+    def _note_read_only(self, directory: str) -> None:
+        if os.access(directory, os.W_OK):
+            self.read_only.append(directory)
+
+    def _is_covered(self, path: str) -> bool:
+        """Tell whether what is written to ``path`` goes to an overlay, or could not be written outside either."""
+        mount = max((mount for mount in self._mounts if _is_in(path, mount.point)), key=lambda mount: len(mount.point))
+        overlay = max((lower for lower in self.uppers.values() if _is_in(path, lower)), key=len, default="")
+        return mount.read_only or len(overlay) >= len(mount.point)
+
+    def _keep_from_disks(self) -> None:
+        """Put the empty device in the place of every disk: root could write to it past all overlays."""
+        if not self._privileged:
+            return
+        with os.scandir("/dev") as entries:
+            disks = [entry.path for entry in entries if stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)]
+        for disk in disks:
+            kernel.mount("/dev/null", self._root + disk, None, kernel.BIND)
 
     def _overlay(self, lower: str, target: str, *, in_memory: bool = False) -> bool:
         """Mount an overlay over ``lower`` at ``target``; False where the kernel refuses, with nothing changed."""
@@ -144,14 +177,27 @@ class Layers:
         kernel.mount("tmpfs", base, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size + "mode=700")
         return base
 
-    def _reachable_sockets(self) -> Iterator[str]:
-        """Sockets of the machine's services (name service, display, GPU daemons) that this user can reach."""
-        for path in bound_sockets(_text("/proc/net/unix"))[:MOST_SOCKETS]:
+    def _connect_sockets(self) -> None:
+        """Connect the box with the machine's services (name service, display, GPU daemons) that this user can reach.
+
+        In an overlay a socket is another file than the one that its server listens on.
+        """
+        connected: set[str] = set()
+        for named in served_sockets(_text("/proc/net/unix")):
+            # A link with a root of its own (/var/run) would lead out of the new root.
+            path = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
+            if path in connected or len(connected) >= MOST_SOCKETS:
+                continue
+            connected.add(path)
             try:
                 if stat.S_ISSOCK(os.lstat(path).st_mode) and stat.S_ISSOCK(os.lstat(self._root + path).st_mode):
-                    yield path
+                    kernel.mount(path, self._root + path, None, kernel.BIND)
             except OSError:
                 continue
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return (path + "/").startswith(directory.rstrip("/") + "/")
 
 
 def _imitate(lower: str, upper: str) -> None:

@@ -1,10 +1,11 @@
-"""What is mounted where, read from the kernel's list."""
+"""What is mounted where, and who listens on which socket, read from the kernel's lists."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 NO_FILES = frozenset(
@@ -14,9 +15,12 @@ NO_FILES = frozenset(
         "tracefs",
     }
 )
-"""File systems that hold no files of anybody: the kernel's own, and devices. They are what they are in the box, too."""
+"""File systems of the kernel's own, which no overlay can cover; they are read-only in the box."""
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_ACCEPTS_CONNECTIONS = 0x10000
+_STARTS_PROGRAMS = re.compile(r"docker|podman|containerd|crio|libvirt|lxd|snapd|systemd|dbus|/bus$")
+"""Services by which a program could have others do, outside the box, what it must not do itself."""
 
 
 class Mount(NamedTuple):
@@ -36,22 +40,35 @@ class Mount(NamedTuple):
         return self.point != directory and self.point.startswith(directory.rstrip("/") + "/")
 
 
-def visible_mounts(mountinfo: str) -> tuple[Mount, ...]:
+def read_mountinfo() -> bytes:
+    """The kernel's list of this process's mounts; raises OSError where there is none."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        return file.read()
+
+
+def visible_mounts(mountinfo: bytes) -> tuple[Mount, ...]:
     """The mounts that a path can reach, parents before what is mounted in them.
 
     A later mount hides an earlier one at the same place and below it: the kernel lists them in that order.
     """
-    kept: list[Mount] = []
-    for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        words = fields.split()
-        point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), words[4])
-        point = point.encode("latin-1", "surrogateescape").decode("utf-8", "surrogateescape")
-        kind, _, options = rest.split(" ", 2)
-        read_only = "ro" in words[5].split(",") or "ro" in options.split()[-1].split(",")
-        kept = [mount for mount in kept if mount.point != point and not mount.is_below(point)]
-        kept.append(Mount(point, kind, read_only))
-    return tuple(sorted(kept))
+    kept: dict[str, Mount] = {}
+    parents: set[str] = set()
+    for line in filter(None, mountinfo.split(b"\n")):
+        fields, _, rest = line.partition(b" - ")
+        words, more = fields.split(b" "), rest.split(b" ")
+        point = os.fsdecode(_ESCAPED.sub(lambda match: bytes((int(match[1], 8),)), words[4]))
+        if point in parents:
+            kept = {each: mount for each, mount in kept.items() if not mount.is_below(point)}
+        read_only = b"ro" in words[5].split(b",") or b"ro" in more[-1].split(b",")
+        kept[point] = Mount(point, os.fsdecode(more[0]), read_only)
+        parents.update(_parents(point))
+    return tuple(kept[point] for point in sorted(kept))
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
 
 
 def holds_mounts(directory: str, mounts: Iterable[Mount]) -> bool:
@@ -59,17 +76,14 @@ def holds_mounts(directory: str, mounts: Iterable[Mount]) -> bool:
     return any(mount.is_below(directory) for mount in mounts)
 
 
-def bound_sockets(unix_sockets: str) -> tuple[str, ...]:
-    """Paths of the Unix sockets that somebody listens or receives on, from ``/proc/net/unix``."""
+def served_sockets(unix_sockets: str) -> tuple[str, ...]:
+    """Paths of the Unix sockets of services, from ``/proc/net/unix``; those that start programs are left out."""
     paths = []
     for line in unix_sockets.splitlines()[1:]:
         words = line.split(maxsplit=7)
-        if len(words) < 8 or not words[7].startswith("/"):
+        if len(words) < 8 or not words[7].startswith("/") or _STARTS_PROGRAMS.search(words[7]):
             continue
         # One of datagrams, as that of the system log, listens to nobody; its path is nobody's but the receiver's.
         if int(words[3], 16) & _ACCEPTS_CONNECTIONS or int(words[4], 16) == socket.SOCK_DGRAM:
             paths.append(words[7])
     return tuple(dict.fromkeys(paths))
-
-
-_ACCEPTS_CONNECTIONS = 0x10000

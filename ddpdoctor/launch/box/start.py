@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch.box.mounts import visible_mounts
+from ddpdoctor.launch.box.mounts import read_mountinfo, visible_mounts
 
 _PROGRAM = Path(__file__).parent / "__main__.py"
+BUILT_WITHIN_S = 20.0
 _LAYERS = "layers"
 _PLAN = "box.json"
 
@@ -31,8 +34,7 @@ class _Report(msgspec.Struct, frozen=True):
 
     error: str = ""
     uppers: dict[str, str] = {}
-    read_only: tuple[str, ...] = ()
-    renames_directories: bool = True
+    read_only: list[str] = []
 
 
 class Box:
@@ -47,14 +49,15 @@ class Box:
         self._outer: dict[int, int] = {}
 
     @property
-    def read_only(self) -> tuple[str, ...]:
+    def read_only(self) -> list[str]:
         """Directories that can be written to outside and in which the box lets nothing be made or changed."""
         return self._report.read_only
 
     def outer_pid(self, pid: int) -> int | None:
         """The process id out here of one that calls itself ``pid`` in there; None when there is no such process."""
-        if pid not in self._outer:
-            self._outer |= dict(self._pids())
+        # Numbers are used again, out here and in there.
+        if pid not in self._outer or _inner_pid(self._outer[pid]) != pid:
+            self._outer = dict(self._pids())
         return self._outer.get(pid)
 
     def _pids(self) -> Iterator[tuple[int, int]]:
@@ -65,13 +68,9 @@ class Box:
         except psutil.Error:
             return
         for child in children:
-            try:
-                with open(f"/proc/{child.pid}/status", encoding="utf-8", errors="replace") as file:
-                    numbers = next(line for line in file if line.startswith("NSpid:")).split()[1:]
-            except (OSError, StopIteration):
-                continue
-            if len(numbers) > 1:
-                yield int(numbers[1]), child.pid
+            inner = _inner_pid(child.pid)
+            if inner is not None:
+                yield inner, child.pid
 
     def end(self) -> None:
         """Let go of the box: what still runs in it is killed by the kernel."""
@@ -93,21 +92,39 @@ class Box:
                     if not stat.S_ISCHR(path.lstat().st_mode):
                         yield str(Path(lower) / path.relative_to(top)), path
 
-    def keep(self, target: Path) -> None:
-        """Move the upper layers to ``target``, each to the place below it that it has below the root; OSError."""
+    def keep(self, target: Path) -> dict[str, Path]:
+        """Move the upper layers into ``target``, a new directory; where what was written below a directory lies now.
+
+        Raises OSError; what was not moved by then stays where it is.
+        """
+        target.mkdir(mode=0o700, parents=True)
+        kept = {}
         for upper, lower in sorted(self._report.uppers.items(), key=lambda item: item[1]):
             source = self._layers / upper
             if source.is_dir() and any(source.iterdir()):
-                _merge(source, target / lower.lstrip("/"))
+                name = lower.strip("/").replace("/", "-") or "root"
+                # Whole, in one rename: nothing that lies in it, no link and no read-only directory, plays a part.
+                kept[lower] = target / (name if not (target / name).exists() else source.name)
+                source.rename(kept[lower])
+        return kept
 
 
-def mount_points() -> list[str]:
-    """Where file systems are mounted out here: between them nothing can be renamed, in the box or out of it."""
+def _inner_pid(outer: int) -> int | None:
+    """The number that a process has in the PID namespace that it is in below ours; None when it is in none, or gone."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            return [mount.point for mount in visible_mounts(file.read())]
+        with open(f"/proc/{outer}/status", encoding="utf-8", errors="replace") as file:
+            numbers = next(line for line in file if line.startswith("NSpid:")).split()[1:]
+    except (OSError, StopIteration):
+        return None
+    return int(numbers[1]) if len(numbers) > 1 else None
+
+
+def mount_points() -> dict[str, bool]:
+    """Where file systems are mounted out here, and whether they are read-only."""
+    try:
+        return {mount.point: mount.read_only for mount in visible_mounts(read_mountinfo())}
     except OSError:
-        return []
+        return {}
 
 
 def start_in_box(
@@ -127,79 +144,117 @@ def start_in_box(
     Without ``network`` it has the loopback interface only. With ``keep`` all that it writes, but for shared memory,
     goes to the disk.
     """
+    try:
+        return _started(command, environment, directory, run_directory, output, places, network=network, keep=keep)
+    except BoxRefused:
+        remove_layers(run_directory)
+        raise
+    except OSError as error:
+        remove_layers(run_directory)
+        raise BoxRefused(error.strerror or str(error)) from error
+
+
+def _started(
+    command: list[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    run_directory: Path,
+    output: IO[bytes],
+    places: Iterable[Path],
+    *,
+    network: bool,
+    keep: bool,
+) -> Box:
     layers = run_directory / _LAYERS
     layers.mkdir(mode=0o700)
     there, here = os.pipe()
     answer, report = os.pipe()
-    plan = {
-        "command": command,
-        "directory": str(directory),
-        "shared": str(run_directory.resolve()),
-        "layers": str(layers.resolve()),
-        "places": [str(directory), *map(str, places)],
-        "network": network,
-        "keep": keep,
-        "alive": there,
-        "report": report,
-    }
-    path = run_directory / _PLAN
-    path.write_text(json.dumps(plan), encoding="utf-8")
+    process = None
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_PROGRAM), str(path)],
-            env=dict(environment),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(there, report),
-        )
-    except OSError as error:
+        try:
+            plan = {
+                "command": command,
+                "directory": str(directory),
+                "shared": str(run_directory.resolve()),
+                "layers": str(layers.resolve()),
+                "places": [str(directory), *map(str, places)],
+                "network": network,
+                "keep": keep,
+                "alive": there,
+                "report": report,
+            }
+            path = run_directory / _PLAN
+            path.write_text(json.dumps(plan), encoding="utf-8")
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_PROGRAM), str(path)],
+                env=dict(environment),
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(there, report),
+            )
+        finally:
+            os.close(there)
+            os.close(report)
+        content = _report_of(answer)
+        if content.error:
+            raise BoxRefused(content.error)
+        return Box(process, here, layers, content)
+    except BaseException:
         os.close(here)
-        os.close(answer)
-        raise BoxRefused(f"{sys.executable} cannot be started: {error.strerror}") from error
+        if process is not None:
+            process.kill()
+            _wait_a_little(process)
+        raise
     finally:
-        os.close(there)
-        os.close(report)
-    with os.fdopen(answer, "rb") as stream:
-        content = _report_of(stream.readline())
-    if content.error:
-        os.close(here)
-        process.wait()
-        remove_layers(run_directory)
-        raise BoxRefused(content.error)
-    return Box(process, here, layers, content)
+        os.close(answer)
 
 
-def _report_of(line: bytes) -> _Report:
+def _report_of(answer: int) -> _Report:
+    """Read the box's line; a disk that does not answer while it is built must not hold up the examination."""
+    text, deadline_s = b"", time.monotonic() + BUILT_WITHIN_S
+    while not text.endswith(b"\n"):
+        ready, _, _ = select.select((answer,), (), (), max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            return _Report(error=f"it was not ready within {BUILT_WITHIN_S:g} s: some file system does not answer")
+        block = os.read(answer, 1 << 16)
+        if not block:
+            return _Report(error="its first process ended before it was ready")
+        text += block
+    # msgspec refuses the halves of characters that stand for names which are no UTF-8.
+    return msgspec.convert(json.loads(text), _Report)
+
+
+def _wait_a_little(process: subprocess.Popen[bytes]) -> None:
+    """Take leave of a process that was killed, unless a disk holds it."""
     try:
-        return msgspec.json.decode(line, type=_Report)
-    except msgspec.DecodeError:
-        return _Report(error="its first process ended before it was built")
+        process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return
 
 
 def remove_layers(run_directory: Path) -> None:
     """Remove the upper layers below a run directory; what is mounted is gone with the box."""
-
-    def make_way(remove: Callable[..., Any], path: str, error: object) -> None:
+    layers = run_directory / _LAYERS
+    waiting = [layers]
+    while waiting:
+        directory = waiting.pop()
         # The kernel's own working directory, and what the script made so, can be listed by nobody.
         try:
-            os.chmod(os.path.dirname(path), 0o700)
-            os.chmod(path, 0o700)
-            shutil.rmtree(path, ignore_errors=True) if remove is not os.unlink else os.unlink(path)
+            _open_to_owner(directory)
+            with os.scandir(directory) as entries:
+                waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
-            return
+            continue
+    shutil.rmtree(layers, ignore_errors=True)
 
-    shutil.rmtree(run_directory / _LAYERS, onerror=make_way)
 
-
-def _merge(source: Path, target: Path) -> None:
-    """Move what is below ``source`` to below ``target``, where directories may be there already."""
-    target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for entry in list(source.iterdir()):
-        mode = entry.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            _merge(entry, target / entry.name)
-        elif not stat.S_ISCHR(mode):
-            shutil.move(entry, target / entry.name)
+def _open_to_owner(directory: Path) -> None:
+    """Let the owner list a directory and remove from it; never through a symbolic link. Raises OSError."""
+    number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.chmod(f"/proc/self/fd/{number}", 0o700)
+    finally:
+        os.close(number)
