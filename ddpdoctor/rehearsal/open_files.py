@@ -19,6 +19,8 @@ from .made import WRITE_NOTED_EVERY_NS
 from .real_paths import status_of_name
 
 _ACCESS_MODE = os.O_WRONLY | os.O_RDWR
+_END_WAITS_S = 1.0
+"""At its end a process waits so long for another thread that settles."""
 _COMES_WITHIN_S = 1.0
 """What is about to be made is there after so long, or was not made."""
 
@@ -139,10 +141,15 @@ class OpenFiles:
         """Record the state of what is no longer open here; at the end of the process also of what still is."""
         if not self._unsettled and not at_end:
             return
-        with self._lock:
+        # Who comes here may hold the lock of the log, which who settles takes: never wait for one with the other.
+        if not self._lock.acquire(timeout=_END_WAITS_S if at_end else 0):
+            return
+        try:
             writable = _writable_files()
             for path in dict.fromkeys([*self._unsettled, *(writable.values() if at_end else ())]):
                 self._settle(path, writable, at_end=at_end)
+        finally:
+            self._lock.release()
 
     def _settle(self, path: str, writable: Mapping[tuple[int, int], str], *, at_end: bool) -> None:
         entry, status = self._created.entry(path), status_of_name(path)

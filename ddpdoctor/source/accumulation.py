@@ -28,7 +28,7 @@ _CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nul
 """In a context manager: it may decide whether a backward synchronises."""
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
 _COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
-_REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum", re.IGNORECASE)
+_REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)
 """A condition on how many batches were taken since the last step."""
 _OPTIMIZER_NAME = re.compile(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNORECASE)
 
@@ -159,7 +159,20 @@ def _counts(backward: Event, condition: str) -> bool:
         ]
         named = not values and _COUNTING_NAME.search(condition) is not None
         return named or (len(values) == 1 and _counts(backward, values[0]) and not values[0].isidentifier())
-    return ("%" in condition and "% 1 " not in f"{condition} ") or _REACHES_COUNT.search(condition) is not None
+    reached = _REACHES_COUNT.search(condition)
+    if reached is not None and not _is_one(backward, reached[0].lstrip(">= ")):
+        return True
+    return "%" in condition and "% 1 " not in f"{condition} "
+
+
+def _is_one(backward: Event, name: str) -> bool:
+    """Whether the module sets a variable to 1 and to nothing else: then every batch makes a step."""
+    values = [
+        ast.unparse(node.value)
+        for node in backward.module.index.of(ast.Assign)
+        if any(isinstance(target, ast.Name) and target.id.startswith(name) for target in node.targets)
+    ]
+    return bool(values) and set(values) == {"1"}
 
 
 def _remainder_test(step: Event) -> ast.If | None:

@@ -136,3 +136,19 @@ def test_a_semaphore_that_a_killed_rank_left_is_removed(project: Any) -> None:
     assert os.path.exists(f"/dev/shm/sem.{name}")
     project.clean()
     assert not os.path.exists(f"/dev/shm/sem.{name}")
+
+
+def test_threads_that_write_at_once_wait_for_each_other_only_shortly(allowed: Callable[..., Any]) -> None:
+    allowed(
+        """
+        import threading
+        def write(name):
+            for number in range(400):
+                with open(f"{name}-{number % 7}", "a") as file:
+                    file.write("x")
+        threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+        for thread in threads: thread.start()
+        write("main")
+        for thread in threads: thread.join()
+        """.replace("\n        ", "\n")
+    )
