@@ -82,8 +82,16 @@ def test_no_file_is_no_settings(tmp_path: Path) -> None:
         ("job = {core = 8}", "job: there is no setting called 'core'", "Did you mean cores?"),
         ("job = {cores = 8.5}", "job: cores has to be a whole number above 0, up to a million, not 8.5", ""),
         ("job = {ranks-per-node = 0}", "ranks-per-node has to be a whole number above 0, up to a million, not 0", ""),
-        ("job = {device-memory-gib = '80'}", "device-memory-gib has to be a number of GiB above 0, up to a million, not '80'", ""),
-        ("job = {device-memory-gib = inf}", "device-memory-gib has to be a number of GiB above 0, up to a million, not inf", ""),
+        (
+            "job = {device-memory-gib = '80'}",
+            "device-memory-gib has to be a number of GiB above 0, up to a million, not '80'",
+            "",
+        ),
+        (
+            "job = {device-memory-gib = inf}",
+            "device-memory-gib has to be a number of GiB above 0, up to a million, not inf",
+            "",
+        ),
         ("job = {cores = true}", "cores has to be a whole number", ""),
         ("select = [", "is not valid TOML", ""),
     ],
