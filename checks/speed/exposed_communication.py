@@ -83,8 +83,9 @@ def _told(exposure: Exposure) -> str:
 def _fact(entry: Traffic) -> Fact:
     from ddpdoctor.diagnosis.wording import bytes_text
 
-    text = f"{entry.kind} of {entry.group}: {bytes_text(round(entry.bytes_per_step))} in {entry.calls_per_step:.3g} "
-    text += "buckets a step" if entry.kind == "gradients" else "calls a step"
+    calls = f"{entry.calls_per_step:.3g}"
+    noun = ("bucket" if entry.kind == "gradients" else "call") + "s" * (calls != "1")
+    text = f"{entry.kind} of {entry.group}: {bytes_text(round(entry.bytes_per_step))} in {calls} {noun} a step"
     numbers: dict[str, int | float] = {"bytes_per_step": entry.bytes_per_step, "calls_per_step": entry.calls_per_step}
     if entry.bus_bandwidth_bytes_per_s is not None:
         numbers["bus_bandwidth_bytes_per_s"] = entry.bus_bandwidth_bytes_per_s
