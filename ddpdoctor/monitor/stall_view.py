@@ -12,6 +12,8 @@ from ddpdoctor.monitor.snapshot import StallSide, StallView
 from ddpdoctor.monitor.stacks import without_ours
 from ddpdoctor.record.model import RunRecord
 
+_PLURALS = {"waits": "wait", "calls": "call", "was": "were", "is": "are", "asks": "ask", "sleeps": "sleep"}
+
 
 def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecord, seen_ns: int) -> StallView:
     """Describe what the job stands in; ``finding`` is what the check says that speaks for it.
@@ -54,7 +56,18 @@ def _sides(facts: Sequence[Fact], culprit: int | None) -> tuple[StallSide, ...]:
             said = fact.text.removeprefix(f"rank {fact.rank} ")
             alike.setdefault((said, without_ours(fact.stack)), []).append(fact.rank)
     sides = [
-        StallSide(ranks=tuple(ranks), text=said, stack=stack, culprit=culprit in ranks)
+        StallSide(
+            ranks=tuple(ranks),
+            text=_of_several(said) if len(ranks) > 1 else said,
+            stack=stack,
+            culprit=culprit in ranks,
+        )
         for (said, stack), ranks in alike.items()
     ]
     return tuple(sorted(sides, key=lambda side: (not side.culprit, side.ranks)))
+
+
+def _of_several(said: str) -> str:
+    """A predicate of one rank as one of several."""
+    verb, space, rest = said.partition(" ")
+    return f"{_PLURALS.get(verb, verb)}{space}{rest}"

@@ -31,3 +31,16 @@ def test_who_attaches_later_is_told_for_how_long_the_job_has_stood() -> None:
     assert stall.since_ns == began_ns, "until then some rank came to something new"
     assert stall.timeout_at_ns == entered_ns + 60 * SECOND_NS
     assert stall_view(divergence, None, job.record(), seen_ns=job.now_ns).since_ns == job.now_ns
+
+
+def test_ranks_at_one_place_are_told_in_the_plural() -> None:
+    job = healthy_job(ranks=3)
+    job.call(0, "barrier", 57)
+    for rank in (1, 2):
+        job.call(rank, "all_reduce", 50, 100, origin="ddp-backward")
+    job.wait_in_last(0, 1, 2)
+    record = job.record()
+    divergence = find_divergence(record)
+    assert divergence is not None
+    said = {side.ranks: side.text for side in stall_view(divergence, None, record, seen_ns=job.now_ns).sides}
+    assert said[1, 2].startswith("wait in all_reduce") and said[0,].startswith("waits in barrier"), said
