@@ -53,6 +53,7 @@ def _weights(folder: Path) -> list[str]:
     return [(folder / f"weights-{rank}").read_text() for rank in range(2)]
 
 
+@pytest.mark.full
 def test_fifty_truncations_and_stops_cost_rows_and_neither_the_job_nor_the_watching(folder: Path) -> None:
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)

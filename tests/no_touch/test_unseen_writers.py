@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 
 import pytest
@@ -79,6 +79,7 @@ def segment() -> Iterator[shared_memory.SharedMemory]:
     yield made
     made.close()
     made.unlink()
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # it is a child of the tests' process
 
 
 @pytest.mark.parametrize("use", ["s.buf[:4] = b'dead'", "s.unlink()", "s.close()"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.probe.live.reductions import ALWAYS_MEASURED, SHORT_STEP_RATE, SHORTEST_STEP_RATE, Reductions
+from ddpdoctor.probe.live.reductions import ALWAYS_MEASURED, SHORT_STEP_RATE, Reductions
 
 MS = 1_000_000
 
@@ -63,12 +63,6 @@ def test_of_short_steps_it_is_asked_about_some_that_all_ranks_agree_on() -> None
     assert module.rate == SHORT_STEP_RATE
     asked = [number for number in module.read if number > ALWAYS_MEASURED]
     assert asked == list(range(20, 60, SHORT_STEP_RATE))
-
-
-def test_of_the_shortest_steps_the_logger_measures_no_more_than_by_itself() -> None:
-    module = iterate([1] * 450)
-    assert module.rate == SHORTEST_STEP_RATE
-    assert [number for number in module.read if number > 100] == [200, 300, 400]
 
 
 def test_a_rank_that_was_met_later_asks_about_the_same_iterations() -> None:

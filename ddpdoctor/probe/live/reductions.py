@@ -18,9 +18,7 @@ from .stopwatch import EPOCH_NS
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""
 SHORT_STEP_RATE, SHORT_STEP_NS = 10, 25_000_000
-"""A measured iteration costs 80 µs and more with its reading: of shorter steps the logger measures one of so many …"""
-SHORTEST_STEP_RATE, SHORTEST_STEP_NS = 100, 2_500_000
-"""… and of even shorter ones no more than DDP has it measure by itself, which still is several times a second."""
+"""A measured iteration costs 80 µs and more with its reading: of shorter steps the logger measures one of so many."""
 CUDA_RATE = 20
 """On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
@@ -29,7 +27,6 @@ LAYOUTS_NOTED = 4
 """Of each module: how its buckets lie is told so often, which is when they are made, rebuilt and changed since."""
 MOST_BUCKETS = 4_096
 _RATES = (
-    (SHORTEST_STEP_NS, SHORTEST_STEP_RATE),
     (SHORT_STEP_NS, SHORT_STEP_RATE),
     (LONGEST_NS, 1),
 )
