@@ -32,6 +32,8 @@ class JobProcesses:
         self._before = before
         self._seen: set[int] = set()
         """Processes of the job that were alive at some look."""
+        self.left: tuple[int, ...] = ()
+        """Processes that were killed and did not end: the kernel holds them, for a disk or a driver."""
         self._run_directory = run_directory
 
     def launcher_exit_code(self) -> int | None:
@@ -43,7 +45,7 @@ class JobProcesses:
         return pid if self._box is None else self._box.outer_pid(pid)
 
     def end(self) -> None:
-        """Kill every process of the job and wait until none is left, not even as a zombie of ours."""
+        """Kill every process of the job and wait until none is left, not even as a zombie of ours, or two seconds."""
         if self._box is not None:
             self._box.end()
         deadline = time.monotonic() + _END_AT_MOST_S
@@ -56,6 +58,7 @@ class JobProcesses:
             if not self._reap() and not alive:
                 return
             time.sleep(0.02)
+        self.left = tuple(self._alive())
 
     def _reap(self) -> bool:
         """Take leave of the dead among the processes that we adopted; True while some are left."""

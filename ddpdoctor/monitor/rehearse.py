@@ -157,6 +157,9 @@ class _Rehearsal:
                 # The record is taken first: a signal for stacks can wake a rank that was stuck.
                 record = msgspec.structs.replace(record, stacks=self._collect_stacks())
         self._assembly.files.close()
+        if processes.left:
+            left = listed(map(str, processes.left))
+            record = _with_notes(record, (f"processes held by a disk or a driver could not be ended: {left}",))
         if self._box is not None and self._request.keep:
             record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
         return record
