@@ -82,8 +82,7 @@ def _was_missed(place: Location, rehearsal: RehearsalSection, reached: Reached |
     if reached is not None:
         return not _was_reached(place, reached)
     return any(
-        same_file(one.file, place.file) and one.first_line <= place.line <= one.last_line
-        for one in rehearsal.unreached
+        same_file(one.file, place.file) and one.first_line <= place.line <= one.last_line for one in rehearsal.unreached
     )
 
 

@@ -77,7 +77,6 @@ class LiveChecks:
         )
         return with_fingerprints((finding,), self._root)[0]
 
-
     def with_wait(
         self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
     ) -> tuple[FindingView, ...]:

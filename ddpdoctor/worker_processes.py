@@ -16,9 +16,7 @@ SHARES = 4
 """Parts a process: the files of one directory import the same modules and stay together as far as that allows."""
 
 
-def in_processes(
-    jobs: int, pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], list[Result]]
-) -> list[Result]:
+def in_processes(jobs: int, pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], list[Result]]) -> list[Result]:
     """Do ``work`` on runs of neighbouring ``pieces`` in ``jobs`` processes; results come in the order of the pieces.
 
     Raises DdpDoctorError when a process dies, and what ``work`` raises.

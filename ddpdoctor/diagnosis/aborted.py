@@ -72,7 +72,7 @@ def find_aborted(record: RunRecord, matcher: Matcher) -> Aborted | None:
     if timed_out_wait(record, matcher) is not None:
         return None
     for rank in record.ranks:
-        if rank.end == "signalled" and not rank.main_finished and not was_ended_by_launcher(rank):
+        if rank.end == "signalled" and not rank.main_finished and not _was_terminated(record, rank):
             found = _inside_its_call(record, rank) or _beside_a_call(record, rank)
             if found is not None:
                 return found
@@ -126,12 +126,12 @@ def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blo
     ]
     for number in aborted.absent:
         stack = last_stack(record, known[number])
-        if number == aborted.died:
+        if number == aborted.died or (stack and known[number].end == "signalled"):
             turns.append(
                 Turn(
                     rank=number,
-                    action="signalled",
-                    signal=known[number].signal,
+                    action="signalled" if number == aborted.died else "elsewhere",
+                    signal=known[number].signal if number == aborted.died else None,
                     frames=user_frames(record, stack),
                     stack=stack,
                 )
@@ -144,8 +144,9 @@ def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blo
 
 
 def last_stack(record: RunRecord, rank: Rank) -> tuple[Frame, ...]:
-    """The main thread's stack when a rank crashed; empty where it did not, or could not say."""
-    return main_stack(record, rank.rank) if rank.signal in CRASHES else ()
+    """The main thread's stack when a signal ended a rank; empty where none did, or it could not say."""
+    told = any(dump.of_the_end for dump in record.stacks if dump.rank == rank.rank and dump.main)
+    return main_stack(record, rank.rank) if told or rank.signal in CRASHES else ()
 
 
 def is_in_backward(turn: Turn) -> bool:
@@ -211,7 +212,8 @@ def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
     rank, pulse = record.of_rank(member), _pulse(record, member)
     if rank is None or pulse is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
-    is_whole = is_echo(rank) and pulse.phase == "finished"
+    terminated = _was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
+    is_whole = terminated or (is_echo(rank) and pulse.phase == "finished")
     if not is_whole and not (rank.end == "running" and pulse.beat_at_ns > call.entered_at_ns + SEEN_LATER_NS):
         return False
     return pulse.step > call.step or (is_whole and _ended_natively(record, died))
@@ -230,15 +232,18 @@ def _outlasted_its_group(record: RunRecord, rank: Rank, call: Call) -> bool:
 
 
 def _failed_in(record: RunRecord, call: Call) -> bool:
-    """Tell whether the lost connection that a rank reports came out of a call."""
+    """Tell whether the lost connection that a rank reports came out of a call, or the launcher ended it in there."""
     rank, innermost = record.of_rank(call.rank), call.site.innermost
-    if rank is None or not is_echo(rank) or innermost is None:
+    last = _last_call(record, call.rank)
+    if rank is None or innermost is None or last is None or (last.at, last.group) != (call.at, call.group):
+        return False
+    if _was_terminated(record, rank):
+        return not call.over and any(frame.file.endswith(_IN_A_CALL) for frame in last_stack(record, rank))
+    if not is_echo(rank):
         return False
     first = min(rank.exceptions, key=lambda entry: entry.time_ns)
     same_line = bool(first.frames) and (first.frames[0].file, first.frames[0].line) == (innermost.file, innermost.line)
-    last = _last_call(record, call.rank)
-    is_last = last is not None and (last.at, last.group) == (call.at, call.group)
-    return same_line and is_last and abs(first.time_ns - _left_ns(record, call)) < _ONE_FAILURE_NS
+    return same_line and abs(first.time_ns - _left_ns(record, call)) < _ONE_FAILURE_NS
 
 
 def _left_ns(record: RunRecord, call: Call) -> int:
@@ -276,6 +281,12 @@ def _call(record: RunRecord, track: CallTrack, row: int) -> Call:
         over=track.left_at_ns[row] != 0,
         habitual=site.innermost is not None and site.innermost in before,
     )
+
+
+def _was_terminated(record: RunRecord, rank: Rank) -> bool:
+    """Tell whether a rank was ended by a SIGTERM, as launchers send to those whose peer is dead."""
+    told = rank.signal is None and bool(last_stack(record, rank))
+    return was_ended_by_launcher(rank) or (rank.end == "signalled" and told)
 
 
 def _ended_natively(record: RunRecord, rank: Rank) -> bool:

@@ -117,9 +117,7 @@ def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
     wrap = wraps[0][min(wraps[0])]
     rows = [row for row in range(len(track)) if track.samples[row] and track.synchronised[row]]
     several = [
-        track.synchronised[row]
-        for row in rows
-        if 1 < track.synchronised[row] <= track.samples[row] / loader.batch_size
+        track.synchronised[row] for row in rows if 1 < track.synchronised[row] <= track.samples[row] / loader.batch_size
     ]
     if len(rows) >= FEWEST_STEPS:
         yield Reductions(

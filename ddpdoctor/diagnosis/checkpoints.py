@@ -92,7 +92,7 @@ def judge_prefixes(record: RunRecord) -> Iterator[LoadVerdict]:
         what = "the load fails" if first.raised else f"strict=False leaves out {fitting:,} of {first.names:,} names"
         yield LoadVerdict(
             wrong=True,
-            sentence=f'{loaded} ({first.module_class}) loads what was saved from {saved}: the names differ by the '
+            sentence=f"{loaded} ({first.module_class}) loads what was saved from {saved}: the names differ by the "
             f'prefix "module.", and {what}',
             location=location,
             ranks=tuple(sorted({state.rank for state in wrong})),

@@ -72,9 +72,7 @@ def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
     return running & waiting
 
 
-def _drift(
-    record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], in_backward: Set[int]
-) -> Drift | None:
+def _drift(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], in_backward: Set[int]) -> Drift | None:
     if len(entries) < 2 or any(entry.joined or not entry.looped or not entry.averaged for entry in entries):
         return None
     if len({entry.yielded for entry in entries}) > 1 or not any(entry.end == "exhausted" for entry in entries):

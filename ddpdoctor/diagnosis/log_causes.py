@@ -298,9 +298,7 @@ def _of_timeout(
     return replace(told, absent=() if unsure else tuple(sorted(absent)))
 
 
-def _with_those_who_lost_it(
-    told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]
-) -> Told:
+def _with_those_who_lost_it(told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]) -> Told:
     """Add the ranks that stood elsewhere when the others gave up: they lost the connection there.
 
     A rank that lost it in the same call came too late, and did not part from the others.

@@ -96,9 +96,7 @@ def _handovers(record: RunRecord, by_path: dict[str, list[Access]]) -> Iterator[
             )
             for maker in made:
                 if waited and maker.rank != check.rank and maker.time_ns < check.time_ns:
-                    yield Handover(
-                        from_rank=maker.rank, from_ns=maker.time_ns, to_rank=check.rank, to_ns=check.time_ns
-                    )
+                    yield Handover(from_rank=maker.rank, from_ns=maker.time_ns, to_rank=check.rank, to_ns=check.time_ns)
 
 
 class _Path:

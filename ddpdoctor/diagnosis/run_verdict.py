@@ -117,9 +117,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
     if between > max(computing, 0.5):
         text = f"neither data nor communication holds the job up; {between:.0%} of the step is code between the phases"
-        todo = (
-            "See what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
-        )
+        todo = "See what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
     return RunVerdict(
         state="healthy",
         text=text,

@@ -28,10 +28,7 @@ def compare_samples(loaders: Sequence[Loader]) -> Comparison:
     leaves = set.intersection(*informative)
     if not leaves:
         return "different" if any(informative) else "meaningless"
-    agreements = {
-        all(len({found[index].leaves[leaf] for found in probes}) == 1 for index in common)
-        for leaf in leaves
-    }
+    agreements = {all(len({found[index].leaves[leaf] for found in probes}) == 1 for index in common) for leaf in leaves}
     if agreements == {True}:
         return "same"
     return "different" if agreements == {False} else "unknown"

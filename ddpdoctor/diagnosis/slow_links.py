@@ -68,6 +68,4 @@ def _is_slow(entry: Traffic, limit: float) -> bool:
 
 
 def _shows(group: str, limit: float, summary: RunSummary) -> bool:
-    return any(
-        entry.kind == GRADIENTS and entry.group == group and _is_slow(entry, limit) for entry in summary.traffic
-    )
+    return any(entry.kind == GRADIENTS and entry.group == group and _is_slow(entry, limit) for entry in summary.traffic)

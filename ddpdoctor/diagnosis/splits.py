@@ -73,9 +73,7 @@ def _wholes(parts: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
 
 def _judge(record: RunRecord, ranks: tuple[int, ...], split: Sequence[tuple[Part, ...]]) -> Split | None:
     first = split[0]
-    different = tuple(
-        number for number in range(len(first)) if len({own[number].digest for own in split}) > 1
-    )
+    different = tuple(number for number in range(len(first)) if len({own[number].digest for own in split}) > 1)
     places = (site_location(record.site(part.site)) for part in first)
     locations = tuple(dict.fromkeys(place for place in places if place is not None))
     counts = tuple(part.count for part in first)

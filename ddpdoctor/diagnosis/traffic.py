@@ -135,4 +135,3 @@ def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
 def _backend(record: RunRecord, ranks: tuple[int, ...]) -> str:
     fitting = (group.backend for group in record.groups if group.ranks == ranks)
     return next(fitting, record.job.backend)
-

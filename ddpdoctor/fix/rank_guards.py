@@ -12,9 +12,9 @@ from ddpdoctor.source.module import Module
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES
 
-_COLLECTIVE_NAMES = frozenset(
-    name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name
-) | {"backward"}
+_COLLECTIVE_NAMES = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
+    "backward"
+}
 
 
 def call_guard(script: Script, finding: Finding) -> Iterator[Fix]:

@@ -18,9 +18,7 @@ def bucket_views(record: RunRecord) -> tuple[BucketView, ...]:
     """
     layouts = {layout.wrap: layout for layout in record.bucket_layouts if layout.rank == _first_rank(record)}
     wraps = {wrap.wrap: wrap for wrap in record.wraps if wrap.rank == _first_rank(record)}
-    newest = {
-        (wraps[number].site, wraps[number].module_class): number for number in sorted(layouts) if number in wraps
-    }
+    newest = {(wraps[number].site, wraps[number].module_class): number for number in sorted(layouts) if number in wraps}
     classes = Counter(wraps[number].module_class for number in newest.values())
     views: list[BucketView] = []
     for number in newest.values():

@@ -126,9 +126,12 @@ def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
     Raises RecordError when the history cannot be read or holds none.
     """
     with _Reading(directory) as connection:
-        row = connection.execute(
-            "select content from snapshots where at_ns <= ? order by at_ns desc limit 1", (at_ns,)
-        ).fetchone() or connection.execute("select content from snapshots order by at_ns limit 1").fetchone()
+        row = (
+            connection.execute(
+                "select content from snapshots where at_ns <= ? order by at_ns desc limit 1", (at_ns,)
+            ).fetchone()
+            or connection.execute("select content from snapshots order by at_ns limit 1").fetchone()
+        )
     if row is None:
         raise RecordError(f"{directory / FILE} holds no snapshot: the run was never watched")
     try:

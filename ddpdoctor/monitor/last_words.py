@@ -1,4 +1,4 @@
-"""What ``faulthandler`` wrote of a rank that crashed: the signal, and where each of its threads was."""
+"""What ``faulthandler`` wrote of a rank that a signal ended: where it was, and of a crash which signal it was."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _SIGNALS = {
     "Floating point exception": signal.SIGFPE,
 }
 _MOST_BYTES = 1 << 20
+_TERMINATED = "Stack (most recent call first):"
+"""What is written of the main thread at a SIGTERM."""
 _FORKED = "popen_fork.py"
 """A child that a rank forked has the rank's file, and this module of Python's in its main thread's stack."""
 
@@ -31,12 +33,13 @@ _FORKED = "popen_fork.py"
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one process."""
 
-    signal: int
+    signal: int | None
+    """None of a SIGTERM: it says who ended the process, and nothing of why."""
     stacks: tuple[StackDump, ...]
 
 
 def read_last_words(directory: Path, pid: int) -> LastWords | None:
-    """What a process wrote when it crashed; None where it did not, or had no time to."""
+    """What a process wrote at its end; None where it did not, or had no time to."""
     try:
         with (directory / layout.last_words_name(pid)).open("rb") as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
@@ -44,12 +47,19 @@ def read_last_words(directory: Path, pid: int) -> LastWords | None:
         return None
     for head in reversed(list(_HEAD.finditer(text))):
         number = _SIGNALS.get(head["what"].strip())
-        told = text[head.end() :].partition("Fatal Python error: ")[0]
+        told, cut, _ = text[head.end() :].partition("Fatal Python error: ")
         if number is not None and _FORKED not in told:
             native = "Current thread" not in told
             stacks = users_stacks(parse_faulthandler(told, -1))
-            ended = tuple(msgspec.structs.replace(stack, native_end=native) for stack in stacks)
-            return LastWords(signal=number, stacks=ended)
+            if cut:
+                # The stack of a thread that ran on could not be read; the main thread's would have come after it.
+                stacks = (StackDump(rank=-1, thread="main", main=True),)
+            ended = (msgspec.structs.replace(stack, native_end=native, of_the_end=True) for stack in stacks)
+            return LastWords(signal=number, stacks=tuple(ended))
+    _, terminated, told = text.rpartition(_TERMINATED)
+    if terminated and _FORKED not in told:
+        main = users_stacks(parse_faulthandler(f"Thread 0x0:\n{told}", -1))
+        return LastWords(signal=None, stacks=tuple(msgspec.structs.replace(one, of_the_end=True) for one in main))
     return None
 
 

@@ -107,7 +107,7 @@ class LiveRun:
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
                 words = self._words_of(pid)
-                assembly.book.gone(pid, now_ns, None if words is None else -words.signal)
+                assembly.book.gone(pid, now_ns, None if words is None or words.signal is None else -words.signal)
         self._silence.look(assembly.book, now_ns)
         newest_ns = min(assembly.live.newest_ends_ns(), default=0)
         self.is_quiet = not self._is_over and now_ns - newest_ns > QUIET_AFTER_NS

@@ -97,9 +97,7 @@ def _joined(first: _Slice, second: _Slice) -> _Slice:
         step_p95_ns=max(worst, default=None),
         samples_per_s=_mean((first.samples_per_s, second.samples_per_s)),
         exposed_share=_mean((first.exposed_share, second.exposed_share)),
-        lateness_ns={
-            rank: _mean((first.lateness_ns.get(rank), second.lateness_ns.get(rank))) for rank in ranks
-        },
+        lateness_ns={rank: _mean((first.lateness_ns.get(rank), second.lateness_ns.get(rank))) for rank in ranks},
     )
 
 

@@ -253,4 +253,3 @@ def _kind_of(entry: Entry) -> tuple[str, int | None]:
 
 def _number(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isdecimal() else (1 << 60, name)
-

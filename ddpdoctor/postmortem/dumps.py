@@ -192,7 +192,6 @@ def ranks_of(config: GroupConfig) -> tuple[int, ...]:
     return tuple(sorted({int(number) for number in re.findall(r"\d{1,7}", config.ranks[:1_000_000])}))
 
 
-
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0][:120]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -151,7 +151,11 @@ def give_back_the_signal(run_directory: str) -> None:
 
 
 def take_last_words(run_directory: str) -> None:
-    """Have the signal of a crash, and where every thread was, in a file; not where the script has a use for that."""
+    """Have the signal of a crash, and where every thread was, in a file; not where the script has a use for that.
+
+    Of a SIGTERM, with which a launcher ends the peers of a dead rank at once, where the main thread was; it then ends
+    the process as before. Only the interrupted thread is asked: those that run could not be read without a risk.
+    """
     try:
         if faulthandler.is_enabled():
             return
@@ -159,6 +163,8 @@ def take_last_words(run_directory: str) -> None:
         file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
         faulthandler.enable(file=file, all_threads=True)
         _kept_open.append(file)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGTERM, file=file, all_threads=False, chain=True)
     except (OSError, ValueError, AttributeError, RuntimeError):
         pass
 

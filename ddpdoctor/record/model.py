@@ -53,8 +53,19 @@ RunKind = Literal["rehearsal", "run", "log"]
 PassEnd = Literal["exhausted", "cut", "counted", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 StopReason = Literal[
-    "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut",
-    "slow", "memory", "stand-in", "overlay",
+    "",
+    "proof",
+    "time-limit",
+    "interrupted",
+    "no-touch",
+    "no-ranks",
+    "launch-failed",
+    "rank-failed",
+    "cut",
+    "slow",
+    "memory",
+    "stand-in",
+    "overlay",
 ]
 
 

@@ -19,3 +19,5 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
     native_end: bool = False
     """A signal ended the process then, from a thread that runs no Python, as those are in which gloo and NCCL work."""
+    of_the_end: bool = False
+    """A signal ended the process at this place."""

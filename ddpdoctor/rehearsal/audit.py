@@ -13,7 +13,6 @@ Listener = Callable[[tuple[Any, ...]], None]
 """Called with the arguments of the event."""
 
 
-
 def listen(journal: Journal, listeners: Mapping[str, Listener]) -> None:
     """Call a listener whenever its event happens; what happens inside a listener is not heard."""
     thread = threading.local()

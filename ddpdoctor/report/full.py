@@ -105,11 +105,7 @@ def _last_words(rehearsal: RehearsalSection, width: int) -> list[Text]:
 
 def _notes(examination: Examination, width: int) -> list[Text]:
     notes = (*examination.source.notes, *examination.rehearsal.notes, *examination.notes)
-    return [
-        line
-        for note in notes
-        for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
-    ]
+    return [line for note in notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)]
 
 
 def _unreached(examination: Examination, width: int) -> list[Text]:

@@ -16,9 +16,7 @@ GAP = " | "
 """Between two columns."""
 
 
-def paragraph(
-    text: Text, width: int, label: Text | None = None, indent: int = 2, *, fold: bool = True
-) -> list[Text]:
+def paragraph(text: Text, width: int, label: Text | None = None, indent: int = 2, *, fold: bool = True) -> list[Text]:
     """Wrap ``text`` to ``width`` columns behind ``indent`` spaces; ``label`` stands in the indent of the first line.
 
     A word that is longer than a line is broken, or without ``fold`` left whole: a path has to be clickable.

@@ -108,8 +108,10 @@ def _result(finding: Finding, examination: Examination, index: dict[str, int]) -
         _location(location, root) | {"id": number} for number, location in enumerate(finding.locations[1:], start=1)
     ]
     flows = _thread_flows(finding, root)
-    return result | ({"relatedLocations": related} if related else {}) | (
-        {"codeFlows": [{"message": {"text": "the ranks' paths"}, "threadFlows": flows}]} if flows else {}
+    return (
+        result
+        | ({"relatedLocations": related} if related else {})
+        | ({"codeFlows": [{"message": {"text": "the ranks' paths"}, "threadFlows": flows}]} if flows else {})
     )
 
 

@@ -33,9 +33,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Sent to the launcher."""
 
 
-def _run(
-    job: str, expected: Expected, *, ranks: int = 2, name: str = "", options: str = "", **fields: Any
-) -> Recorded:
+def _run(job: str, expected: Expected, *, ranks: int = 2, name: str = "", options: str = "", **fields: Any) -> Recorded:
     words = tuple(word.format(ranks=ranks) for word in TORCHRUN)
     return Recorded(name=name or job, job=job, expected=expected, launcher=(*words, *options.split()), **fields)
 

@@ -96,7 +96,7 @@ def test_per_rank_files_of_torchrun_and_their_error_file_are_one_job(tmp_path: P
     (tmp_path / "none_x/attempt_0/1/error.json").write_text(
         '{"message": {"message": "KeyError: \'cat\'", "extraInfo": {"py_callstack": '
         '"Traceback (most recent call last):\\n  File \\"/home/user/data.py\\", line 12, in main\\n    x\\n'
-        "KeyError: 'cat'\\n\", \"timestamp\": \"1795205936\"}}}"
+        'KeyError: \'cat\'\\n", "timestamp": "1795205936"}}}'
     )
     cause, echo = examined(tmp_path).findings
     assert (cause.code, cause.ranks, echo.code, echo.ranks) == ("DDP706", (1,), "DDP306", (0,))

@@ -31,8 +31,7 @@ class Replicas(JobBuilder):
     def wrapped(self, rank: int, **fields: Any) -> Wrap:
         """A wrap of two parameters of 500 elements each."""
         tensors = (
-            TensorInfo(name=name, shape=(500,), dtype="float32", size_bytes=2_000, requires_grad=True)
-            for name in NAMES
+            TensorInfo(name=name, shape=(500,), dtype="float32", size_bytes=2_000, requires_grad=True) for name in NAMES
         )
         options: dict[str, Any] = {"find_unused_parameters": False, "static_graph": False}
         values = {

@@ -54,6 +54,10 @@ def stack(rank: int, frames: tuple[Frame, ...], *, native: bool = True) -> Stack
     return StackDump(rank=rank, thread="main", main=True, frames=frames, time_ns=time_ns, native_end=native)
 
 
+def terminated(rank: int, frames: tuple[Frame, ...]) -> StackDump:
+    return msgspec.structs.replace(stack(rank, frames, native=False), of_the_end=True)
+
+
 def found(job: MeasuredJob, *ranks: Rank, steps: tuple[int, ...], **streams: Any) -> list[Finding]:
     pulses = tuple(
         pulse(rank.rank, step, phase="other" if rank.end == "signalled" else "finished")
@@ -102,6 +106,31 @@ def test_the_rank_that_died_may_be_the_one_that_did_not_call() -> None:
     own = died(0, number=signal.SIGSEGV)
     (finding,) = found(alone, own, caller, steps=(5, 5), stacks=(stack(0, IN_BACKWARD, native=False),))
     assert finding.code == "DDP703" and "core dump" in finding.remedy
+
+
+def test_a_peer_that_the_launcher_ended_in_the_midst_of_it_says_where_it_was() -> None:
+    stacks = (terminated(0, IN_BACKWARD), stack(1, IN_THE_CALL))
+    alone = job()
+    alone.call(1, "all_reduce", 1_900.0, 0, size_bytes=4, site=CALL)
+    (finding,) = found(alone, died(0), died(1, number=signal.SIGABRT), steps=(5, 5), stacks=stacks)
+    assert (finding.code, finding.title) == (
+        "DDP301",
+        "rank 1 died inside all_reduce (4 bytes) at train.py:24, while rank 0 was in backward at train.py:21 and has "
+        "not called it",
+    )
+    (finding,) = found(alone, died(0), died(1, number=signal.SIGKILL), steps=(5, 5), stacks=stacks[:1])
+    assert (finding.code, finding.ranks) == ("DDP703", (1,)), "somebody killed it"
+
+
+def test_a_call_in_which_the_launcher_ended_a_peer_is_named_beside_the_rank_that_died() -> None:
+    alone = job()
+    alone.call(1, "all_reduce", 1_900.0, 0, size_bytes=8_000_000, site=CALL)
+    stacks = (stack(0, IN_BACKWARD), terminated(1, IN_THE_CALL))
+    (finding,) = found(alone, died(0, number=signal.SIGABRT), died(1), steps=(5, 5), stacks=stacks)
+    assert finding.title == (
+        "rank 0 died in backward at train.py:21, while rank 1 was inside all_reduce (8.0 MB) at train.py:24, which "
+        "rank 0 has not called"
+    )
 
 
 def test_one_line_with_other_sizes_is_a_mismatch() -> None:

@@ -130,7 +130,7 @@ def test_names_that_differ_by_the_prefix_are_advice() -> None:
     assert isinstance(finding, Finding)
     assert finding.severity is Severity.ADVICE
     assert finding.title == (
-        "a bare model (Net) loads what was saved from the DDP wrapper: the names differ by the prefix \"module.\", "
+        'a bare model (Net) loads what was saved from the DDP wrapper: the names differ by the prefix "module.", '
         "and strict=False leaves out 6 of 6 names"
     )
 

@@ -29,9 +29,7 @@ SHARDED: dict[str, Any] = {"sampler_type": "DistributedSampler", "sampler_shards
 def sharded(job: JobBuilder, **loader: Any) -> dict[str, Any]:
     """Training whose ranks draw every other sample each."""
     streams = training(job, **SHARDED, sampler_site=job.site(SAMPLER_LINE), **loader)
-    streams["loaders"] = tuple(
-        msgspec.structs.replace(entry, sampler_rank=entry.rank) for entry in streams["loaders"]
-    )
+    streams["loaders"] = tuple(msgspec.structs.replace(entry, sampler_rank=entry.rank) for entry in streams["loaders"])
     streams["passes"] = tuple(
         training_pass(rank, indices=range(rank, 100, 2), index_count=50, index_digest=str(rank)) for rank in job.ranks
     )
@@ -40,9 +38,7 @@ def sharded(job: JobBuilder, **loader: Any) -> dict[str, Any]:
 
 def state(rank: int, digest: str, library: Any = "torch", **fields: Any) -> RandomState:
     values = {"drawn_from": True, "file": SCRIPT, "line": 8, "end_line": 9, **fields}
-    return RandomState(
-        rank=rank, library=library, dataset_type="Images", dataset_length=100, digest=digest, **values
-    )
+    return RandomState(rank=rank, library=library, dataset_type="Images", dataset_length=100, digest=digest, **values)
 
 
 def seeds(job: JobBuilder, *states: RandomState) -> list[Finding | Refuted]:
@@ -207,9 +203,7 @@ def test_samplers_that_were_told_the_same_rank_lose_a_shard() -> None:
 def test_ranks_that_share_a_shard_on_purpose_and_other_sizes_are_left_alone() -> None:
     job = JobBuilder(4)
     pairs = training(job, **SHARDED)
-    pairs["loaders"] = tuple(
-        msgspec.structs.replace(entry, sampler_rank=entry.rank // 2) for entry in pairs["loaders"]
-    )
+    pairs["loaders"] = tuple(msgspec.structs.replace(entry, sampler_rank=entry.rank // 2) for entry in pairs["loaders"])
     assert list(wrong_sampler_rank.in_run(job.record(**pairs))) == []
     job = JobBuilder(2)
     assert list(wrong_sampler_rank.in_run(job.record(**sharded(job)))) == []
@@ -227,9 +221,7 @@ def evaluated(job: JobBuilder, **fields: Any) -> list[Finding | Refuted]:
     streams["passes"] += tuple(
         Pass(rank=rank, loader=1, ordinal=0, site=job.site(55), **{**entry, **own.get(rank, {})}) for rank in job.ranks
     )
-    streams["forwards"] += tuple(
-        Forward(rank=rank, wrap=0, pass_loader=1, time_ns=job.tick()) for rank in job.ranks
-    )
+    streams["forwards"] += tuple(Forward(rank=rank, wrap=0, pass_loader=1, time_ns=job.tick()) for rank in job.ranks)
     streams["backwards"] = tuple(Backward(rank=rank, ordinal=0) for rank in job.ranks)
     job.call(job.ranks, "all_reduce", 58, reduce_op="avg")
     return list(sharded_evaluation_bias.in_run(job.record(**streams)))

@@ -30,9 +30,7 @@ class MeasuredJob:
         self.now_ms = dict.fromkeys(self.ranks, 1_000.0)
         self.step = 0
         self.rows: dict[int, dict[str, list[int]]] = {rank: {name: [] for name in COLUMNS} for rank in self.ranks}
-        self.calls: dict[int, dict[str, list[int]]] = {
-            rank: {name: [] for name in CALL_COLUMNS} for rank in self.ranks
-        }
+        self.calls: dict[int, dict[str, list[int]]] = {rank: {name: [] for name in CALL_COLUMNS} for rank in self.ranks}
         self.kinds = tuple(kinds)
         self.job = {"kind": "run", "world_size": ranks, "device": "cpu", "backend": "gloo", **job}
         self.groups = [Group(ranks=self.ranks, backend=str(self.job["backend"]))]

@@ -34,9 +34,7 @@ def finding(
 ) -> Finding:
     """A finding with a title and a remedy."""
     values: dict[str, Any] = {"title": f"{name} from the {basis}", "remedy": "Do something about it."} | fields
-    return Finding(
-        code=code, name=name, severity=severity, locations=locations, basis=frozenset({basis}), **values
-    )
+    return Finding(code=code, name=name, severity=severity, locations=locations, basis=frozenset({basis}), **values)
 
 
 def result(found: Finding, **fields: Any) -> CheckResult:

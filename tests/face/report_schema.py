@@ -8,9 +8,7 @@ Schema = dict[str, Any]
 
 
 def _object(**properties: Schema) -> Schema:
-    return {
-        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _list(items: Schema) -> Schema:

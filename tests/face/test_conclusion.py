@@ -235,6 +235,4 @@ def test_a_script_that_the_rehearsal_ended_is_not_said_to_have_ended() -> None:
 
 def _raised(type_name: str, message: str, line: int, time_ns: int, communication: bool = False) -> RankException:
     frames = (Frame(file=TRAIN, line=line, function="main"),)
-    return RankException(
-        time_ns=time_ns, type=type_name, message=message, frames=frames, communication=communication
-    )
+    return RankException(time_ns=time_ns, type=type_name, message=message, frames=frames, communication=communication)

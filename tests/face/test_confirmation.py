@@ -75,9 +75,7 @@ def test_a_run_that_can_only_confirm_adds_what_it_saw_to_the_suspicion_and_says_
     seen = Fact(text="each rank ran it 8 times", basis="rehearsal")
     confirmed = tuple(Confirmed(location=at(line), fact=seen) for line in (14, 20))
     suspicions = tuple(finding("DDP313", "hot", Severity.ADVICE, at(line)) for line in (14, 16))
-    result = CheckResult(
-        code="DDP313", name="hot", from_source=suspicions, confirmed=confirmed, looked_at_run=True
-    )
+    result = CheckResult(code="DDP313", name="hot", from_source=suspicions, confirmed=confirmed, looked_at_run=True)
     other = CheckResult(code="DDP316", name="x", confirmed=(Confirmed(location=at(16), fact=seen),), looked_at_run=True)
     examination = concluded(result, other)
     first, second = examination.findings
@@ -158,9 +156,7 @@ def test_lines_count_when_any_rank_ran_them_and_the_record_holds_all_of_them() -
 
 def test_lines_before_training_are_not_called_unreached_where_they_are_not_known() -> None:
     late = (LinesExecuted(rank=0, file=TRAIN, lines=frozenset({1, 2}), late=True),)
-    record = RunRecord(
-        job=Job(kind="rehearsal"), lines=late, streams={"lines": StreamState("complete")}
-    )
+    record = RunRecord(job=Job(kind="rehearsal"), lines=late, streams={"lines": StreamState("complete")})
     assert reached_lines(record) is None
     (found,) = concluded(SUSPECTED, reached=None).findings
     assert found.unconfirmed == "not confirmed: the rehearsal came to its end without it"

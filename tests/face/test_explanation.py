@@ -58,7 +58,14 @@ def test_explain_all_as_json_holds_every_check(capsys: pytest.CaptureFixture[str
     explained = json.loads(capsys.readouterr().out)
     assert {check["code"] for check in explained} >= set(BUILT_IN)
     assert {key for check in explained for key in check} == {
-        "code", "name", "severity", "sees", "needs", "summary", "sections", "documentation"
+        "code",
+        "name",
+        "severity",
+        "sees",
+        "needs",
+        "summary",
+        "sections",
+        "documentation",
     }
 
 

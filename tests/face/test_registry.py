@@ -170,7 +170,5 @@ def _catalogue() -> Catalogue:
         "DDP102": "missing-set-epoch",
         "DDP301": "rank-divergent-collective",
     }
-    entries = (
-        CatalogueEntry(code=code, name=name, module="x", in_source=True) for code, name in names.items()
-    )
+    entries = (CatalogueEntry(code=code, name=name, module="x", in_source=True) for code, name in names.items())
     return Catalogue(entries=tuple(entries))

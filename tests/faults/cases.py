@@ -288,12 +288,8 @@ FAULTS: dict[str, Fault] = {
         culprit=1,
         quick=True,
     ),
-    "exception in backward": Fault(
-        script=training_script(between=_BROKEN_FUNCTION), code="DDP706", culprit=1
-    ),
-    "exception in the optimizer": Fault(
-        script=training_script(after_wrap=_BROKEN_OPTIMIZER), code="DDP706", culprit=1
-    ),
+    "exception in backward": Fault(script=training_script(between=_BROKEN_FUNCTION), code="DDP706", culprit=1),
+    "exception in the optimizer": Fault(script=training_script(after_wrap=_BROKEN_OPTIMIZER), code="DDP706", culprit=1),
     "sys.exit(3)": Fault(
         script=training_script(within="if rank == 1 and step == 2 and fault(): sys.exit(3)"), code="DDP306", culprit=1
     ),
@@ -429,8 +425,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a wait beyond the timeout": Fault(
         script=training_script(
-            after_wrap="from datetime import timedelta\n"
-            "fast = dist.new_group([0, 1], timeout=timedelta(seconds=4))",
+            after_wrap="from datetime import timedelta\nfast = dist.new_group([0, 1], timeout=timedelta(seconds=4))",
             within="if step == 2:\n    fault()\n    end = time.monotonic() + (60 if rank else 0)\n"
             "    while time.monotonic() < end: sum(range(1000))\n    dist.barrier(group=fast)  # here",
         ),

@@ -102,9 +102,7 @@ if step == 3:
 HEALTHY: dict[str, str] = {
     "small habits": training_script(after=_SMALL_HABITS, within=_SMALL_HABITS_IN_A_STEP),
     "rank 0 evaluates for 20 s": training_script(within=_WIDE_EVALUATION),
-    "a save of 10 s": training_script(
-        within="if step == 3:\n    if rank == 0: time.sleep(10)\n    dist.barrier()"
-    ),
+    "a save of 10 s": training_script(within="if step == 3:\n    if rank == 0: time.sleep(10)\n    dist.barrier()"),
     "a rank polls for what a thread of its peer makes for 9 s": training_script(within=_ASKS_FOR_LONG),
     "slow dataset workers on one rank": on_loader(
         workers="2", sample="time.sleep(0.4 if index % 2 else 0)", epoch="sampler.set_epoch(epoch)"

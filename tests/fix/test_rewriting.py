@@ -12,9 +12,7 @@ from ddpdoctor.fix.rewriting import CannotRewrite, Rewritten, difference, edited
 
 
 def at(line: int, column: int, text: str, end_column: int = 0, file: str = "/f.py") -> Edit:
-    return Edit(
-        file=file, line=line, column=column, end_line=line, end_column=end_column or column, replacement=text
-    )
+    return Edit(file=file, line=line, column=column, end_line=line, end_column=end_column or column, replacement=text)
 
 
 def fix(*edits: Edit, safe: bool = True) -> Fix:

@@ -119,7 +119,9 @@ threading.Thread(target=serve, name="exporter").start()
 fault()
 """
 _IN_A_THREAD = "worker = threading.Thread(target=main); worker.start(); worker.join()"
-_ACCELERATE = HEAD + f"""
+_ACCELERATE = (
+    HEAD
+    + f"""
 from accelerate import Accelerator
 
 def main():
@@ -139,6 +141,7 @@ def main():
 
 main()
 """
+)
 _DEBUG_LAUNCHER = """
 from accelerate import debug_launcher
 if __name__ == "__main__":
@@ -214,9 +217,7 @@ NEW: dict[str, Hang] = {
         "if rank == 2 and struck and fault(): threading.Event().wait()  # here", ranks=3, culprits=((2,),)
     ),
     "stuck until the group's timeout": Hang(
-        script=script(
-            group_options=", timeout=timedelta(seconds=14)", within=_AT + "threading.Event().wait()  # here"
-        ),
+        script=script(group_options=", timeout=timedelta(seconds=14)", within=_AT + "threading.Event().wait()  # here"),
         codes=("DDP305",),
         kind="stuck",
         ending="itself",
@@ -318,7 +319,9 @@ NEW: dict[str, Hang] = {
             except ValueError:
                 continue
             """
-        ).replace("model(x).sum()", "model(x).sum()  # here").replace("loss.backward()", "loss.backward()  # here"),
+        )
+        .replace("model(x).sum()", "model(x).sum()  # here")
+        .replace("loss.backward()", "loss.backward()  # here"),
         codes=("DDP312", "DDP302", "DDP306", "DDP103"),
     ),
     "no_sync on one rank": Hang(
@@ -341,9 +344,7 @@ NEW: dict[str, Hang] = {
         culprits=BOTH,
     ),
     "one rank stops early": Hang(
-        script=script(
-            within="if rank == 1 and struck and fault(): break", end_of_epoch="dist.barrier()  # here"
-        ),
+        script=script(within="if rank == 1 and struck and fault(): break", end_of_epoch="dist.barrier()  # here"),
         codes=("DDP301", "DDP302", "DDP312", "DDP103"),
         culprits=BOTH,
     ),
@@ -357,9 +358,7 @@ NEW: dict[str, Hang] = {
         ending="term",
     ),
     "mismatched shapes that end the process": Hang(
-        script=script(
-            within="if struck: fault(); dist.all_reduce(torch.ones(1000 + 4000 * rank))  # here"
-        ),
+        script=script(within="if struck: fault(); dist.all_reduce(torch.ones(1000 + 4000 * rank))  # here"),
         codes=("DDP304", "DDP301"),
         culprits=BOTH,
         kind="end",
@@ -379,7 +378,9 @@ NEW: dict[str, Hang] = {
         kind="end",
     ),
     "a rank leaves early and others wait": Hang(
-        script=script(within=_AT + "os._exit(0)", ).replace("loss.backward()", "loss.backward()  # here"),
+        script=script(
+            within=_AT + "os._exit(0)",
+        ).replace("loss.backward()", "loss.backward()  # here"),
         codes=("DDP306",),
         kind="end",
         ending="itself",
@@ -414,9 +415,7 @@ NEW: dict[str, Hang] = {
         culprits=BOTH,
         command=(sys.executable, "train.py"),
     ),
-    "Accelerate, started by ddpdoctor": Hang(
-        script=_ACCELERATE, codes=("DDP301", "DDP302"), culprits=BOTH
-    ),
+    "Accelerate, started by ddpdoctor": Hang(script=_ACCELERATE, codes=("DDP301", "DDP302"), culprits=BOTH),
 }
 
 _LIVE_CODES = {

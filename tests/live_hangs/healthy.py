@@ -100,14 +100,10 @@ NEAR_HANGS: dict[str, str] = {
         within="if rank == 1 and struck:\n    " + _RELEASED.strip().replace("\n", "\n    ")
     ),
     "a child that sleeps 15 s": _on_rank_1("subprocess.run(['sleep', '15'])"),
-    "SIGSTOP for 5 s": script(
-        within="if rank == 1 and struck:\n    " + _STOPPED.strip().replace("\n", "\n    ")
-    ),
+    "SIGSTOP for 5 s": script(within="if rank == 1 and struck:\n    " + _STOPPED.strip().replace("\n", "\n    ")),
     "a loader worker that takes 9 s": script(sample=_SLOW_WORKERS, loader_options=", num_workers=1"),
     "a slow server": _on_rank_1("slow_server(15)", _SERVER),
-    "rank 0 prepares the data first": script(
-        top=_EVALUATE, after_init="if rank == 0: evaluate(20)\ndist.barrier()"
-    ),
+    "rank 0 prepares the data first": script(top=_EVALUATE, after_init="if rank == 0: evaluate(20)\ndist.barrier()"),
     "all ranks sleep between epochs": script(epochs=2, end_of_epoch="time.sleep(9)"),
     "rank 0 saves after the last step": script(after="if rank == 0: time.sleep(12)\ndist.barrier()"),
     "rank 0 works when the others have left": script(after="if rank == 0: evaluate(12)", top=_EVALUATE),
@@ -117,8 +113,7 @@ NEAR_HANGS: dict[str, str] = {
         after="join.__exit__(None, None, None)",
     ),
     "a pipeline of sends and receives": script(
-        within="if rank == 0: dist.send(value, 1)\nelse: dist.recv(value, 0)\n"
-        "if struck and rank == 0: evaluate(12)",
+        within="if rank == 0: dist.send(value, 1)\nelse: dist.recv(value, 0)\nif struck and rank == 0: evaluate(12)",
         top=_EVALUATE,
     ),
     "sub-groups and ranks that wait in turns": script(

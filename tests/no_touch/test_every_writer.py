@@ -105,9 +105,7 @@ def test_with_allow_writes_old_files_change_and_none_of_them_is_removed(project:
     old = {name: project.path / "old" / f"{name}{suffix}" for name, (_, suffix) in writers.items()}
     project.old({"source.txt": "n", **{str(path.relative_to(project.path)): b"o" * 64 for path in old.values()}})
     (project.path / "empty").mkdir()
-    _, outcome = _try(
-        project, {name: (old[name], code) for name, (code, _) in writers.items()}, allow_writes=True
-    )
+    _, outcome = _try(project, {name: (old[name], code) for name, (code, _) in writers.items()}, allow_writes=True)
     assert outcome.refusals == ()
     project.clean()
     assert [name for name, path in old.items() if not path.exists()] == []

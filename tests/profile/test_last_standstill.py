@@ -101,5 +101,3 @@ def test_nothing_that_begins_with_the_end_is_a_standstill() -> None:
     last = LastStandstill()
     assert last.look(STALL, HANG, STUCK, record(), told_to_end=True, ended=False) is None
     assert not last.holds
-
-

@@ -88,7 +88,6 @@ def test_the_lines_name_the_culprit_of_a_hang_soon(tmp_path: Path, started: Star
     assert process.returncode in (1, 128 + signal.SIGKILL)
 
 
-@pytest.mark.xfail(reason="told as a killed rank (DDP703) since standstills are kept as the verdict", strict=False)
 def test_a_call_that_ends_its_process_at_once_is_named(tmp_path: Path, started: Started) -> None:
     script = Path(__file__).with_name("aborted.py")
     process = _start(started, tmp_path, *MAIN, "profile", "--no-tui", "--output-format", "json", str(script))

@@ -248,7 +248,8 @@ def test_the_trace_has_the_fields_that_perfetto_needs_and_true_times() -> None:
         inside = [
             event
             for event in events
-            if event.get("cat") == "phases" and event["pid"] == step["pid"]
+            if event.get("cat") == "phases"
+            and event["pid"] == step["pid"]
             and step["ts"] <= event["ts"] < step["ts"] + step["dur"]
         ]
         assert abs(sum(event["dur"] for event in inside) - step["dur"]) < 0.01

@@ -74,9 +74,7 @@ def test_variable_holds_what_a_first_or_a_later_turn_finds(tmp_path: Path) -> No
 
 
 def test_what_only_the_first_turn_runs_is_no_part_of_every_turn(tmp_path: Path) -> None:
-    projection = walked(
-        tmp_path, f"first = True\n{LOOP}\n    if first:\n        dist.barrier()\n    first = False\n"
-    )
+    projection = walked(tmp_path, f"first = True\n{LOOP}\n    if first:\n        dist.barrier()\n    first = False\n")
     for tree in projection.walks[0].trees:
         (loop,) = tree
         assert isinstance(loop, Loop)

@@ -171,9 +171,7 @@ def test_full_text_says_how_many_scripts_there_were(project: Path, capsys: Outpu
     assert "2 scripts and what they import; nothing was rehearsed." in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_stdin_is_examined_under_its_name(
-    project: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stdin_is_examined_under_its_name(project: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ENTRY.replace("evaluate()\n    dist", "dist.barrier() if dist.get_rank() == 0 else None  # é\n    dist")
     _feed(monkeypatch, text.encode())
     arguments = ["check", "--static", "-", "--stdin-filename", "two.py", "--output-format", "concise"]

@@ -18,6 +18,8 @@ from .flight_entries import KINDS, described, origin_of
 
 MOST_ENTRIES = 500
 """Of the newest entries, so many are taken when nothing is known yet, or when the recorder has overflowed."""
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a flight record")
