@@ -146,7 +146,11 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
             and one.type == "terminate"
             and any(other.kind in ("mismatch", "timed-out") for other in incidents)
         )
-        if not (shadow or unknown or repeated or aborted):
+        # DeepSpeed's launcher repeats that some rank has ended.
+        announced = one.type == "deepspeed" and any(
+            other.kind in OWN and other.type not in ("deepspeed", "launcher") for other in incidents
+        )
+        if not (shadow or unknown or repeated or aborted or announced):
             kept.append(one)
     if any(one.kind == "ended-from-outside" for one in kept):
         # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.

@@ -1,4 +1,7 @@
-"""What launchers, schedulers and the kernel print when processes end: torchrun, mp.spawn, Slurm, MPI, dmesg."""
+"""What launchers, schedulers and the kernel print when processes end.
+
+torchrun, mp.spawn, DeepSpeed, Lightning, Slurm, MPI, a shell, dmesg.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,10 @@ GOT_SIGNAL = re.compile(r"Process \d+ got signal: (?:(?P<number>\d+)|(?:Signals\
 _SPAWNED = re.compile(r"-- Process (?P<rank>\d+) terminated with the following error:")
 _SPAWN_SIGNAL = re.compile(r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)")
 _SPAWN_EXIT = re.compile(r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)")
+_LIGHTNING = re.compile(
+    r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"
+)
+_DEEPSPEED = re.compile(r"sigkill_handler\].* exits with return code = (?P<code>-?\d+)")
 _MPI = re.compile(
     r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)"
 )
@@ -114,6 +121,8 @@ def endings_in(text: str) -> Iterator[RankEnding]:
             found = match.groupdict()
             code = -signal_number(found["signal"]) if "signal" in found else int(found["code"])
             yield RankEnding(rank=int(match["rank"]), exit_code=code, first=True)
+    if match := _LIGHTNING.search(text):
+        yield RankEnding(rank=int(match["rank"]), pid=int(match["pid"]), exit_code=int(match["code"]), first=True)
     if match := _MPI.search(text):
         yield RankEnding(
             rank=int(match["rank"]),
@@ -159,6 +168,13 @@ def incidents_in(text: str) -> Iterator[Incident]:
         yield Incident(
             kind="killed-by-scheduler", code="DDP703", host=match["host"], type="node failure", message=text.strip()
         )
+    elif match := _DEEPSPEED.search(text):
+        # The command in front of it is that of the last rank, whichever failed.
+        left = int(match["code"])
+        yield Incident(
+            kind="left" if left > 0 else "signalled", code="DDP306" if left > 0 else "DDP703", type="deepspeed",
+            exit_code=left if left > 0 else None, signal=-left if left < 0 else None, message=text.strip(),
+        )  # fmt: skip
     elif match := _NCCL_WARN.search(text):
         yield from _of_nccl(match)
     elif match := _PYTHON_FAULT.search(text):

@@ -11,13 +11,15 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.postmortem import launchers
+from ddpdoctor.postmortem.boxed_tracebacks import BoxedTracebacks
 from ddpdoctor.postmortem.failures import details_of, own_rank
+from ddpdoctor.postmortem.json_lines import lines_of
 from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
 from ddpdoctor.postmortem.scan import Scanner
 from ddpdoctor.postmortem.tracebacks import Raised, Tracebacks, parse
 from ddpdoctor.record.incidents import Incident, RankEnding
 
-_OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
+_OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 _MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
 _BARE = re.compile(r"(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 """An exception whose traceback is not there: the log begins in it, or somebody kept the last line only."""
@@ -28,6 +30,8 @@ _LAUNCHER = re.compile(
     r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
 )
 _FROM_OUTSIDE = frozenset({"SignalException"})
+_GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
+"""Their parts follow, each with a traceback of its own."""
 _ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SystemExit"})
 """What a launcher raises because a rank has failed."""
 LINES_AFTER = 24
@@ -69,6 +73,7 @@ class LogReader:
         self._name, self._habit, self._positions, self._year = name, habit, positions, year
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
+        self._boxes = BoxedTracebacks()
         self._table = launchers.FailureTable()
         self._after = 0
         self._time_ns = 0
@@ -107,14 +112,28 @@ class LogReader:
         self.read_so_far.ranks.update(map(int, _MARKS.findall(text)))
 
     def _take(self, line: bytes, number: int) -> bool:
-        prefixed = split(line.decode("utf-8", "replace"), self._habit, self._year)
-        self._time_ns = prefixed.time_ns or self._time_ns
-        if prefixed.rank is not None:
-            self.read_so_far.ranks.add(prefixed.rank)
-        for text in _parts(prefixed.text):
-            self._take_text(prefixed, text, number)
+        for prefixed in self._prefixed(line.decode("utf-8", "replace")):
+            self._time_ns = prefixed.time_ns or self._time_ns
+            if prefixed.rank is not None:
+                self.read_so_far.ranks.add(prefixed.rank)
+            for part in _parts(prefixed.text):
+                text = self._boxes.translate(prefixed.marked, part)
+                if text is not None:
+                    self._take_text(prefixed, text, number)
         self._after = max(0, self._after - 1)
         return self._tracebacks.busy or self._table.open or self._after > 0
+
+    def _prefixed(self, line: str) -> Iterable[Prefixed]:
+        """The line without its prefixes; several where it is an object that holds several."""
+        outer = lines_of(line) if line.startswith("{") else []
+        if not outer:
+            return (split(line, self._habit, self._year),)
+        inner = [split(one.text, self._habit, self._year) for one in outer]
+        for one, of_object in zip(inner, outer, strict=True):
+            one.rank = of_object.rank if one.rank is None else one.rank
+            one.host, one.marked = one.host or of_object.host, one.marked or of_object.marked
+            one.time_ns = of_object.time_ns or one.time_ns
+        return inner
 
     def _take_text(self, prefixed: Prefixed, text: str, number: int) -> None:
         if self._table.open:
@@ -126,6 +145,7 @@ class LogReader:
                 Raised(
                     marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
+                    width=self._boxes.width,
                 )
             )  # fmt: skip
             self._spawned = None
@@ -223,6 +243,8 @@ class LogReader:
     def _add_raised(self, done: Iterable[Raised]) -> None:
         for raised in done:
             root = raised.root
+            if root.type in _GROUPS:
+                continue
             # Behind the frames of the first exception those in which it was passed on: the user's line may be there.
             frames = tuple(reversed(root.frames)) + (() if root is raised else tuple(reversed(raised.frames)))
             if root.type in _FROM_OUTSIDE:

@@ -1,6 +1,7 @@
 """Takes apart what launchers and collectors write in front of a line: rank, host, time; and removes colours.
 
 A line may carry several prefixes in any order, as ``2026-11-20T20:17:56.123Z stderr F [rank3]:[E1120 20:17:45 …``.
+torch 2.5 and 2.6 write the month without a leading zero, as in ``[E131 16:15:16.707598872 ProcessGroupNCCL.cpp:1595]``.
 """
 
 from __future__ import annotations
@@ -18,27 +19,24 @@ _PREFIXES = re.compile(
     r"|\[(?P<role>[A-Za-z_][\w-]*?)(?P<local>\d{1,5})\]:\s?"
     r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s(?:std(?:out|err) [FP] )?"
     r"|\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] "
+    r"|(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) "
+    r"(?:(?P<syslog_host>[\w.-]+) (?P<program>[\w./-]+\[\d+\]|kernel): )?"
     r"|\((?:\w*(?:Worker|Trainer|train)\w*),? pid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\d.]+))?\) "
 )
 _TASK = re.compile(r" *(?P<task>\d{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?")
-_C10D = re.compile(r"\[(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?) ")
-_ELASTIC = re.compile(r"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) (?P<pid>\d+) ")
-_STAMP = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) ")
+_SERVICE = re.compile(r"(?P<host>[A-Za-z][\w.-]*) +\| ?")
+"""Of ``docker compose``."""
+_C10D = re.compile(r"\[(?P<level>[IWEF])(?P<month>\d\d?)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?) ")
+_ELASTIC = re.compile(r"(?P<level>[IWEF])(?P<month>\d\d?)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) (?P<pid>\d+) ")
+_STAMP = re.compile(r"\b[IWEF](?P<month>\d\d?)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) ")
 _OLD_ELASTIC = re.compile(r"\[(?P<iso>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+)\] ")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
-_DOCKER = '{"log":"'
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 SAMPLED_LINES = 400
 """Lines by which it is decided whether every line begins with a task number or a host name …"""
 _SHARE = 0.8
 """… as so many of them do."""
-
-
-class _DockerLine(msgspec.Struct):
-    """A line as Docker's json-file driver keeps it."""
-
-    log: str = ""
-    time: str = ""
 
 
 class Prefixed(msgspec.Struct):
@@ -60,10 +58,11 @@ class Habit(msgspec.Struct, frozen=True):
 
     task: bool = False
     host: bool = False
+    service: bool = False
 
 
 def habit_of(sample: str) -> Habit:
-    """Tell from the beginning of a log whether its lines begin with task numbers (``srun -l``) or host names."""
+    """Tell from the beginning of a log whether its lines begin with task numbers (``srun -l``), hosts or services."""
     lines = [line for line in sample.splitlines()[:SAMPLED_LINES] if line.strip()]
     if len(lines) < 3:
         return Habit()
@@ -71,6 +70,8 @@ def habit_of(sample: str) -> Habit:
     # srun's own lines have no number, and there may be as many of them as of the tasks'.
     if tasks >= len(lines) / 2:
         return Habit(task=True)
+    if sum(_SERVICE.match(line) is not None for line in lines) >= _SHARE * len(lines):
+        return Habit(service=True)
     hosts: dict[str, int] = {}
     for line in lines:
         match = _HOST.match(line)
@@ -83,11 +84,6 @@ def habit_of(sample: str) -> Habit:
 
 def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
     """Part a line from its prefixes; ``year`` is for time stamps of torch, which have none."""
-    wrapped = _of_docker(line) if line.startswith(_DOCKER) else None
-    if wrapped is not None:
-        found = split(wrapped.log.rstrip("\n"), habit, year)
-        found.time_ns = nanoseconds(wrapped.time) or found.time_ns
-        return found
     if "\x1b" in line:
         line = ANSI.sub("", line)
     # Of a progress bar only what was written last is to be seen.
@@ -95,6 +91,9 @@ def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
     found = Prefixed(text)
     if habit.host and (match := _HOST.match(text)):
         found.host, text = match["host"], text[match.end() :]
+    if habit.service and (match := _SERVICE.match(text)):
+        found.host = found.marked = match["host"]
+        text = text[match.end() :]
     if habit.task and (match := _TASK.match(text)):
         found.rank, text = int(match["task"]), text[match.end() :]
         found.marked = match["task"]
@@ -102,7 +101,7 @@ def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
         match = _PREFIXES.match(text)
         if match is None or not match.end():
             break
-        _take(match, found)
+        _take(match, found, year)
         text = text[match.end() :]
     if match := _C10D.match(text):
         found.level, found.time_ns = match["level"], found.time_ns or _without_year(match, year)
@@ -115,14 +114,7 @@ def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
     return found
 
 
-def _of_docker(line: str) -> _DockerLine | None:
-    try:
-        return msgspec.json.decode(line, type=_DockerLine)
-    except msgspec.DecodeError:
-        return None
-
-
-def _take(match: re.Match[str], found: Prefixed) -> None:
+def _take(match: re.Match[str], found: Prefixed, year: int) -> None:
     if (number := match["rank"] or match["mpi"]) is not None:
         found.rank, found.marked = int(number), f"rank{number}"
     elif match["local"] is not None:
@@ -133,6 +125,12 @@ def _take(match: re.Match[str], found: Prefixed) -> None:
     elif match["pod"] is not None:
         found.host = found.host or match["pod"]
         found.marked = found.marked or match["pod"]
+    elif match["syslog"] is not None:
+        month = _MONTHS.index(match["syslog"][:3]) + 1
+        day, clock = match["syslog"][4:].split(maxsplit=1)
+        found.time_ns = found.time_ns or _in_year(year, month, day, clock)
+        found.host = match["syslog_host"] or found.host
+        found.marked = found.marked or match["program"] or ""
     elif match["ray_pid"] is not None:
         found.pid, found.host = int(match["ray_pid"]), match["ip"] or found.host
         found.marked = found.marked or f"{match['ip']}:{match['ray_pid']}"
@@ -166,5 +164,9 @@ def nanoseconds(text: str) -> int:
 
 
 def _without_year(match: re.Match[str], year: int) -> int:
+    return _in_year(year, int(match["month"]), match["day"], match["clock"])
+
+
+def _in_year(year: int, month: int, day: str, clock: str) -> int:
     year = year or datetime.now(timezone.utc).year
-    return nanoseconds(f"{year}-{match['month']}-{match['day']}T{match['clock']}")
+    return nanoseconds(f"{year}-{month:02}-{int(day):02}T{clock}")

@@ -28,6 +28,7 @@ NEEDLES = (
     b"gmentation fault",
     b"segfault",
     b"core dumped",
+    b"return code",
 )
 """Every line that tells of a failure holds one of them, or follows one that does."""
 

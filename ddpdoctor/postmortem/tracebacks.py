@@ -52,6 +52,10 @@ class Raised(msgspec.Struct, kw_only=True):
     nested: bool = False
     """Its message passes on the traceback of another process or thread."""
     age: int = 0
+    width: int = 0
+    """Columns after which ``rich`` has wrapped the message; 0 where it did not write it."""
+    reach: int = 0
+    """Columns of the last line of the message."""
 
     @property
     def root(self) -> Raised:
@@ -143,6 +147,10 @@ class Tracebacks:
                 last.nested = False
                 return False
             return True
+        if last.width and last.age == 1 and _is_wrapped(last, text) and len(last.message) < MOST_MESSAGE_LINES:
+            last.message[-1] = f"{last.message[-1].rstrip()} {text.strip()}"
+            last.reach, last.age = len(text.rstrip()), 0
+            return True
         if _GOES_ON.match(text) and len(last.message) < MOST_MESSAGE_LINES:
             last.message.append(text[:LONGEST_MESSAGE_LINE])
             last.age = 0
@@ -166,6 +174,7 @@ class Tracebacks:
         self._open.remove(raised)
         raised.type = match["type"].rpartition(".")[2]
         raised.message = [(match["message"] or "")[:LONGEST_MESSAGE_LINE]]
+        raised.reach = len(match[0].rstrip())
         raised.age = 0
         self._closed.append(raised)
 
@@ -191,6 +200,12 @@ def parse(text: str) -> Raised | None:
             done += tracebacks.take("", line)[1]
     done += tracebacks.finish()
     return done[-1] if done else None
+
+
+def _is_wrapped(last: Raised, text: str) -> bool:
+    """Tell whether a line goes on with a message because its first word had no place on the line before."""
+    words = text.split(maxsplit=1)
+    return bool(words) and not text[:1].isspace() and last.reach + 1 + len(words[0]) > last.width >= len(text.rstrip())
 
 
 def _choose(here: list[Raised], *, expects_code: bool) -> Raised:
