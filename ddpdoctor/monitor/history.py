@@ -73,8 +73,7 @@ class HistoryWriter:
             # A write-ahead log has a mapped file beside it, and who truncates that kills the monitor by SIGBUS.
             self._connection.execute("pragma journal_mode=truncate")
             self._connection.execute("pragma synchronous=off")
-            self._connection.executescript(_TABLES)
-            self._connection.execute(f"pragma user_version={VERSION}")
+            self._make_tables(self._connection)
         except sqlite3.Error as error:
             self._give_up(error)
 
@@ -84,6 +83,8 @@ class HistoryWriter:
         if connection is None:
             return
         try:
+            if not connection.execute("select 1 from sqlite_master limit 1").fetchone():
+                self._make_tables(connection)  # Another program has emptied the file.
             with connection:
                 connection.execute("begin")
                 connection.executemany(f"insert or replace into steps values ({_marks(15)})", _steps(snapshot))
@@ -109,9 +110,18 @@ class HistoryWriter:
             os.close(self._lock)
             self._lock = -1
 
+    def _make_tables(self, connection: sqlite3.Connection) -> None:
+        connection.executescript(_TABLES)
+        connection.execute(f"pragma user_version={VERSION}")
+
     def _give_up(self, error: sqlite3.Error) -> None:
-        self.fault = f"the history is not written: {error}"
+        why = f"another program has damaged {FILE} ({error})" if _is_damage(error) else str(error)
+        self.fault = f"the history is not written any more: {why}"
         self.close()
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return any(words in str(error) for words in ("no such table", "malformed", "not a database", "corrupt"))
 
 
 def recorded_moments(directory: Path) -> list[int]:

@@ -89,6 +89,7 @@ class LiveRun:
         self._looping: int | None = None
         self._stopped_since_ns: dict[int, int] = {}
         self._told_to_end = False
+        self._has_gaps = False
         self.is_quiet = False
         """Some rank has made no step for a while."""
         self._last_words: dict[int, LastWords | None] = {}
@@ -113,6 +114,8 @@ class LiveRun:
         self.is_quiet = not self._is_over and now_ns - newest_ns > QUIET_AFTER_NS
         assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
         record = self._record(now_ns)
+        if assembly.has_gaps and not self._has_gaps:
+            self._has_gaps, self._watch = True, Watch()  # It knows rows that are not shown any more.
         if self.is_quiet:
             self._ask_for_evidence(now_ns)
             self._look_at_processes(record, now_ns)
@@ -244,6 +247,8 @@ class LiveRun:
             notes.append(f"{rows} are missing: another program truncated or overwrote the record")
         if files.shortened:
             notes.append("events are missing: another program truncated the record")
+        if self._assembly.has_gaps:
+            notes.append("where the ranks part cannot be told: part of the record is missing")
         if files.damaged_lines:
             lines = count(files.damaged_lines, "line")
             notes.append(f"of the record {lines} could not be read")

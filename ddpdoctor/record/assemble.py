@@ -136,6 +136,11 @@ class Assembly:
             **self.live.handlers,
         }
 
+    @property
+    def has_gaps(self) -> bool:
+        """Part of what the ranks wrote is missing: of a live run nobody may conclude what a rank has not called."""
+        return self._completeness.has_gaps
+
     def poll(self) -> None:
         """Take in what was written since the last call."""
         self.live.poll(self.files.find_processes())
@@ -153,7 +158,7 @@ class Assembly:
 
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far."""
-        rows = self._rows
+        rows, paired = self._rows, job.kind != "run" or not self.has_gaps
         setup: dict[str, Any] = {name: tuple(found) for name, found in self._setup.streams.items()}
         return RunRecord(
             job=job,
@@ -162,12 +167,14 @@ class Assembly:
             streams=self._completeness.states(self._lines.state(), job.kind),
             ranks=self.book.ranks(self._exception, *self._heartbeats()),
             groups=tuple(self._groups),
-            waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items()),
+            waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items())
+            if paired
+            else (),
             wraps=tuple(self._wraps.values()),
             wrap_changes=tuple(rows["wrap_changes"]),
             loaders=self._loaders(),
             passes=tuple(self._passes.values()),
-            collectives=self._tracks(),
+            collectives=self._tracks() if paired else (),
             forwards=tuple(rows["forwards"]),
             backwards=tuple(rows["backwards"]),
             optimizer_steps=tuple(rows["optimizer_steps"]),
@@ -186,7 +193,7 @@ class Assembly:
             reduced_losses=tuple(rows["reduced_losses"]),
             outsider_calls=tuple(rows["outsider_calls"]),
             step_tracks=self.live.step_tracks(),
-            call_tracks=self.live.call_tracks(),
+            call_tracks=self.live.call_tracks() if paired else (),
             pulses=self.live.pulses(),
         )
 

@@ -135,9 +135,17 @@ class Completeness:
         """Streams that lack something because of a fault, and which."""
         self._lost: dict[int, int] = {}
         """Events that a process could not write."""
+        self._unread = False
+        """An event was there and could not be read."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Of a live run something is missing in its midst: what a rank is not known to have called it may have."""
+        return self._unread or bool(self._missing_events()) or bool(self._live.missing())
 
     def part_failed(self, where: str, fault: str) -> None:
-        """A part of the probe has failed."""
+        """A part of the probe, or of the reading, has failed."""
+        self._unread = self._unread or where == "reading"
         for name in _HARMED_BY.get(where, STREAMS):
             self._harmed.setdefault(name, fault)
 

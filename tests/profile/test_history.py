@@ -106,6 +106,19 @@ def test_a_directory_that_cannot_be_written_costs_the_history_only(tmp_path: Pat
     assert writer.fault == "the history is not written: No such file or directory"
 
 
+def test_a_history_that_another_program_empties_goes_on_and_one_that_it_damages_ends_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    writer = HistoryWriter(tmp_path)
+    writer.write(_snapshot(SECOND_NS))
+    (tmp_path / FILE).write_bytes(b"")
+    writer.write(_snapshot(2 * SECOND_NS))
+    assert not writer.fault and recorded_moments(tmp_path) == [2 * SECOND_NS]
+    (tmp_path / FILE).write_bytes(b"no database at all, but long enough to be taken for one" * 400)
+    writer.write(_snapshot(3 * SECOND_NS))
+    assert writer.fault.startswith("the history is not written any more: another program has damaged history.sqlite (")
+
+
 @pytest.mark.parametrize("content", [b"", b"no database at all, but long enough to be taken for one" * 40])
 def test_a_damaged_history_is_said_to_be_damaged(content: bytes, tmp_path: Path) -> None:
     (tmp_path / layout.JOB_FILE).write_text("{}")
