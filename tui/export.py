@@ -9,7 +9,8 @@ import msgspec
 
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.tui.cells import shown
-from ddpdoctor.tui.figures import rank_list, span
+from ddpdoctor.tui.figures import rank_list
+from ddpdoctor.tui.screens.sections import lasting
 
 
 def export_snapshot(snapshot: Snapshot, directory: Path) -> Path:
@@ -32,7 +33,7 @@ def stall_text(snapshot: Snapshot) -> str:
     stall = snapshot.stall
     if stall is None:
         return "\n".join(map(shown, (snapshot.verdict.text, *snapshot.verdict.why, snapshot.verdict.next)))
-    lines = [f"{shown(stall.title)}, for {span(snapshot.now_ns - stall.since_ns)}"]
+    lines = [", ".join(filter(None, (shown(stall.title), lasting(snapshot, stall.since_ns))))]
     for side in stall.sides:
         lines.append(f"{rank_list(side.ranks)}{' (the culprit)' if side.culprit else ''}: {shown(side.text)}")
         lines += [f"  {shown(frame.file)}:{frame.line} in {shown(frame.function)}" for frame in side.stack]

@@ -1,4 +1,4 @@
-"""An autopsy as a source of snapshots: the screen shows it as it shows a run that stands."""
+"""An autopsy as a source of snapshots: the screen shows it as it shows a run that stands, without durations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 from ddpdoctor.diagnosis.summary import RunVerdict
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding
-from ddpdoctor.monitor.snapshot import FindingView, RankView, Snapshot, StallSide, StallView
+from ddpdoctor.finding import Finding, Frame
+from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot, StallSide, StallView
 
 
 class AutopsySource:
@@ -37,18 +37,31 @@ def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
     ranks = () if section is None else section.ranks
     return Snapshot(
         now_ns=now_ns,
-        source="replay",
+        source="autopsy",
         name=examination.target,
-        state="ended" if cause is None else "stalled",
+        state=_state(cause, alive=section is not None and section.processes > 0),
         started_at_ns=now_ns,
-        ended_at_ns=now_ns if cause is None else None,
         world_size=len(ranks) or None,
         verdict=_verdict(cause),
-        ranks=tuple(RankView(rank=rank, state=_said_of(rank, examination)) for rank in ranks),
+        ranks=tuple(
+            RankView(
+                rank=rank,
+                state=_said_of(rank, examination),
+                culprit=cause is not None and rank in cause.ranks,
+                stack=_stack_of(rank, examination),
+            )
+            for rank in ranks
+        ),
         findings=tuple(FindingView(finding=finding, since_ns=now_ns) for finding in examination.findings),
         stall=None if cause is None else _stall(cause, examination, now_ns),
         notes=(*examination.notes, *(section.missing if section is not None else ())),
     )
+
+
+def _state(cause: Finding | None, *, alive: bool) -> RunState:
+    if not alive:
+        return "ended"
+    return "running" if cause is None else "stalled"
 
 
 def _verdict(cause: Finding | None) -> RunVerdict:
@@ -80,5 +93,16 @@ def _stall(cause: Finding, examination: Examination, now_ns: int) -> StallView:
 
 
 def _said_of(rank: int, examination: Examination) -> str:
-    """What the first finding that names a rank says of it."""
-    return next((finding.title for finding in examination.findings if rank in finding.ranks), "nothing is told of it")
+    """What the first finding that speaks of a rank says of it."""
+    for finding in examination.findings:
+        told = next((fact.text for fact in finding.evidence if fact.rank == rank), "")
+        if told:
+            return told.partition(f"rank {rank}: ")[2] or told
+        if rank in finding.ranks:
+            return finding.title
+    return "nothing is told of it"
+
+
+def _stack_of(rank: int, examination: Examination) -> tuple[Frame, ...]:
+    facts = (fact for finding in examination.findings for fact in finding.evidence)
+    return next((fact.stack for fact in facts if fact.rank == rank and fact.stack), ())

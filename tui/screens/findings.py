@@ -7,7 +7,7 @@ from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, line, paragraph, shown
 from ddpdoctor.tui.figures import rank_list, span
 from ddpdoctor.tui.painting import Painting, stacked
-from ddpdoctor.tui.screens.sections import SEVERITY_ROLES, heading, stack_lines
+from ddpdoctor.tui.screens.sections import SEVERITY_ROLES, heading, since_when, stack_lines
 from ddpdoctor.tui.table import Column, paint_table
 from ddpdoctor.tui.view import View
 
@@ -60,7 +60,7 @@ def _columns(view: View) -> list[Column[FindingView]]:
     def since(found: FindingView, width: int) -> Cell:
         if found.until_ns is not None:
             return Cell(f"over for {span(view.snapshot.now_ns - found.until_ns)}", "dim")
-        return Cell(f"for {span(view.snapshot.now_ns - found.since_ns)}")
+        return Cell(since_when(found, view.snapshot))
 
     def title(found: FindingView, width: int) -> Cell:
         return Cell(shown(found.finding.title), "dim" if found.until_ns is not None else "")
@@ -118,9 +118,8 @@ def paint_finding(view: View, width: int, height: int) -> Painting:
     finding = found.finding
     role = SEVERITY_ROLES[finding.severity]
     head = f"{finding.severity.value}: {shown(finding.name)}"
-    lines = [
-        heading(head, width, view.glyphs, f"{shown(finding.code)}, for {span(view.snapshot.now_ns - found.since_ns)}")
-    ]
+    remark = ", ".join(filter(None, (shown(finding.code), since_when(found, view.snapshot))))
+    lines = [heading(head, width, view.glyphs, remark)]
     lines += paragraph(finding.title, width - 4, "strong", Cell("  "))
     lines += [EMPTY, *_grounds(finding, view, width)]
     for fact in finding.evidence:

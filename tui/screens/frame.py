@@ -64,6 +64,8 @@ def _facts(snapshot: Snapshot) -> list[str]:
 
 def _how_long(snapshot: Snapshot) -> str:
     """For how long the run has gone on; of one that stands, also for how long it stands."""
+    if snapshot.source == "autopsy":
+        return ""
     ran = span((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)
     if snapshot.state == "stalled" and snapshot.stall is not None:
         return f"for {span(snapshot.now_ns - snapshot.stall.since_ns)} of {ran}"
@@ -74,6 +76,8 @@ def _age(view: View) -> Cell:
     """How old the figures are, always in the same width; in words when the source itself is silent."""
     if view.silent_ns > 3_000_000_000:
         return Cell(f"no news for {span(view.silent_ns)} ", "warning")
+    if view.snapshot.source == "autopsy":
+        return Cell("")
     at_ns = view.snapshot.measured_at_ns
     if at_ns is None:
         return Cell("no figures yet ", "dim")

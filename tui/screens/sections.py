@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from ddpdoctor.finding import Frame, Severity
-from ddpdoctor.monitor.snapshot import FindingView
+from ddpdoctor.monitor.snapshot import FindingView, Snapshot
 from ddpdoctor.places import in_user_code
 from ddpdoctor.source_text import line_of
 from ddpdoctor.tui.cells import Cell, Line, cut, cut_left, fitted, in_role, line, paragraph, shown, width_of
@@ -82,6 +82,18 @@ def _spaced(cells: Line) -> Line:
     return (head, Cell(" "), *rest)
 
 
+def lasting(snapshot: Snapshot, since_ns: int) -> str:
+    """For how long something has held, as ``for 14 s``; empty where that is not known, as of a dead job."""
+    return "" if snapshot.source == "autopsy" else f"for {span(snapshot.now_ns - since_ns)}"
+
+
+def since_when(found: FindingView, snapshot: Snapshot) -> str:
+    """For how long a finding has held; in an autopsy what it is: the first cause, or what followed from it."""
+    if snapshot.source == "autopsy":
+        return {"cause": "first cause", "echo": "followed"}.get(found.finding.role, "")
+    return lasting(snapshot, found.since_ns)
+
+
 def finding_line(found: FindingView, view: View, width: int) -> Line:
     """One finding on one line: how bad, what, since when."""
     finding = found.finding
@@ -90,7 +102,7 @@ def finding_line(found: FindingView, view: View, width: int) -> Line:
     if found.until_ns is not None:
         when = f"over for {span(view.snapshot.now_ns - found.until_ns)}"
     else:
-        when = f"for {span(view.snapshot.now_ns - found.since_ns)}"
+        when = since_when(found, view.snapshot)
     sign = {"bad": view.glyphs.bad, "warning": view.glyphs.warning, "advice": view.glyphs.advice}[role]
     room = max(8, width - 14 - cell_len(when) - 2)
     return line(

@@ -6,7 +6,7 @@ from ddpdoctor.monitor.snapshot import Snapshot, StallSide, StallView
 from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, line, paragraph, shown
 from ddpdoctor.tui.figures import count, rank_list, span
 from ddpdoctor.tui.painting import Painting, stacked
-from ddpdoctor.tui.screens.sections import heading, stack_lines
+from ddpdoctor.tui.screens.sections import heading, lasting, stack_lines
 from ddpdoctor.tui.view import View
 
 _HANG = "DDP305"
@@ -45,7 +45,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
             line(
                 Cell(f"  rank {rank.rank:>{digits}} {sign} ", role or "dim"),
                 Cell(f"{shown(rank.state)}{since}", role),
-                Cell(f", step {count(rank.step)}", "dim"),
+                Cell("" if rank.step is None else f", step {count(rank.step)}", "dim"),
                 Cell(place, "code"),
             )
         )
@@ -64,7 +64,7 @@ def _told(stall: StallView, view: View, title: str, width: int) -> list[Line]:
         lines += paragraph(stall.remedy, width - 1, "strong", Cell("do       ", "bad"), most=4)
     waiting = tuple(rank for side in stall.sides if not side.culprit for rank in side.ranks)
     culprits = tuple(rank for side in stall.sides if side.culprit for rank in side.ranks)
-    if waiting and culprits:
+    if waiting and culprits and (view.snapshot.source != "autopsy" or not ended):
         lines.append(
             line(
                 Cell("who      ", "dim"),
@@ -88,12 +88,14 @@ def _standing(stall: StallView, view: View) -> list[Line]:
     if stall.timeout_at_ns is not None:
         left_ns = stall.timeout_at_ns - now_ns
         limit = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
-    stands = f"for {span(now_ns - stall.since_ns)}"
+    told = [lasting(view.snapshot, stall.since_ns)]
     if stall.may_go_on:
-        stands += ", and may go on"
+        told.append("and may go on" if told[0] else "it may go on")
     elif view.snapshot.verdict.code != _HANG:
-        stands += ", and it will not go on"
-    return [line(Cell("stands   ", "dim"), Cell(stands, "bad")), line(Cell("timeout  ", "dim"), limit)]
+        told.append("and it will not go on" if told[0] else "it will not go on")
+    stands = ", ".join(filter(None, told))
+    lines = [line(Cell("stands   ", "dim"), Cell(stands, "bad"))] if stands else []
+    return [*lines, line(Cell("timeout  ", "dim"), limit)]
 
 
 def _sides(sides: list[StallSide], view: View, width: int) -> list[Line]:
