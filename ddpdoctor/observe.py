@@ -87,7 +87,7 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
     """
     plan = read_plan(directory)
     is_over = not live_processes(directory)
-    source = RunSource(directory, plan, None, is_over=is_over)
+    source = RunSource(directory, plan, None, is_over=is_over, keeps_history=False)
     try:
         try:
             shown = final_snapshot(directory)
@@ -106,14 +106,22 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
 class RunSource:
     """A run directory as a source of snapshots; fulfils ``SnapshotSource``."""
 
-    def __init__(self, directory: Path, plan: RunPlan, job: LaunchedJob | None, *, is_over: bool = False) -> None:
-        """``is_over``: nothing of it runs any more, and its directory is not written to."""
+    def __init__(
+        self,
+        directory: Path,
+        plan: RunPlan,
+        job: LaunchedJob | None,
+        *,
+        is_over: bool = False,
+        keeps_history: bool = True,
+    ) -> None:
+        """``is_over``: nothing of it runs any more; only with ``keeps_history`` is its directory written to."""
         self._directory = directory
         self._plan = plan
         self._job = job
         self._run = LiveRun(directory, plan, is_over=is_over)
         self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
-        self._history = None if is_over else HistoryWriter(directory)
+        self._history = HistoryWriter(directory) if keeps_history else None
         self._series = Series()
         self._standing = Standing()
         self._last_standstill = LastStandstill()

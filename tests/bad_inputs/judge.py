@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpdoctor.report.formats import FOR_PEOPLE, FORMATS
 from tests.bad_inputs.case import ERROR, Case
 from tests.check_command import ROOT
 from tests.jobs_of_tests import kill_marked, marked
@@ -21,6 +22,7 @@ AT_MOST_S = 20.0
 HUNG_S = 120.0
 MOST_LINES = 14
 """On stderr: an error, how the command is used, and a hint."""
+DOCUMENTS = frozenset(FORMATS) - frozenset(FOR_PEOPLE)
 _USUAL_S = 0.35
 """What ``ddpdoctor --version`` takes where nothing else runs."""
 _OURS = re.compile(rb"Traceback \(most recent|defect of ddpdoctor|Exception ignored|Warning: |^  File \"", re.MULTILINE)
@@ -129,6 +131,8 @@ def _problems(case: Case, code: int | None, stderr: bytes) -> Iterator[str]:
     if stderr.count(b"\n") > MOST_LINES and code == ERROR and b"Usage:" not in stderr:
         yield f"stderr has {len(stderr.splitlines())} lines"
     readable = case.environment.get("PYTHONIOENCODING") not in ("utf-16", "cp037") and 2 not in case.closed
+    # A document says by itself why the script is not examined.
+    readable = readable and not DOCUMENTS.intersection(case.arguments)
     if code == ERROR and readable and b"error: " not in stderr and b"Usage:" not in stderr:
         yield "exit code 2 without an error on stderr"
 

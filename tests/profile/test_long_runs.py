@@ -61,3 +61,13 @@ def test_six_hours_need_no_more_memory_than_three(tmp_path: Path, monkeypatch: p
         layout.HEAD_BYTES + layout.NUMBERED_ROWS * (layout.numbered_row(len(fields)).size + 4)
         for fields in (layout.STEP_FIELDS, layout.CALL_FIELDS)
     )
+
+
+def test_a_report_on_a_run_that_goes_on_writes_nothing_into_its_directory(tmp_path: Path) -> None:
+    (tmp_path / layout.JOB_FILE).write_text('{"version": 1, "kind": "run", "job": {"kind": "run"}}')
+    rank = SimulatedRank(tmp_path, 0, 1, os.getpid(), STEP_NS, STARTED_NS)
+    rank.make_steps(STARTED_NS + 20 * STEP_NS)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    snapshot, _ = observe.recorded(tmp_path)
+    assert snapshot.ranks
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
