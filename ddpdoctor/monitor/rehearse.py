@@ -13,7 +13,6 @@ from typing import IO
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.diagnosis.live import Watch, live_verdict
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.created_files import Left, remove_created
@@ -30,13 +29,12 @@ from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.job_machine import job_machine
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
-from ddpdoctor.launch.processes import JobProcesses, interruptible, is_alive, is_stopped, start_plainly, started
+from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.run_directory import keep_for_cleaning, temporary_run_directory
 from ddpdoctor.monitor import output
-from ddpdoctor.monitor.liveness import LivenessSampler
 from ddpdoctor.monitor.probe_logs import probe_logs
-from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
+from ddpdoctor.monitor.watched_ranks import WatchedRanks
 from ddpdoctor.monitor.written_files import (
     keep_overlay,
     left_notes,
@@ -45,14 +43,10 @@ from ddpdoctor.monitor.written_files import (
     programs,
 )
 from ddpdoctor.record import layout
-from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
-from ddpdoctor.record.stacks import StackDump
 
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
-ASKS_WITHIN_NS = 1_000_000_000
-"""A rank that has not asked for a file for so long, and does not sleep, does something else."""
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
 AFTER_A_FAILURE_S = 5.0
@@ -93,12 +87,8 @@ class _Rehearsal:
         self._request = request
         self._directory = directory
         self._on_progress = on_progress
-        self._assembly = Assembly(directory)
-        self._matching = Watch()
-        self._outer_pid: Callable[[int], int | None] = lambda pid: pid
-        self._liveness = LivenessSampler(request.stall_after_s, lambda pid: self._outer_pid(pid))
-        self._stuck: frozenset[int] = frozenset()
-        self._polling: frozenset[int] = frozenset()
+        self._ranks = WatchedRanks(directory, request.stall_after_s, lambda: output.exit_statuses(directory))
+        self._assembly = self._ranks.assembly
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
@@ -148,15 +138,15 @@ class _Rehearsal:
             output.launcher_output(self._directory).open("wb") as sink,
             started(lambda: self._start(sink), self._directory) as processes,
         ):
-            self._outer_pid = processes.outer_pid
+            self._ranks.outer_pid = processes.outer_pid
             reason, text = self._watch(processes)
-            self._note_the_gone()
+            self._ranks.note_the_gone()
             self._assembly.poll()
             record = self._final_record(reason, text)
             if reason in ("proof", "time-limit"):
                 # The record is taken first: a signal for stacks can wake a rank that was stuck.
-                record = msgspec.structs.replace(record, stacks=self._collect_stacks())
-        self._assembly.files.close()
+                record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
+        self._ranks.close()
         if processes.left:
             left = listed(map(str, processes.left))
             record = _with_notes(record, (f"processes held by a disk or a driver could not be ended: {left}",))
@@ -227,12 +217,9 @@ class _Rehearsal:
         told = -PROGRESS_EVERY_S
         while True:
             over = processes.launcher_exit_code() is not None
-            self._note_the_gone()
-            self._assembly.poll()
             seconds = time.monotonic() - began
+            self._ranks.look(self._ends_ns(seconds))
             processes.note(self._assembly.book.processes)
-            self._stuck = self._liveness.look(self._assembly.files.rings) - self._waking(seconds)
-            self._polling = self._asking_in_vain()
             record = self._record("", "")
             ranks = max(self._request.nproc, record.job.world_size)
             crowd = ranks_per_core(ranks)
@@ -240,7 +227,7 @@ class _Rehearsal:
                 return "no-touch", self._assembly.refusal
             if over:
                 return self._assembly.ending
-            if self._have_parted(record):
+            if self._ranks.have_parted(record):
                 return "proof", "the ranks can no longer go on together"
             if self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd:
                 return self._assembly.ending
@@ -254,30 +241,10 @@ class _Rehearsal:
                 self._on_progress(Progress(phase=self._phase(record), steps=record.steps(), seconds=seconds))
             time.sleep(LOOK_EVERY_S)
 
-    def _waking(self, seconds: float) -> frozenset[int]:
-        """Processes in a sleep that ends before the time limit: what comes after it is worth waiting for."""
+    def _ends_ns(self, seconds: float) -> int:
+        """When the time limit of a rehearsal is over that has gone on for so many seconds."""
         ranks = max(self._request.nproc, *(size for size, _ in self._assembly.book.worlds.values()), 0)
-        limit_ns = time.time_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
-        rings = self._assembly.files.rings
-        return frozenset(pid for pid, ring in rings.items() if 0 < ring.heartbeat().sleeps_until_ns < limit_ns)
-
-    def _asking_in_vain(self) -> frozenset[int]:
-        """Processes that do nothing but ask for a file in vain, while no rank does anything at all."""
-        rings = self._assembly.files.rings
-        long_ns, now_ns = int(self._request.stall_after_s * 1e9), time.time_ns()
-        asking = []
-        for pid, ring in rings.items():
-            since_ns, asked_ns = ring.polling()
-            asks_still = now_ns - asked_ns < ASKS_WITHIN_NS or ring.heartbeat().sleeps_until_ns > now_ns
-            if since_ns and now_ns - since_ns >= long_ns and asks_still:
-                asking.append(pid)
-        return frozenset(asking if asking and self._liveness.at_rest(rings) else ())
-
-    def _have_parted(self, record: RunRecord) -> bool:
-        """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
-        if self._assembly.book.first_ending_ns():
-            return False
-        return live_verdict(self._matching, record, time.time_ns()) is not None
+        return time.time_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
 
     def _phase(self, record: RunRecord) -> str:
         if self._assembly.book.first_ending_ns():
@@ -296,68 +263,10 @@ class _Rehearsal:
         times = [rank.ended_ns for rank in record.ranks if rank.end in ("raised", "left-by-exit", "signalled")]
         return (time.time_ns() - min(times)) / 1e9 if times else 0.0
 
-    def _note_the_gone(self) -> None:
-        """Take down which ranks' processes are no more, with the launcher's word on how they ended."""
-        statuses: dict[int, int] | None = None
-        for pid in self._assembly.book.pids().values():
-            if not self._is_alive(pid):
-                if statuses is None:
-                    statuses = output.exit_statuses(self._directory)
-                self._assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
-
-    def _is_alive(self, pid: int) -> bool:
-        outer = self._outer_pid(pid)
-        return outer is not None and is_alive(outer)
-
-    def _is_stopped(self, pid: int) -> bool:
-        outer = self._outer_pid(pid)
-        return outer is not None and is_stopped(outer)
-
-    def _collect_stacks(self) -> tuple[StackDump, ...]:
-        """The stacks of every living rank, written by itself or by its signal handler."""
-        book = self._assembly.book
-        # A stopped process answers nothing, not even its signal handler.
-        rings = self._assembly.files.rings
-        living = {pid: ring for pid, ring in rings.items() if self._is_alive(pid) and not self._is_stopped(pid)}
-        silent = ask_for_stacks(living, 1)
-        self._assembly.poll()
-        answered = self._record("", "").stacks
-        ranks = {pid: rank for pid in silent if (rank := book.rank_of(pid)) is not None}
-        return users_stacks((*answered, *signal_for_stacks(self._directory, ranks, self._outer_pid)))
-
     def _record(self, reason: StopReason, text: str) -> RunRecord:
-        book = self._assembly.book
-        worlds = list(book.worlds.values())
-        world_size, backend = max(worlds, default=(0, ""))
-        versions = [entry.torch for entry in book.processes.values() if entry.torch]
-        job = msgspec.structs.replace(
-            self._job,
-            world_size=world_size,
-            backend=backend,
-            torch_version=versions[0] if versions else self._job.torch_version,
-            ranks_expected=world_size if self._request.spawns_ranks else self._request.nproc,
-            ranks_reported=book.reported(),
-            stressed=self._assembly.stressed,
-            stop_reason=reason,
-            stop_text=text,
-            ended_ns=time.time_ns(),
-        )
-        record = self._assembly.record(job)
-        if not self._stuck and not self._polling:
-            return record
-        return msgspec.structs.replace(record, ranks=tuple(self._judged(rank, record) for rank in record.ranks))
-
-    def _judged(self, rank: Rank, record: RunRecord) -> Rank:
-        """A rank with what its process was seen to do, or not to do."""
-        # A program that a rank has started may make the file, and sleep meanwhile.
-        children = any(event.action in ("child-process", "held-child") for event in record.files)
-        if rank.pid in self._polling and not children:
-            own = (entry for entry in record.accesses if entry.rank == rank.rank and entry.action in ("check", "read"))
-            newest = max(own, key=lambda entry: entry.time_ns, default=None)
-            return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
-        if rank.pid in self._stuck:
-            return msgspec.structs.replace(rank, stuck=True, stopped=self._is_stopped(rank.pid))
-        return rank
+        record = self._ranks.record(msgspec.structs.replace(self._job, stop_reason=reason, stop_text=text))
+        expected = record.job.world_size if self._request.spawns_ranks else self._request.nproc
+        return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, ranks_expected=expected))
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
         """The record with what is only known, or only worth knowing, at the end."""

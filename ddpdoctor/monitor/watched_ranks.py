@@ -1,0 +1,136 @@
+"""The ranks of a rehearsal or of a test while they run: what they write, who is stuck, and the proof that they hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.launch.processes import is_alive, is_stopped
+from ddpdoctor.monitor.liveness import LivenessSampler
+from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
+from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.record.model import Job, Rank, RunRecord
+from ddpdoctor.record.stacks import StackDump
+
+ASKS_WITHIN_NS = 1_000_000_000
+"""A rank that has not asked for a file for so long, and does not sleep, does something else."""
+
+
+class WatchedRanks:
+    """Looks at the processes of a run directory, again and again, and makes records of it."""
+
+    def __init__(
+        self, directory: Path, stall_after_s: float, exit_statuses: Callable[[], Mapping[int, int]] = dict
+    ) -> None:
+        """``exit_statuses`` gives the launcher's word on how processes ended: negative for a signal."""
+        self._directory = directory
+        self._stall_after_s = stall_after_s
+        self._exit_statuses = exit_statuses
+        self.assembly = Assembly(directory)
+        self.outer_pid: Callable[[int], int | None] = lambda pid: pid
+        """The number out here of a process that knows itself by another one; None when it is gone."""
+        self._matching = Watch()
+        self._liveness = LivenessSampler(stall_after_s, lambda pid: self.outer_pid(pid))
+        self._stuck: frozenset[int] = frozenset()
+        self._polling: frozenset[int] = frozenset()
+
+    def look(self, ends_ns: int) -> None:
+        """Take in what was written, and see who is gone and who is stuck.
+
+        What wakes by itself before ``ends_ns``, when nobody will wait any longer, is not stuck.
+        """
+        self.note_the_gone()
+        self.assembly.poll()
+        self._stuck = self._liveness.look(self.assembly.files.rings) - self._waking(ends_ns)
+        self._polling = self._asking_in_vain()
+
+    def have_parted(self, record: RunRecord) -> bool:
+        """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
+        if self.assembly.book.first_ending_ns():
+            return False
+        return live_verdict(self._matching, record, time.time_ns()) is not None
+
+    def record(self, job: Job) -> RunRecord:
+        """The record of what is known so far; what the ranks say of their world and of torch goes into the job."""
+        book = self.assembly.book
+        world_size, backend = max(book.worlds.values(), default=(0, ""))
+        versions = [entry.torch for entry in book.processes.values() if entry.torch]
+        job = msgspec.structs.replace(
+            job,
+            world_size=world_size,
+            backend=backend,
+            torch_version=versions[0] if versions else job.torch_version,
+            ranks_reported=book.reported(),
+            stressed=self.assembly.stressed,
+            ended_ns=time.time_ns(),
+        )
+        record = self.assembly.record(job)
+        if not self._stuck and not self._polling:
+            return record
+        return msgspec.structs.replace(record, ranks=tuple(self._judged(rank, record) for rank in record.ranks))
+
+    def note_the_gone(self) -> None:
+        """Take down which ranks' processes are no more, with the launcher's word on how they ended."""
+        statuses: Mapping[int, int] | None = None
+        for pid in self.assembly.book.pids().values():
+            if not self._is_alive(pid):
+                if statuses is None:
+                    statuses = self._exit_statuses()
+                self.assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
+
+    def collect_stacks(self, job: Job) -> tuple[StackDump, ...]:
+        """The stacks of every living rank, written by itself or by its signal handler."""
+        book = self.assembly.book
+        # A stopped process answers nothing, not even its signal handler.
+        rings = self.assembly.files.rings
+        living = {pid: ring for pid, ring in rings.items() if self._is_alive(pid) and not self._is_stopped(pid)}
+        silent = ask_for_stacks(living, 1)
+        self.assembly.poll()
+        answered = self.record(job).stacks
+        ranks = {pid: rank for pid in silent if (rank := book.rank_of(pid)) is not None}
+        return users_stacks((*answered, *signal_for_stacks(self._directory, ranks, self.outer_pid)))
+
+    def close(self) -> None:
+        """Let go of every file."""
+        self.assembly.files.close()
+
+    def _waking(self, ends_ns: int) -> frozenset[int]:
+        """Processes in a sleep that ends in time: what comes after it is worth waiting for."""
+        rings = self.assembly.files.rings
+        return frozenset(pid for pid, ring in rings.items() if 0 < ring.heartbeat().sleeps_until_ns < ends_ns)
+
+    def _asking_in_vain(self) -> frozenset[int]:
+        """Processes that do nothing but ask for a file in vain, while no rank does anything at all."""
+        rings = self.assembly.files.rings
+        long_ns, now_ns = int(self._stall_after_s * 1e9), time.time_ns()
+        asking = []
+        for pid, ring in rings.items():
+            since_ns, asked_ns = ring.polling()
+            asks_still = now_ns - asked_ns < ASKS_WITHIN_NS or ring.heartbeat().sleeps_until_ns > now_ns
+            if since_ns and now_ns - since_ns >= long_ns and asks_still:
+                asking.append(pid)
+        return frozenset(asking if asking and self._liveness.at_rest(rings) else ())
+
+    def _judged(self, rank: Rank, record: RunRecord) -> Rank:
+        """A rank with what its process was seen to do, or not to do."""
+        # A program that a rank has started may make the file, and sleep meanwhile.
+        children = any(event.action in ("child-process", "held-child") for event in record.files)
+        if rank.pid in self._polling and not children:
+            own = (entry for entry in record.accesses if entry.rank == rank.rank and entry.action in ("check", "read"))
+            newest = max(own, key=lambda entry: entry.time_ns, default=None)
+            return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
+        if rank.pid in self._stuck:
+            return msgspec.structs.replace(rank, stuck=True, stopped=self._is_stopped(rank.pid))
+        return rank
+
+    def _is_alive(self, pid: int) -> bool:
+        outer = self.outer_pid(pid)
+        return outer is not None and is_alive(outer)
+
+    def _is_stopped(self, pid: int) -> bool:
+        outer = self.outer_pid(pid)
+        return outer is not None and is_stopped(outer)
