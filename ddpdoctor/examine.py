@@ -1,12 +1,6 @@
 """Examines a script: reads its source, rehearses it, runs the checks on both, and merges what they say.
 
-This is the public API::
-
-    from ddpdoctor.examine import ExamineRequest, examine
-
-    examination = examine(ExamineRequest(target="train.py"))
-    for finding in examination.findings:
-        print(finding.code, finding.title)
+``ddpdoctor.api`` has the functions that are public.
 
 ``examine`` raises UsageError for a script that cannot be read, ConfigurationError for a damaged installation, and
 KeyboardInterrupt when it is interrupted, after it has ended every process that it started.
@@ -34,8 +28,8 @@ from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest, Stress
 from ddpdoctor.merge import Confirmation, Refutation, confirmed, merge, unrefuted
-from ddpdoctor.registry import read_catalogue
-from ddpdoctor.runner import CheckResult, bounds_of, outcome_of, run_checks
+from ddpdoctor.registry import CatalogueEntry, read_catalogue
+from ddpdoctor.runner import CheckResult, bounds_of, outcome_of, run_checks, run_live_checks
 from ddpdoctor.selection import (
     NO_COMMENTS,
     Comments,
@@ -70,6 +64,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How the job is started; ``ddpdoctor.launch.command_line`` reads it from a command."""
     static: bool = False
     """Read the source only; run nothing."""
+    rehearsal_only: bool = False
+    """Let the checks look at the rehearsal only; what the source alone makes suspicious is left out."""
     nproc: int = 2
     """Ranks of the rehearsal; fewer when the job has fewer."""
     layout: Layout | None = None
@@ -120,7 +116,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
         notes=script.notes,
     )
     record, rehearsal = _rehearsed(request, script, root, on_progress)
-    results = run_checks(chosen, script, record, static=request.static)
+    results = _results(request, chosen, script, record)
     spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
@@ -128,7 +124,7 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
             break
         again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
         further, section = _rehearsed(again, script, root, on_progress, variant.stress)
-        more = run_checks(chosen, script, further, static=False)
+        more = _results(request, chosen, script, further)
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
         rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
@@ -136,7 +132,8 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
     source = msgspec.structs.replace(source, notes=(*source.notes, *bounds_of(results)))
     comments = comments_of(script)
     judged: dict[str, frozenset[str]] = {}
-    if comments and wants_unused_suppressions(request.select, request.ignore, request.settings) and is_entry(script):
+    judges_comments = not request.rehearsal_only and is_entry(script)
+    if comments and judges_comments and wants_unused_suppressions(request.select, request.ignore, request.settings):
         cut_short = bool(_cut_short(request, rehearsal))
         judged = dict.fromkeys(comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short))
     examination = conclude(
@@ -226,6 +223,14 @@ def conclude(
         outcomes=outcomes,
         notes=(*notes, *crashed),
     )
+
+
+def _results(
+    request: ExamineRequest, chosen: Sequence[CatalogueEntry], script: Script, record: RunRecord | None
+) -> tuple[CheckResult, ...]:
+    if not request.rehearsal_only:
+        return run_checks(chosen, script, record, static=request.static)
+    return run_live_checks(chosen, record) if record is not None else ()
 
 
 def _script(request: ExamineRequest) -> Script:

@@ -28,7 +28,7 @@ class Journal:
         self.pid = os.getpid()
         self.plan = plan
         """What ``job.json`` holds."""
-        self.writer = EventWriter(run_directory, lazily=plan.get("kind") == "run")
+        self.writer = EventWriter(run_directory, lazily=plan.get("kind") in ("run", "warm"))
         self.user_code = UserCode(str(plan.get("project_root", "")))
         self.rank: Optional[int] = None
         """Known from the environment or from ``init_process_group``; None in other processes of the job."""
@@ -143,6 +143,11 @@ class Journal:
                     self.ring.complete(row)
             self._outstanding = still
             return still[0][0] if still else -1
+
+    def begin(self, run_directory: str, plan: dict[str, Any], rank: int) -> None:
+        """Be a rank of a run from now on: this process was forked off one that was kept warm, with hooks in place."""
+        self.run_directory, self.plan, self.rank, self.pid = run_directory, plan, rank, os.getpid()
+        self.writer = EventWriter(run_directory)
 
     def become_forked_child(self) -> None:
         """Take over in a child made by ``fork``: own event file, no ring, numbers start anew."""

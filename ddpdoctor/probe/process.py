@@ -52,11 +52,14 @@ class ProcessEnd:
         """Names what a cut of ours has to do with an exception; empty when it is a fault of the script."""
         self.owner_of_attribute: Callable[[BaseException], str] = lambda error: ""
         """Names the class whose attribute was asked of the DDP object around it, where that raised the exception."""
+        self.leave: Callable[[int], NoReturn] = os._exit
+        """Leaves the process at once; in the place of ``os._exit`` stands a function that notes it."""
         self.ended_by_rehearsal = False
         """Set when the ending is ours; nothing after it is evidence."""
 
     def install(self) -> None:
         """Take the places of ``sys.exit``, ``sys.excepthook`` and ``os._exit``, and be last at exit."""
+        self._pid = os.getpid()
         atexit.register(self._at_exit)
         self._hook_exceptions()
         self._hook_exits()
@@ -85,7 +88,7 @@ class ProcessEnd:
             message=_both_ends(message),
             frames=self._frames_of(error),
             traceback=_trace_of(error)[-16000:],
-            communication=bool(_PEER_LEFT.search(_both_ends(message))),
+            communication=is_echo(message),
             attribute_owner=self._journal.guarded(self.owner_of_attribute, error) or "",
         )
 
@@ -100,7 +103,7 @@ class ProcessEnd:
         sys.excepthook = excepthook
 
     def _hook_exits(self) -> None:
-        leave = os._exit
+        leave = self.leave
 
         def exit(code: Any = None, /) -> NoReturn:  # noqa: A001 - takes the place of sys.exit
             if _ends_the_process():
@@ -120,7 +123,6 @@ class ProcessEnd:
 
         sys.exit = exit
         os._exit = _exit
-        self._leave = leave
 
     def _at_exit(self) -> None:
         """The last of the exit handlers: note that the script is over, and leave before the teardown can abort."""
@@ -140,7 +142,7 @@ class ProcessEnd:
                     stream.flush()
                 except (OSError, ValueError, AttributeError):
                     pass
-            self._leave(code)
+            self.leave(code)
 
     def _close(self) -> None:
         try:
@@ -185,6 +187,11 @@ def _ends_the_process() -> bool:
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name == "<module>"
+
+
+def is_echo(message: str) -> bool:
+    """Tell whether an exception only says that a peer has left."""
+    return bool(_PEER_LEFT.search(_both_ends(message)))
 
 
 def text_of(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -31,15 +31,15 @@ _SEEN: dict[Basis, str] = {
 }
 
 
-def finding_lines(finding: Finding, root: str, width: int) -> list[Text]:
-    """Lay out one finding."""
+def finding_lines(finding: Finding, root: str, width: int, seen: Mapping[Basis, str] = _SEEN) -> list[Text]:
+    """Lay out one finding; ``seen`` says where what it rests on was seen."""
     stacks = _stacks(finding)
     lines = _headline(finding, root, width)
     if stacks:
         lines += [Text(), *_stack_columns(stacks, root, width), Text()]
     else:
         lines += _excerpt(finding.location, width)
-    lines += _seen(finding, stacks, root, width)
+    lines += _seen(finding, stacks, root, width, seen)
     if finding.unconfirmed:
         words, _, reason = finding.unconfirmed.partition(": ")
         lines += label(words, Text(one_line(reason)), width)
@@ -107,12 +107,14 @@ def _excerpt(location: Location | None, width: int) -> list[Text]:
     ]
 
 
-def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int) -> list[Text]:
+def _seen(
+    finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen: Mapping[Basis, str]
+) -> list[Text]:
     """The facts under the basis on which they rest; a basis is named all the same where columns show all its facts."""
     facts = [fact for fact in finding.evidence if fact not in stacks]
     shown = facts[:FACTS]
     lines: list[Text] = []
-    for basis, words in _SEEN.items():
+    for basis, words in seen.items():
         if basis not in finding.basis:
             continue
         in_columns = {fact.basis for fact in stacks} - {fact.basis for fact in shown}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from ddpdoctor.cli.main import main
 code = main(sys.argv[1:])
 print(code, *sorted(module for module in sys.modules if "." not in module), file=sys.stderr)
 """
+
+PLUGIN_MODULES = ("layout", "marks", "plugin", "ranks", "run_test", "told", "warm_ranks")
 
 SCRIPT = """
 import torch
@@ -61,3 +64,34 @@ def test_the_package_itself_imports_nothing() -> None:
         check=True,
     )
     assert done.stdout.strip() in ("[]", "['__future__']")
+
+
+def test_the_plugin_imports_the_standard_library_and_pytest_only() -> None:
+    """It is loaded into every pytest of an environment, also where nobody uses it."""
+    probe = """
+import pytest, sys
+pytest.main(["--version", "-p", "no:ddpdoctor"])
+before = set(sys.modules)
+import ddpdoctor.testing.plugin
+new = set(sys.modules) - before
+print(sorted(name for name in new if name.partition(".")[0] not in sys.stdlib_module_names))
+"""
+    done = subprocess.run((sys.executable, "-c", probe), cwd=ROOT, capture_output=True, text=True, check=True)
+    ours = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert [name for name in ours if name.partition(".")[0] not in ("ddpdoctor", "pytest", "_pytest")] == []
+    assert {name for name in ours if name.startswith("ddpdoctor")} == {
+        "ddpdoctor",
+        "ddpdoctor.testing",
+        *(f"ddpdoctor.testing.{name}" for name in PLUGIN_MODULES),
+    }
+
+
+def test_public_functions_stand_where_submodules_have_the_same_name() -> None:
+    probe = """
+import ddpdoctor, ddpdoctor.examine
+from ddpdoctor.check import Check
+print(callable(ddpdoctor.check), callable(ddpdoctor.watch), sorted(set(ddpdoctor.__all__) - set(dir(ddpdoctor))))
+assert all(getattr(ddpdoctor, name) is not None for name in ddpdoctor.__all__)
+"""
+    done = subprocess.run((sys.executable, "-c", probe), cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True True []"

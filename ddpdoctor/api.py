@@ -1,0 +1,184 @@
+"""The public functions of the package, ``ddpdoctor.check`` and ``ddpdoctor.rehearse``; the command line builds on them.
+
+What they return is an ``Examination``, whose fields are documented where it is defined and in ``docs/api.md``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ddpdoctor.errors import UnreadableScript, UsageError
+from ddpdoctor.finding import Severity
+from ddpdoctor.launch.devices import Device
+from ddpdoctor.launch.request import Progress, Stress
+
+if TYPE_CHECKING:
+    from ddpdoctor.examination import Examination
+    from ddpdoctor.examine import ExamineRequest, OnProgress
+
+SeverityName = Literal["error", "warning", "advice"]
+_BATCH_SIZES = {"auto": None, "keep": 0}
+
+
+def check(
+    script: str | os.PathLike[str] = "",
+    args: Sequence[str] = (),
+    *,
+    command: Sequence[str] = (),
+    module: bool = False,
+    static: bool = False,
+    nproc: int = 2,
+    layout: str | None = None,
+    stress: Sequence[Stress] = (),
+    thorough: bool = False,
+    batches: int = 4,
+    full: bool = False,
+    batch_size: int | Literal["auto", "keep"] = "auto",
+    time_limit_s: float | None = None,
+    stall_after_s: float = 5.0,
+    python: str | None = None,
+    device: Device = "auto",
+    overlay: bool = True,
+    network: bool = True,
+    allow_writes: bool = False,
+    keep: bool = False,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: SeverityName | None = None,
+    rehearsal_only: bool = False,
+) -> Examination:
+    """Read a script's source, rehearse it on a few ranks, and return what is wrong with it.
+
+    ``args`` are the script's own; with ``module`` it is the dotted name of what ``python -m`` runs; in its place
+    ``command`` may name the whole launch command, as ``["torchrun", "train.py"]``. All else means what the option of
+    ``ddpdoctor check`` of the same name does, and the project's settings count as they do there. ``rehearsal_only``
+    leaves out what the source alone makes suspicious.
+
+    The rehearsal's processes are gone when it returns, whatever happens. Raises UsageError for what cannot be examined,
+    ConfigurationError for settings, an interpreter or an installation that cannot be used (both are DdpDoctorErrors),
+    and KeyboardInterrupt.
+    """
+    from ddpdoctor.examine import ExamineRequest
+    from ddpdoctor.launch.layouts import parse_layout
+    from ddpdoctor.launch.request import Launch, LaunchLine
+
+    target = os.fspath(script)
+    if bool(target) == bool(command):
+        raise UsageError("either a script or a launch command is to be examined")
+    if command and (args or module):
+        raise UsageError("the script's arguments are part of the launch command")
+    if static and rehearsal_only:
+        raise UsageError("either the source only or the rehearsal only, not both")
+    if command:
+        from ddpdoctor.launch.command_line import read_launch_line
+
+        line = read_launch_line(tuple(command), os.environ)
+    else:
+        line = LaunchLine(target=target, arguments=tuple(args), launch=Launch(module=module))
+    request = ExamineRequest(
+        target=line.target,
+        arguments=line.arguments,
+        launch=line.launch,
+        static=static,
+        rehearsal_only=rehearsal_only,
+        nproc=nproc,
+        layout=parse_layout(layout) if layout is not None else None,
+        stress=tuple(stress),
+        thorough=thorough,
+        batches=batches,
+        full=full,
+        batch_size=batch_size if isinstance(batch_size, int) else _BATCH_SIZES[batch_size],
+        time_limit_s=time_limit_s,
+        stall_after_s=stall_after_s,
+        python=python,
+        device=device,
+        overlay=overlay,
+        network=network,
+        allow_writes=allow_writes,
+        keep=keep,
+        select=tuple(select),
+        ignore=tuple(ignore),
+    )
+    return checked(request, Severity(fail_on) if fail_on is not None else None)
+
+
+def rehearse(
+    script: str | os.PathLike[str] = "",
+    args: Sequence[str] = (),
+    *,
+    command: Sequence[str] = (),
+    module: bool = False,
+    nproc: int = 2,
+    layout: str | None = None,
+    batches: int = 4,
+    full: bool = False,
+    batch_size: int | Literal["auto", "keep"] = "auto",
+    time_limit_s: float | None = None,
+    stall_after_s: float = 5.0,
+    python: str | None = None,
+    device: Device = "auto",
+    overlay: bool = True,
+    network: bool = True,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: SeverityName | None = None,
+) -> Examination:
+    """Rehearse a script on a few ranks, and return what that shows, and nothing that only its source makes suspicious.
+
+    Takes, and raises, what ``check`` does. The verdict is ``inconclusive`` where the script did not get to its end.
+    """
+    return check(
+        script,
+        args,
+        command=command,
+        module=module,
+        nproc=nproc,
+        layout=layout,
+        batches=batches,
+        full=full,
+        batch_size=batch_size,
+        time_limit_s=time_limit_s,
+        stall_after_s=stall_after_s,
+        python=python,
+        device=device,
+        overlay=overlay,
+        network=network,
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        rehearsal_only=True,
+    )
+
+
+def _nobody(progress: Progress) -> None:
+    """Nobody wants to know how far it is."""
+
+
+def checked(
+    request: ExamineRequest,
+    fail_on: Severity | None = None,
+    on_progress: OnProgress = _nobody,
+    *,
+    tells_unreadable: bool = False,
+) -> Examination:
+    """Examine what is asked for under the settings of the project that it belongs to; raises what ``examine`` does.
+
+    With ``tells_unreadable`` a script that is no Python is told in the report, for whoever reads documents.
+    """
+    from msgspec.structs import replace
+
+    from ddpdoctor.config.settings import find_settings
+    from ddpdoctor.examine import examine, unreadable
+
+    beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent
+    try:
+        settings = find_settings(beside)
+        request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
+        return examine(request, on_progress)
+    except UnreadableScript as error:
+        if not tells_unreadable:
+            raise
+        return unreadable(request, error)

@@ -1,0 +1,107 @@
+"""What a rank of a test is observed by: the hooks of a whole rehearsal, of which nothing is cut, refused or ended."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ddpdoctor.probe.groups import GroupBook, Groups
+from ddpdoctor.probe.heartbeat import Heartbeat, register_for_stacks
+from ddpdoctor.probe.journal import Journal
+from ddpdoctor.probe.process import ProcessEnd
+from ddpdoctor.record.writer import CollectiveRing
+from ddpdoctor.rehearsal.ending import Ending
+from ddpdoctor.rehearsal.loaders import Loaders
+from ddpdoctor.rehearsal.modules import Modules
+from ddpdoctor.rehearsal.outsiders import watch_outsiders
+from ddpdoctor.rehearsal.pace import Pace
+from ddpdoctor.rehearsal.reduced_losses import ReducedLosses
+from ddpdoctor.rehearsal.schedule import Schedule
+from ddpdoctor.rehearsal.sleep import watch_sleep
+from ddpdoctor.rehearsal.stand_in.install import StandIn
+from ddpdoctor.rehearsal.steps import Steps
+from ddpdoctor.rehearsal.subjects import Subjects
+from ddpdoctor.rehearsal.tap import Tap
+
+
+class RankHooks:
+    """Hooks that lie in wait in a warm process, and write once ``begin`` has made a rank of it."""
+
+    def __init__(self, torch: Any, root: str, device: str, gpus: int) -> None:
+        """``root`` is the user's directory; the stand-in pretends so many ``gpus``."""
+        self._torch = torch
+        journal = self.journal = Journal("", {"kind": "warm", "project_root": root, "device": device})
+        journal.hold()
+        self.process_end = ProcessEnd(journal)
+        ending = Ending(journal, self.process_end)
+        watch_sleep(journal)
+        if device == "stand-in":
+            StandIn(journal, torch, gpus)
+        schedule, pace = Schedule(ending, 0, full=True), Pace(ending, 0.0, float("inf"))
+        loaders = Loaders(journal, schedule, ending, torch)
+        loaders.install()
+        modules = _Modules(journal, ending, torch, loaders.newest_batch, pace)
+        modules.install()
+        self._modules = modules
+        reduced = ReducedLosses(journal)
+        Steps(journal, modules, loaders, schedule, pace, ending, torch, reduced).install()
+        self._groups = GroupBook(journal, torch)
+        Groups(journal, torch, self._groups, self._world_made).install()
+        self._tap = Tap(journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups)
+        if torch.distributed.is_available():
+            self._tap.install()
+        watch_outsiders(journal, torch)
+
+    def begin(self, run_directory: str, plan: dict[str, Any], rank: int, world_size: int) -> None:
+        """This process, forked or not, is a rank of the run from now on."""
+        journal = self.journal
+        journal.begin(run_directory, plan, rank)
+        self.process_end.install()
+        os.register_at_fork(after_in_child=journal.become_forked_child)
+        register_for_stacks(run_directory)
+        journal.release()
+        journal.event(
+            "process",
+            pid=os.getpid(),
+            parent=os.getppid(),
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            argv=[],
+            kind="start",
+        )
+        journal.event("torch", version=str(self._torch.__version__))
+
+    def finished(self, code: int) -> None:
+        """The test's body is over, by ``sys.exit(code)`` where that is not 0; nothing after it counts."""
+        self._close()
+        self.journal.event("exit", code=code, finished=code == 0)
+
+    def failed(self, error: BaseException) -> None:
+        """The body has raised what fails the test."""
+        self._close()
+        self.journal.guarded(self.process_end.report, error)
+
+    def _close(self) -> None:
+        self.journal.guarded(self._modules.close_iterations)
+        self.journal.settle()
+
+    def _world_made(self, rank: int, world_size: int) -> None:
+        """The process group is there: log its collectives from now on, and say that this rank lives."""
+        journal = self.journal
+        journal.rank = rank
+        if journal.ring is None:
+            try:
+                journal.ring = CollectiveRing(journal.run_directory)
+            except OSError as error:
+                journal.event("probe_fault", where="ring", text=repr(error))
+                return
+            Heartbeat(journal).start()
+        self._groups.note_world()
+
+
+class _Modules(Modules):
+    """Those of a test, which ends by itself however much memory it takes."""
+
+    def _shortage(self, module: Any) -> str:
+        return ""

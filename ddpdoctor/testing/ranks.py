@@ -1,0 +1,61 @@
+"""What a test sees of the rank that it runs on; stdlib only, for it is imported with the plugin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DdpRank(int):
+    """The number of this rank, with what a test may want to know beside it."""
+
+    world_size: int
+    """Ranks of the test."""
+    device: str
+    """What ``.to(...)`` takes to bring a tensor to this rank: ``cpu``, or ``cuda:N`` on GPUs and the stand-in."""
+
+    def __new__(cls, rank: int, world_size: int, device: str) -> DdpRank:
+        """Rank ``rank`` of ``world_size``."""
+        made = super().__new__(cls, rank)
+        made.world_size, made.device = world_size, device
+        return made
+
+
+class NotYetKnown:
+    """Stands for the rank where fixtures are made: in pytest's own process, which is no rank.
+
+    Where it is sent to a rank, alone or within something else, that rank's own number arrives.
+    """
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return this_rank, ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_EARLY if not name.startswith("__") else name)
+
+    def _refuse(self, *arguments: object) -> Any:
+        raise TypeError(_EARLY)
+
+    __int__ = __index__ = __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __hash__ = _refuse
+
+    def __repr__(self) -> str:
+        return "<the rank, once the test runs on it>"
+
+
+_EARLY = (
+    "ddp_rank is known on the ranks only: fixtures are made once, in pytest's own process. "
+    "Hand it on as it is, or use it in the body of a test that is marked with `ddp`."
+)
+_here: list[DdpRank] = []
+
+
+def this_rank() -> DdpRank:
+    """The rank that this process is; raises TypeError where it is none."""
+    if not _here:
+        raise TypeError(_EARLY)
+    return _here[-1]
+
+
+def become(rank: DdpRank) -> None:
+    """This process is that rank from now on."""
+    _here.append(rank)

@@ -1,0 +1,109 @@
+"""Says what is wrong between the ranks of a test: the rehearsal's own look, diagnosis, checks and words."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.diagnosis.account import whereabouts
+from ddpdoctor.diagnosis.classify import classify
+from ddpdoctor.diagnosis.divergence import find_divergence
+from ddpdoctor.diagnosis.unused import UNFINISHED
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.monitor.watched_ranks import WatchedRanks
+from ddpdoctor.record.model import Job, RunRecord
+from ddpdoctor.registry import find, read_catalogue
+from ddpdoctor.report.finding_text import finding_lines
+from ddpdoctor.report.layout import to_string
+from ddpdoctor.runner import run_live_checks
+from ddpdoctor.testing.run_test import Body
+
+STALL_AFTER_S = 5.0
+WIDTH = 100
+_UNUSED_PARAMETERS = "DDP201"
+
+
+class Watched:
+    """What the ranks of one test write, and what follows from it."""
+
+    def __init__(self, directory: Path, body: Body) -> None:
+        self._body = body
+        self._statuses: dict[int, int] = {}
+        self._ranks = WatchedRanks(directory, STALL_AFTER_S, lambda: self._statuses)
+        self._job = Job(
+            kind="rehearsal",
+            script=body.modules[-1][1],
+            tool_version=__version__,
+            layout=f"1x{body.nproc}",
+            device=body.device,
+            ranks_expected=body.nproc,
+            started_ns=time.time_ns(),
+        )
+
+    def proves(self, deadline_ns: int, statuses: dict[int, int]) -> bool:
+        """Look; tell whether there is a proof that the ranks hang or compute something else."""
+        self._statuses = statuses
+        self._ranks.look(deadline_ns)
+        return self._ranks.have_parted(self._ranks.record(self._job))
+
+    def is_suspicious(self, statuses: dict[int, int]) -> bool:
+        """Look at ranks that are over; tell whether they parted on their way."""
+        self._statuses = statuses
+        self._ranks.note_the_gone()
+        self._ranks.assembly.poll()
+        record = self._ranks.record(self._job)
+        return find_divergence(record) is not None or _unfinished(record)
+
+    def told(self, stopped: str, statuses: dict[int, int]) -> tuple[str, str]:
+        """What is wrong, in one line and at length; empty where nothing that a check speaks for."""
+        self._statuses = statuses
+        self._ranks.note_the_gone()
+        self._ranks.assembly.poll()
+        reason = "proof" if stopped == "proof" else "time-limit" if stopped == "time-limit" else ""
+        record = self._ranks.record(msgspec.structs.replace(self._job, stop_reason=reason))
+        if stopped:
+            # The record is taken first: a signal for stacks can wake a rank that was stuck.
+            record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
+        self._ranks.close()
+        findings = _findings(record)
+        if not findings:
+            where = whereabouts(record) if stopped == "time-limit" else ""
+            return where, _stacks(record) if stopped == "time-limit" else ""
+        first = findings[0]
+        text = "\n".join(_text(finding, self._body.root) for finding in findings)
+        return f"{first.title} ({first.code} {first.name})", text
+
+
+def _findings(record: RunRecord) -> list[Finding]:
+    """What the check says that speaks for the divergence, or for an exception that only torch's words explain."""
+    divergence = find_divergence(record)
+    codes = {classify(divergence, record)} if divergence is not None else set()
+    if _unfinished(record):
+        codes.add(_UNUSED_PARAMETERS)
+    if not codes:
+        return []
+    catalogue = read_catalogue()
+    results = run_live_checks([find(catalogue, code) for code in sorted(codes)], record)
+    found = [finding for result in results for finding in result.from_run]
+    return [finding for finding in found if finding.severity is not Severity.ADVICE]
+
+
+def _unfinished(record: RunRecord) -> bool:
+    return any(UNFINISHED in raised.message for rank in record.ranks for raised in rank.exceptions)
+
+
+def _text(finding: Finding, root: str) -> str:
+    return to_string(finding_lines(finding, root, WIDTH, {"rehearsal": "in the test"}), colour=False)
+
+
+def _stacks(record: RunRecord) -> str:
+    """Where the main thread of each rank was."""
+    parts = []
+    for stack in record.stacks:
+        if stack.main:
+            frames = "\n".join(f"  {frame.file}:{frame.line} in {frame.function}" for frame in stack.frames)
+            parts.append(f"rank {stack.rank} was at\n{frames}")
+    return "\n".join(parts)

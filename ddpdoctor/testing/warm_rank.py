@@ -1,0 +1,171 @@
+"""The main loop of a warm process: torch and the user's modules are imported once, and each test runs in a fork of it.
+
+What a test changes, leaks or breaks is gone with its fork. Where a fork would not work, because the user's modules have
+started threads or CUDA while they were imported, the process itself becomes the rank of one test, and is replaced.
+
+Each rank has a process of its own, and so the hashes of its strings, the order of its sets and its random numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ddpdoctor.probe.parent import end_with_parent
+from ddpdoctor.testing import layout
+from ddpdoctor.testing.hooks import RankHooks
+from ddpdoctor.testing.modules import imported
+
+LOOK_EVERY_S = 0.02
+MOST_TEXT = 30_000
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+
+
+class _Ended(Exception):
+    """Nobody wants this process any more."""
+
+
+def serve(control: socket.socket, first: dict[str, Any]) -> None:
+    """Run one test after another until the other end is closed; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest gets it as well, and ends the ranks.
+    end_with_parent(int(first["pytest"]))
+    _process_control(_SET_CHILD_SUBREAPER, 1)
+    try:
+        import torch
+        import torch.distributed
+
+        hooks = RankHooks(torch, first["root"], first["device"], int(first["gpus"]))
+    except BaseException:
+        _send(control, error=_traceback())
+        os._exit(1)
+    _send(control, ready=True)
+    try:
+        while True:
+            _run_one(control, hooks, torch, first)
+    except (_Ended, OSError):
+        pass
+    end_descendants()
+    hooks.process_end.leave(0)
+
+
+def _run_one(control: socket.socket, hooks: RankHooks, torch: ModuleType, first: dict[str, Any]) -> None:
+    # Whoever only waits sees that pytest is gone, and ends what its tests have left before it goes as well.
+    _process_control(_SET_PARENT_DEATH_SIGNAL, 0)
+    content, descriptors, _, _ = socket.recv_fds(control, layout.MESSAGE_BYTES, 4)
+    if not content:
+        raise _Ended
+    end_with_parent(int(first["pytest"]))
+    message = json.loads(content)
+    if message["do"] != "run":
+        return
+    talk = socket.socket(fileno=descriptors[0])
+    directory, rank = Path(message["directory"]), int(message["rank"])
+    test = json.loads((directory / layout.TEST_FILE).read_bytes())
+    try:
+        _be_like_pytest(test)
+        module = imported(test["modules"], rewrite=first["rewrite"])
+    except BaseException:
+        _send(control, error=_traceback())
+        return
+    from ddpdoctor.testing.rank import run
+
+    forks = threading.active_count() == 1 and not torch.cuda.is_initialized()
+    if not forks:
+        _send(control, started=os.getpid(), forked=False)
+        run(hooks, torch, module, test, directory, rank, talk)
+    warm = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        end_with_parent(warm)
+        random.seed()
+        run(hooks, torch, module, test, directory, rank, talk)
+    talk.close()
+    _process_control(_SET_PARENT_DEATH_SIGNAL, 0)
+    _send(control, started=pid, forked=True)
+    status = _status_of(control, pid)
+    _send(control, gone=pid, status=status)
+    end_descendants()
+
+
+def _status_of(control: socket.socket, pid: int) -> int:
+    """Wait until a fork is gone, and end it when asked to; its exit code, negative for a signal."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if select.select([control], [], [], LOOK_EVERY_S)[0]:
+            content = control.recv(layout.MESSAGE_BYTES)
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            if not content:
+                raise _Ended
+            return os.waitstatus_to_exitcode(status)
+
+
+def _be_like_pytest(test: dict[str, Any]) -> None:
+    """Take over the environment, the directory and the import path that pytest has now."""
+    os.environ.clear()
+    os.environ.update(test["environment"])
+    os.chdir(test["directory"])
+    sys.path[:] = test["path"]
+
+
+def end_descendants() -> None:
+    """Kill every process that came of this one; those whose parent died are its own children."""
+    for _ in range(100):
+        found = _descendants(os.getpid())
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        threading.Event().wait(0.01)
+
+
+def _descendants(ancestor: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            children.setdefault(parent, []).append(int(entry))
+    found = list(children.get(ancestor, ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def _send(control: socket.socket, **message: object) -> None:
+    control.send(json.dumps(message).encode())
+
+
+def _traceback() -> str:
+    return traceback.format_exc()[-MOST_TEXT:]
+
+
+def _process_control(option: int, value: int) -> None:
+    try:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
