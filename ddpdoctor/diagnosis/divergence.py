@@ -190,7 +190,8 @@ def from_standstill(
     if not still or any(now_ns - blocked[rank].since_ns < STANDSTILL_NS for rank in still):
         return None
     entries = [blocked[rank] for rank in sorted(still)]
-    waited_for = stuck & {rank for entry in entries for rank in entry.missing}
+    # A rank that waits for another does nothing either, in `new_group` for example, and is no culprit for that.
+    waited_for = (stuck - still) & {rank for entry in entries for rank in entry.missing}
     culprit = min(waited_for) if len(waited_for) == 1 else None
     first = min(entries, key=lambda entry: (entry.position is None, entry.since_ns, entry.rank))
     everyone = sorted({rank.rank for rank in record.ranks} & (still | waited_for))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.monitor.stacks import parse_faulthandler, users_stacks
+from ddpdoctor.monitor.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.stacks import StackDump
@@ -63,11 +63,17 @@ def read_last_words(directory: Path, pid: int) -> LastWords | None:
     return None
 
 
-def with_last_words(record: RunRecord, words: Mapping[int, LastWords | None]) -> RunRecord:
-    """The record with the stacks of the ranks that crashed."""
+def with_last_words(
+    record: RunRecord, words: Mapping[int, LastWords | None], training_threads: Mapping[int, int]
+) -> RunRecord:
+    """The record with the stacks of the ranks that a signal ended.
+
+    ``training_threads``: by process the thread that trains, where that is not the main thread.
+    """
     stacks = list(record.stacks)
     for rank in record.ranks:
         said = words.get(rank.pid)
         if said is not None and rank.end == "signalled" and not rank.main_finished:
-            stacks += (msgspec.structs.replace(stack, rank=rank.rank) for stack in said.stacks)
+            of_rank = [msgspec.structs.replace(stack, rank=rank.rank) for stack in said.stacks]
+            stacks += with_training_thread(of_rank, training_threads.get(rank.pid, 0))
     return msgspec.structs.replace(record, stacks=tuple(stacks))

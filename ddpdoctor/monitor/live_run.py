@@ -23,7 +23,7 @@ from ddpdoctor.monitor.node_gpus import NodeGpus
 from ddpdoctor.monitor.probe_logs import probe_logs
 from ddpdoctor.monitor.rank_gpus import environment_of
 from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
-from ddpdoctor.monitor.stacks import SignalledStacks
+from ddpdoctor.monitor.stacks import SignalledStacks, with_training_thread
 from ddpdoctor.record import layout
 from ddpdoctor.record.assemble import Assembly
 from ddpdoctor.record.incarnations import superseded
@@ -277,6 +277,7 @@ class LiveRun:
         book = self._assembly.book
         world_size, backend = max(book.worlds.values(), default=(0, ""))
         versions = [entry.torch for entry in book.processes.values() if entry.torch]
+        threads = {pid: entry.training_thread for pid, entry in book.processes.items()}
         job = msgspec.structs.replace(
             self._plan.job,
             kind="run",
@@ -290,10 +291,14 @@ class LiveRun:
             stop_reason="interrupted" if self._told_to_end else "",
             ended_ns=now_ns,
         )
-        record = with_last_words(self._assembly.record(job), self._last_words)
+        record = with_last_words(self._assembly.record(job), self._last_words, threads)
         if self._gpus is not None:
             record = self._with_hosts(self._gpus.added_to(record), now_ns)
-        by_signal = [dump for rank in record.ranks for dump in self._signalled.take(rank.pid, rank.rank)]
+        by_signal = [
+            dump
+            for rank in record.ranks
+            for dump in with_training_thread(self._signalled.take(rank.pid, rank.rank), threads.get(rank.pid, 0))
+        ]
         if by_signal:
             record = msgspec.structs.replace(record, stacks=(*record.stacks, *by_signal))
         stuck = self._stuck | ({self._looping} if self._looping is not None else set())

@@ -145,14 +145,22 @@ def parse_faulthandler(text: str, rank: int) -> list[StackDump]:
     ]
 
 
+def with_training_thread(stacks: Iterable[StackDump], thread: int) -> list[StackDump]:
+    """The stacks of which the one of the thread that trains counts as the main one; 0 for the main thread."""
+    if not thread:
+        return list(stacks)
+    name = f"0x{thread:016x}"
+    return [msgspec.structs.replace(stack, main=stack.thread == name) for stack in stacks]
+
+
 def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
     """The stacks without our own lines and threads."""
     kept = []
     for stack in stacks:
-        frames = without_ours(stack.frames)
-        started = any(frame.file.endswith("threading.py") for frame in frames)
-        if stack.main or not started or len(frames) == len(stack.frames):
-            kept.append(msgspec.structs.replace(stack, frames=frames))
+        # What a thread was started with; ours also stand inside of the user's calls.
+        first = next((frame for frame in reversed(stack.frames) if not frame.file.endswith("threading.py")), None)
+        if stack.main or first is None or not first.file.startswith(_OURS):
+            kept.append(msgspec.structs.replace(stack, frames=without_ours(stack.frames)))
     return tuple(kept)
 
 

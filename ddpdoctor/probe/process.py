@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -54,6 +55,8 @@ class ProcessEnd:
         """Names the class whose attribute was asked of the DDP object around it, where that raised the exception."""
         self.leave: Callable[[int], NoReturn] = os._exit
         """Leaves the process at once; in the place of ``os._exit`` stands a function that notes it."""
+        self.trains_here: Callable[[], bool] = lambda: False
+        """Tells whether the calling thread is the one that is measured."""
         self.ended_by_rehearsal = False
         """Set when the ending is ours; nothing after it is evidence."""
 
@@ -64,8 +67,8 @@ class ProcessEnd:
         self._hook_exceptions()
         self._hook_exits()
 
-    def report(self, error: BaseException) -> None:
-        """Write an exception that ends the rank, once."""
+    def report(self, error: BaseException, *, of_a_thread: bool = False) -> None:
+        """Write an exception that ends the rank, once; one that ends a thread is one only if the process ends."""
         if id(error) in self._reported or self.ended_by_rehearsal:
             return
         self._reported.add(id(error))
@@ -90,6 +93,7 @@ class ProcessEnd:
             traceback=_trace_of(error)[-16000:],
             communication=is_echo(message),
             attribute_owner=self._journal.guarded(self.owner_of_attribute, error) or "",
+            of_a_thread=of_a_thread,
         )
 
     def _hook_exceptions(self) -> None:
@@ -101,6 +105,14 @@ class ProcessEnd:
             previous(kind, error, trace)
 
         sys.excepthook = excepthook
+        previous_of_threads = threading.excepthook
+
+        def excepthook_of_threads(ended: Any, /) -> None:
+            if os.getpid() == self._pid and isinstance(ended.exc_value, Exception) and self.trains_here():
+                self._journal.guarded(lambda: self.report(ended.exc_value, of_a_thread=True))
+            previous_of_threads(ended)
+
+        threading.excepthook = excepthook_of_threads
 
     def _hook_exits(self) -> None:
         leave = self.leave

@@ -19,6 +19,8 @@ class ProcessEntry:
         self.started_ns = 0
         self.pulse_thread = 0
         """The thread of ours in it, by the number that the system knows."""
+        self.training_thread = 0
+        """The thread that trains, by Python's number, where that is not the main thread; else 0."""
         self.torch = ""
         """Version of torch, once its hooks were installed."""
         self.exceptions: list[dict[str, Any]] = []
@@ -59,6 +61,8 @@ class RankBook:
             self.worlds[pid] = (int(event["world_size"]), str(event["backend"]))
         elif kind == "pulse":
             entry.pulse_thread = int(event["thread"])
+        elif kind == "training_thread":
+            entry.training_thread = int(event["thread"])
         elif kind == "torch":
             entry.torch = str(event["version"])
         elif kind == "raised":
@@ -134,7 +138,12 @@ class RankBook:
         for pid, entry in self.processes.items():
             if entry.rank is None:
                 continue
-            raised = [event for event in entry.exceptions if not 0 < first_ending_ns < event["time_ns"]]
+            is_over = entry.exit is not None or entry.os_exit is not None or entry.gone_ns > 0
+            raised = [
+                event
+                for event in entry.exceptions
+                if not 0 < first_ending_ns < event["time_ns"] and (is_over or not event.get("of_a_thread"))
+            ]
             end, ended_ns = self._end(entry, raised)
             status = entry.exit_status
             waiting = waiting_rows.get(pid, -1)

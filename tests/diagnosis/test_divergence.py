@@ -400,6 +400,9 @@ def test_a_group_made_on_some_ranks_only_stands_still() -> None:
     job.tick(2_000)
     divergence, code = diagnose(job.record())
     assert (code, divergence.form) == ("DDP309", "standstill")
+    job.of_rank[0]["stuck"] = True  # In the store a rank does nothing, and is no culprit for that.
+    divergence, code = diagnose(job.record())
+    assert (code, divergence.form) == ("DDP309", "standstill")
 
 
 def test_a_stuck_rank_is_a_hang_and_a_busy_one_is_not() -> None:

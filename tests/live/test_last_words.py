@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import ddpdoctor
 from ddpdoctor.monitor.last_words import read_last_words
+from ddpdoctor.monitor.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.record import layout
 
 RANK = """
@@ -19,8 +21,7 @@ import os, sys, time
 sys.path.insert(0, REPOSITORY)
 from ddpdoctor.probe.heartbeat import take_last_words
 take_last_words(".")
-print("ready", flush=True)
-time.sleep(600)  # here
+print("ready", flush=True); time.sleep(600)  # here
 """
 CUT = """Fatal Python error: Aborted
 
@@ -47,7 +48,7 @@ def test_a_sigterm_ends_a_rank_as_before_and_tells_where_it_was(tmp_path: Path, 
     words = read_last_words(tmp_path, rank.pid)
     assert words is not None and words.signal is None, "who sent it is not known, so it is no cause"
     (stack,) = words.stacks
-    line = 1 + RANK.splitlines().index("time.sleep(600)  # here")
+    line = 1 + RANK.splitlines().index('print("ready", flush=True); time.sleep(600)  # here')
     assert stack.main and stack.of_the_end and not stack.native_end
     assert [(os.path.basename(frame.file), frame.line) for frame in stack.frames] == [("rank.py", line)]
 
@@ -66,3 +67,23 @@ def test_a_process_that_said_nothing_has_no_last_words(tmp_path: Path, rank: sub
     while not (tmp_path / layout.last_words_name(rank.pid)).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert read_last_words(tmp_path, rank.pid) is None
+
+
+def test_where_another_thread_trains_its_stack_counts_and_not_the_one_that_awaits_it() -> None:
+    ours = f"{Path(ddpdoctor.__file__).parent}/probe/live"
+    text = f"""
+Thread 0x00007feb050286c0 (most recent call first):
+  File "{ours}/calls.py", line 127 in collective
+  File "/job/train.py", line 54 in main
+  File "/lib/threading.py", line 982 in run
+
+Thread 0x00007feb058296c0 (most recent call first):
+  File "{ours}/pulse.py", line 93 in _run
+  File "/lib/threading.py", line 982 in run
+
+Thread 0x00007feb251eab80 (most recent call first):
+  File "/lib/threading.py", line 1119 in join
+  File "/job/train.py", line 66 in <module>
+"""
+    stacks = with_training_thread(users_stacks(parse_faulthandler(text, 0)), 0x7FEB050286C0)
+    assert [(stack.main, stack.frames[0].line) for stack in stacks] == [(True, 54), (False, 1119)]

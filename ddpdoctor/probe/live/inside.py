@@ -64,6 +64,7 @@ class Live:
         self._waits = Groups(journal, torch, self._groups, self.world_made)
         self._waits.install()
         self._process_end.before_counting = observer.moments.take_in
+        self._process_end.trains_here = observer.is_training_thread
         self._process_end.before_exit = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
         if journal.rank is not None:

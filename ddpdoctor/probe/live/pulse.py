@@ -71,6 +71,8 @@ class PulseThread:
         is_first = not self._watched
         self._watched = thread
         self._clock = thread_clock(thread)
+        if thread != threading.main_thread().ident:
+            self._observer.journal.event("training_thread", thread=thread)
         if is_first:
             register_for_stacks(self._observer.journal.run_directory)
             take_last_words(self._observer.journal.run_directory)
@@ -121,7 +123,7 @@ class PulseThread:
         steps_ring.flush()
         frame = sys._current_frames().get(self._watched)
         stack = _places(frame)
-        cpu_ns = time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns()
+        cpu_ns = self._cpu_ns()
         if stack != self._stack:
             self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
         unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
@@ -173,6 +175,13 @@ class PulseThread:
             + own_clock.read_bytes,
         )
         steps_ring.write_head(pulse)
+
+    def _cpu_ns(self) -> int:
+        """What the training thread has computed; of a thread that has ended, and where it has no clock, the process."""
+        try:
+            return time.process_time_ns() if self._clock is None else time.clock_gettime_ns(self._clock)
+        except OSError:
+            return time.process_time_ns()
 
     def _is_blocked(self, frame: Optional[FrameType], cpu_ns: int, unchanged_ms: int) -> bool:
         """Tell whether the training thread does nothing, and not for a lock, a queue or a sleep of Python's."""
