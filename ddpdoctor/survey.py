@@ -18,7 +18,7 @@ from ddpdoctor.conclusion import not_rehearsed
 from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
 from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.directories import python_files
-from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, SourceSection
 from ddpdoctor.examine import ExamineRequest, conclude
 from ddpdoctor.finding import Finding, Location, Severity
@@ -108,8 +108,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 def survey(request: SurveyRequest) -> Survey:
     """Examine the source of every script that is meant.
 
-    Raises UsageError when a path does not exist, ConfigurationError for wrong settings. A script that was named and
-    cannot be read leaves the examination inconclusive; one that was found gives a note.
+    Raises UsageError when a path does not exist, UnreadableScript when the one script cannot be read,
+    ConfigurationError for wrong settings. One of several that were named and cannot be read leaves the examination
+    inconclusive; one that was found gives a note.
     """
     from ddpdoctor.source_text import hold
 
@@ -125,6 +126,8 @@ def survey(request: SurveyRequest) -> Survey:
     for settings in {id(target.settings): target.settings for target in targets}.values():
         chosen_checks(catalogue, request.select, request.ignore, settings)
     readings = _without_modules(_read_all(targets, request, catalogue, held))
+    if _is_one_script(request, targets) and readings and readings[0].failed:
+        raise UnreadableScript(*readings[0].notes)
     first = next((target.settings for target in targets), NO_SETTINGS)
     fail_on = request.fail_on or first.fail_on or Severity.WARNING
     source = SourceSection(

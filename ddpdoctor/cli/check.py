@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -203,6 +203,7 @@ def check(
         refuse_step_summary(summary, sources)
     threshold = Severity(fail_on) if fail_on else None
     words, ignored = _words(select), _words(ignore)
+    for_people = output_format in FOR_PEOPLE
     if fix or diff:
         paths = paths or (str(script_path(line)),)
     if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
@@ -226,36 +227,35 @@ def check(
             found, text = fixing.shown(request)
             _write(text, file, "diff")
             ctx.exit(found.examination.exit_code)
-        examination = (fixing.fixed(request) if fix else survey(request)).examination
+        survey_of = fixing.fixed if fix else survey
+        one = ExamineRequest(target=request.stdin_name if STDIN in paths else paths[0])
+        examination = _examined(lambda: survey_of(request).examination, one, for_people=for_people)
     else:
-        examination = _examined(
-            ExamineRequest(
-                target=line.target,
-                arguments=line.arguments,
-                launch=line.launch,
-                static=static,
-                hint=output_format == "full",
-                nproc=nproc,
-                layout=layout,
-                stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
-                thorough=thorough,
-                batches=batches,
-                full=full,
-                batch_size=batch_size,
-                time_limit_s=time_limit,
-                stall_after_s=stall_after,
-                python=python,
-                device=device,
-                overlay=overlay,
-                network=network,
-                allow_writes=allow_writes,
-                keep=keep,
-                select=words,
-                ignore=ignored,
-            ),
-            threshold,
-            for_people=output_format in FOR_PEOPLE,
+        single = ExamineRequest(
+            target=line.target,
+            arguments=line.arguments,
+            launch=line.launch,
+            static=static,
+            hint=output_format == "full",
+            nproc=nproc,
+            layout=layout,
+            stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
+            thorough=thorough,
+            batches=batches,
+            full=full,
+            batch_size=batch_size,
+            time_limit_s=time_limit,
+            stall_after_s=stall_after,
+            python=python,
+            device=device,
+            overlay=overlay,
+            network=network,
+            allow_writes=allow_writes,
+            keep=keep,
+            select=words,
+            ignore=ignored,
         )
+        examination = _examined(lambda: _examined_script(single, threshold), single, for_people=for_people)
     colour = file is None and streams.colours_wanted(no_color)
     width = streams.PLAIN_WIDTH if file is not None else streams.result_width()
     _write(rendered(examination, output_format, _checks_of, width, colour=colour), file, output_format)
@@ -280,9 +280,9 @@ def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bo
     return many or (static and force_exclude)
 
 
-def _examined(request: ExamineRequest, fail_on: Severity | None, *, for_people: bool) -> Examination:
+def _examined(examination: Callable[[], Examination], request: ExamineRequest, *, for_people: bool) -> Examination:
     try:
-        return _examined_script(request, fail_on)
+        return examination()
     except UnreadableScript as error:
         if for_people:
             raise

@@ -178,8 +178,8 @@ def test_stdin_is_examined_under_its_name(project: Path, capsys: Output, monkeyp
     assert main(arguments) == ExitCode.FINDINGS
     assert capsys.readouterr().out.startswith("two.py:7:5: error DDP301")
     _feed(monkeypatch, b"import torch\ndef main(:\n")
-    assert main(arguments) == ExitCode.INCONCLUSIVE
-    assert "line 2" in capsys.readouterr().out
+    assert main(arguments) == ExitCode.ERROR
+    assert "two.py, line 2" in capsys.readouterr().err
     _feed(monkeypatch, b"")
     assert main(arguments) == ExitCode.CLEAN
 
