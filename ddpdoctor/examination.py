@@ -9,6 +9,7 @@ import msgspec
 from ddpdoctor.check import Outcome
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.finding import Finding, Location, Severity
+from ddpdoctor.gate.section import GateSection
 
 Verdict = Literal["clean", "findings", "inconclusive"]
 
@@ -126,5 +127,9 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """Broken third-party checks and the like."""
     autopsy: AutopsySection | None = None
     """Of an autopsy; then nothing was read of the source and nothing rehearsed."""
+    gate: GateSection | None = None
+    """Of a gate: the comparison with a baseline or another revision."""
+    parts: tuple[Examination, ...] = ()
+    """Of a gate of several targets: each of them; the rest is put together from them."""
     scripts: tuple[str, ...] = ()
     """When directories or several scripts were asked for, those that were examined; otherwise empty."""

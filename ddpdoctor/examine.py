@@ -104,6 +104,13 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
     """Examine one script and return the merged diagnosis."""
+    return examine_and_record(request, on_progress)[0]
+
+
+def examine_and_record(
+    request: ExamineRequest, on_progress: OnProgress = lambda progress: None
+) -> tuple[Examination, RunRecord | None]:
+    """Examine one script; the merged diagnosis, and the record of its first rehearsal if there was one."""
     root = Path.cwd()
     catalogue = read_catalogue()
     chosen = judged_before_launch(chosen_checks(catalogue, request.select, request.ignore, request.settings))
@@ -147,10 +154,10 @@ def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: 
         reached_lines(record),
     )
     if not request.hint or not examination.findings:
-        return examination
+        return examination, record
     from ddpdoctor.fix.offers import offers, with_hint
 
-    return with_hint(examination, offers(chosen, results, script))
+    return with_hint(examination, offers(chosen, results, script)), record
 
 
 def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:

@@ -168,16 +168,21 @@ def suggestion(catalogue: Catalogue, word: str) -> str:
     return f"Did you mean {entry.code} ({entry.name})? Run `ddpdoctor explain` for a list of checks."
 
 
-_BESIDE_THE_CATALOGUE = (("DDP001", "unused-suppression"),)
-"""What is selected, ignored and explained like a check, but looks at what the checks said."""
+_BESIDE = {
+    ("DDP001", "unused-suppression"): "ddpdoctor.config.unused_suppression",
+    ("DDP901", "budget-growth"): "ddpdoctor.gate.budget_growth",
+    ("DDP902", "lost-reach"): "ddpdoctor.gate.lost_reach",
+    ("DDP903", "step-time-growth"): "ddpdoctor.gate.step_time_growth",
+}
+_BESIDE_THE_CATALOGUE = tuple(_BESIDE)
+"""What is selected, ignored and explained like a check, but looks at what the checks said, or at two runs."""
 _REINSTALL = "The installation is damaged: reinstall ddpdoctor."
 
 
 def _beside_the_catalogue(code: str, name: str) -> CatalogueEntry:
-    from ddpdoctor.config import unused_suppression
-
+    module = importlib.import_module(_BESIDE[code, name])
     return CatalogueEntry(
-        code=code, name=name, module=unused_suppression.__name__, in_source=True, loaded=unused_suppression.LOADED
+        code=code, name=name, module=module.__name__, in_source=code == "DDP001", loaded=module.LOADED
     )
 
 

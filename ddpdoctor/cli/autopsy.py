@@ -9,15 +9,12 @@ import msgspec
 
 from ddpdoctor.autopsy import AutopsyRequest
 from ddpdoctor.autopsy import autopsy as examine_dead_job
-from ddpdoctor.check import LoadedCheck
 from ddpdoctor.cli.command import help_option
+from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.errors import UsageError
-from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Severity
 from ddpdoctor.live_autopsy import live_autopsy, look
 from ddpdoctor.report import streams
-from ddpdoctor.report.formats import FORMATS, rendered
-from ddpdoctor.report.output_file import OutputFile
 
 
 @click.command(add_help_option=False)
@@ -33,16 +30,7 @@ from ddpdoctor.report.output_file import OutputFile
     show_default=True,
     help="The mildest severity that makes the exit code 1.",
 )
-@click.option(
-    "--output-format",
-    type=click.Choice(FORMATS),
-    default="full",
-    show_default=True,
-    help="Text for people, one line a finding, JSON, or what CI servers read.",
-)
-@click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout.")
-@click.option("--force", is_flag=True, help="Let -o overwrite a file that is not a report of ddpdoctor.")
-@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@output_options
 @help_option()
 @click.pass_context
 def autopsy(
@@ -55,6 +43,7 @@ def autopsy(
     fail_on: str,
     output_format: str,
     output: str | None,
+    reports: tuple[str, ...],
     force: bool,
     no_color: bool,
 ) -> None:
@@ -75,9 +64,10 @@ def autopsy(
         raise UsageError(
             "no log and no dump was named", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
         )
-    file = None if output is None else OutputFile(output, force=force, sources=map(Path, paths))
-    if file is not None:
-        file.refuse()
+    wanted = ExaminationOutput(
+        output_format, output, reports, force=force, no_color=no_color, sources=map(Path, paths)
+    )
+    wanted.refuse()
     request = AutopsyRequest(paths=() if live else paths, fail_on=Severity(fail_on))
     if live:
         names = tuple(name for names in hosts for name in names.split(",") if name)
@@ -89,13 +79,7 @@ def autopsy(
 
         show_autopsy(examination)
         ctx.exit(examination.exit_code)
-    colour = output is None and streams.colours_wanted(no_color)
-    width = streams.PLAIN_WIDTH if output is not None else streams.result_width()
-    text = rendered(examination, output_format, _checks_of, width, colour=colour)
-    if file is None:
-        streams.write_result(text)
-    else:
-        file.write_text(text, output_format)
+    wanted.write(examination)
     ctx.exit(examination.exit_code)
 
 
@@ -104,10 +88,3 @@ def _pids(words: tuple[str, ...]) -> tuple[int, ...]:
         if not word.isdecimal():
             raise UsageError(f"{word} is no pid", "With `--live`, name the pid of a launcher or of ranks, or nothing.")
     return tuple(map(int, words))
-
-
-def _checks_of(examination: Examination) -> list[LoadedCheck]:
-    from ddpdoctor.registry import find, load, read_catalogue
-
-    catalogue = read_catalogue()
-    return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]

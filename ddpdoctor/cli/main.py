@@ -19,6 +19,7 @@ from ddpdoctor.report import streams
 
 COMMANDS = {
     "check": "ddpdoctor.cli.check",
+    "gate": "ddpdoctor.cli.gate",
     "profile": "ddpdoctor.cli.profile",
     "autopsy": "ddpdoctor.cli.autopsy",
     "report": "ddpdoctor.cli.report",

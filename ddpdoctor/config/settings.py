@@ -20,6 +20,12 @@
     cores = 64                                       # of one node
     ranks-per-node = 8
 
+    [tool.ddpdoctor.gate]
+    targets = ["train.py --epochs 2", "torchrun --nproc-per-node 4 tools/finetune.py"]
+    baseline = "ddpdoctor-baseline.json"             # the default
+    allowed-growth = 0.05                            # of each figure of the budget; 0 by default
+    time-limit = 900                                 # seconds for all of it; 600 by default
+
 Paths are patterns as in ``.gitignore``, relative to the directory of the file. What the command line says wins.
 """
 
@@ -41,6 +47,17 @@ OWN_FILE = "ddpdoctor.toml"
 SHARED_FILE = "pyproject.toml"
 
 
+class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project has set for ``ddpdoctor gate``."""
+
+    targets: tuple[str, ...] = ()
+    """Command lines, relative to the directory of the settings."""
+    baseline: str = ""
+    """Relative to the same directory; empty for the default."""
+    allowed_growth: float | None = None
+    time_limit_s: float | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a project has set; what it has not is None or empty."""
 
@@ -59,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """In the place of the checks' own, as ``ddpdoctor.diagnosis.thresholds`` lists them."""
     job: JobMachine = JobMachine()
     """What the project says of the machines of its job."""
+    gate: GateSettings = GateSettings()
 
     def relative(self, path: Path) -> str | None:
         """The path as patterns see it; None when it lies outside of the project."""
@@ -208,6 +226,27 @@ def _machine(file: Path, key: str, value: Any) -> JobMachine:
     )
 
 
+def _gate(file: Path, key: str, value: Any) -> GateSettings:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file}: {key} has to be a table", 'As in `targets = ["train.py"]` below its head.')
+    for name in value:
+        if name not in _OF_A_GATE:
+            raise ConfigurationError(f"{file}: {key}: there is no setting called {name!r}", _meant(name, _OF_A_GATE))
+    baseline = value.get("baseline", "")
+    if not isinstance(baseline, str):
+        raise ConfigurationError(f"{file}: {key}: baseline has to be the name of a file, not {_shown(baseline)}")
+    for name, most in (("allowed-growth", 100.0), ("time-limit", 604_800.0)):
+        number = value.get(name, 1)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= most:
+            raise ConfigurationError(f"{file}: {key}: {name} has to be a number up to {most:g}, not {_shown(number)}")
+    return GateSettings(
+        targets=_strings(file, f"{key}.targets", value.get("targets", [])),
+        baseline=baseline,
+        allowed_growth=value.get("allowed-growth"),
+        time_limit_s=value.get("time-limit"),
+    )
+
+
 def _shown(value: Any) -> str:
     """A value of a settings file, shortened; Python refuses to write whole numbers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 64:
@@ -221,6 +260,7 @@ _OF_A_NODE: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], int, str]] = {
     "cores": (int, 1_000_000, "a whole number above 0, up to a million"),
     "ranks-per-node": (int, 1_000_000, "a whole number above 0, up to a million"),
 }
+_OF_A_GATE = ("targets", "baseline", "allowed-growth", "time-limit")
 _READERS: Mapping[str, Any] = {
     "select": _strings,
     "ignore": _strings,
@@ -230,4 +270,5 @@ _READERS: Mapping[str, Any] = {
     "entry-points": _patterns,
     "thresholds": _thresholds,
     "job": _machine,
+    "gate": _gate,
 }

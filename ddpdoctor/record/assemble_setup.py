@@ -11,7 +11,7 @@ from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, St
 from ddpdoctor.record.files import Access
 from ddpdoctor.record.measured import BucketLayout, HostRead, MatmulPrecision, OptimizerSize
 from ddpdoctor.record.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
-from ddpdoctor.record.training import UnusedSearch
+from ddpdoctor.record.training import TensorRead, UnusedSearch
 
 SiteOf = Callable[[int, object], int]
 """The record's number of a process's site."""
@@ -36,6 +36,7 @@ _KINDS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("bucket_layout", "bucket_layouts", BucketLayout),
     ("matmul_precision", "matmul_precisions", MatmulPrecision),
     ("host_read", "host_reads", HostRead),
+    ("tensor_read", "tensor_reads", TensorRead),
     ("unused_search", "unused_searches", UnusedSearch),
 )
 """Event, stream, and what its rows are."""

@@ -83,7 +83,7 @@ _HARMED_BY = {
     "_end_counting": ("matmul_precisions",),
     "_note_weights": ("matmul_precisions",),
     "_sample_reads": ("host_reads",),
-    "_note_read": ("host_reads",),
+    "_note_read": ("host_reads", "tensor_reads"),
     "finish": ("host_reads",),
     "pulse": ("call_tracks", "step_tracks"),
 }

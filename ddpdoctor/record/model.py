@@ -40,6 +40,7 @@ from ddpdoctor.record.training import (
     MissingGradient,
     OptimizerStep,
     StepDigest,
+    TensorRead,
     TrainingState,
     UnheldParameters,
     UnusedSearch,
@@ -454,6 +455,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     bucket_layouts: tuple[BucketLayout, ...] = ()
     matmul_precisions: tuple[MatmulPrecision, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
+    tensor_reads: tuple[TensorRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
 

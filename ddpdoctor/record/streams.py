@@ -47,6 +47,7 @@ STREAMS = (
     "bucket_layouts",
     "matmul_precisions",
     "host_reads",
+    "tensor_reads",
     "unused_searches",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

@@ -171,3 +171,13 @@ class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Measured steps so far."""
     found_unused: bool
     """Some parameter was unused in the newest of them, and in none before."""
+
+
+class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A read of a tensor's value by a line of the user's, in a rehearsal of a job that may run on GPUs."""
+
+    rank: int
+    site: int = -1
+    method: str
+    """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
+    time_ns: int = 0

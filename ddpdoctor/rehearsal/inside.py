@@ -20,6 +20,7 @@ from .checkpoints import Checkpoints
 from .device_choices import DeviceChoices
 from .division import Division
 from .ending import Ending
+from .host_reads import HostReads
 from .lightning import LightningTrainers
 from .lines import Lines
 from .loaders import Loaders
@@ -109,6 +110,7 @@ class Rehearsal:
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()
+        HostReads(journal, torch).install()
         Ports(journal).install()
         LightningTrainers(journal).install()
         Groups(journal, torch, self._groups, self._world_made).install()

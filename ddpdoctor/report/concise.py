@@ -32,6 +32,8 @@ def why_incomplete(examination: Examination) -> str:
     if examination.autopsy is not None:
         return "; ".join(examination.notes) or "nothing that was read tells of a failure"
     rehearsal = examination.rehearsal
+    if examination.gate is not None and examination.gate.doubt:
+        return examination.gate.doubt
     if rehearsal.status in ("stopped", "failed"):
         reason = f": {rehearsal.reason}" if rehearsal.reason else ""
         return f"the rehearsal {'was stopped' if rehearsal.status == 'stopped' else 'failed'}{reason}"

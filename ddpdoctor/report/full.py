@@ -24,6 +24,8 @@ _VERDICT_STYLES = {"clean": "bold green", "findings": "bold red", "inconclusive"
 
 def render(examination: Examination, width: int, *, colour: bool) -> str:
     """Render the examination for ``width`` columns."""
+    if examination.parts:
+        return "\n".join(render(part, width, colour=colour) for part in examination.parts)
     if examination.autopsy is not None:
         from ddpdoctor.report import autopsy_text
 
@@ -31,6 +33,10 @@ def render(examination: Examination, width: int, *, colour: bool) -> str:
     lines = paragraph(Text(what_was_done(examination)), width, indent=0)
     notes = [*_notes(examination, width), *_unreached(examination, width)]
     blocks = [*_finding_blocks(examination, width), _rehearsal_block(examination, width), notes]
+    if examination.gate is not None:
+        from ddpdoctor.report import gate_text
+
+        blocks.append(gate_text.lines_of(examination.gate, width))
     for block in blocks:
         if block:
             lines += [Text(), *block]
@@ -137,6 +143,8 @@ def _summary(examination: Examination, width: int) -> list[Text]:
         checks = f"{_count(blind, 'check')} not evaluated"
     if examination.refuted:
         checks += f"; the rehearsal cleared {_count(len(examination.refuted), 'suspicion')} of the source"
+    if examination.gate is not None:
+        found = f"{found} beyond {one_line(examination.gate.against)}" if examination.findings else "Nothing new"
     if examination.verdict == "inconclusive":
         sentence = f"Inconclusive: {found[0].lower()}{found[1:]}, and not everything could be examined; {checks}."
     elif examination.findings and examination.verdict == "clean":

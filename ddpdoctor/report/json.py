@@ -9,6 +9,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.examination import AutopsySection, Examination, Unreached
 from ddpdoctor.finding import Fact, Finding, Frame, Location
+from ddpdoctor.gate.section import Figure, GateSection, TimeComparison
 from ddpdoctor.places import shown_path
 
 SCHEMA = 1
@@ -67,6 +68,8 @@ def as_object(examination: Examination) -> dict[str, Any]:
         ],
         "notes": [_plain(note) for note in examination.notes],
         **({"autopsy": _autopsy(examination.autopsy)} if examination.autopsy is not None else {}),
+        **({"gate": _gate(examination.gate, examination.root)} if examination.gate is not None else {}),
+        **({"targets": [as_object(part) for part in examination.parts]} if examination.parts else {}),
         **({"scripts": [_plain(script) for script in examination.scripts]} if examination.scripts else {}),
     }
 
@@ -83,6 +86,46 @@ def _autopsy(section: AutopsySection) -> dict[str, Any]:
         "certain": section.certain,
         "missing": [_plain(sentence) for sentence in section.missing],
         "seconds": section.seconds,
+    }
+
+
+def _gate(section: GateSection, root: str) -> dict[str, Any]:
+    times = section.times
+    return {
+        "against": _plain(section.against),
+        "written": section.written,
+        "known": section.known,
+        "gone": [_plain(sentence) for sentence in section.gone],
+        "allowed_growth": section.allowed_growth,
+        "steps": section.steps,
+        "doubt": _plain(section.doubt),
+        "budget": [_figure(figure, root) for figure in section.figures],
+        "times": None if times is None else _times(times),
+        "notes": [_plain(note) for note in section.notes],
+    }
+
+
+def _times(times: TimeComparison) -> dict[str, Any]:
+    told = msgspec.structs.asdict(times)
+    return told | ({"low": None, "high": None} if times.note else {})
+
+
+def _figure(figure: Figure, root: str) -> dict[str, Any]:
+    return {
+        "metric": figure.metric,
+        "unit": figure.unit,
+        "before": figure.before,
+        "now": figure.now,
+        "change": figure.change,
+        "lines": [
+            {
+                "what": _plain(one.what),
+                "location": _location(one.location, root) if one.location else None,
+                "before": one.before,
+                "now": one.now,
+            }
+            for one in figure.differences
+        ],
     }
 
 

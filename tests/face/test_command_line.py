@@ -80,7 +80,7 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
         (["check", "train.py", "--fail-on", "info"], "--fail-on"),
         (["check", "train.py", "--output-format", "xml"], "--output-format"),
         (["check", "train.py", "--static", "--select", "missing-setepoch"], "Did you mean DDP102"),
-        (["check", "train.py", "--static", "--ignore", "DDP9"], "there is no check called 'DDP9'"),
+        (["check", "train.py", "--static", "--ignore", "DDP99"], "there is no check called 'DDP99'"),
         (["check", "nowhere.py", "--static"], "nowhere.py does not exist"),
         (["check", "train.py", "-o", "."], "it is a directory"),
         (["check", "train.py", "-o", "nowhere/report.json"], "there is no directory"),

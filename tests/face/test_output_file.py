@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor import replace_file as replacing
-from ddpdoctor.cli.check import _checks_of
+from ddpdoctor.cli.examination_output import checks_of
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.record.model import Job, RunRecord
@@ -248,7 +248,7 @@ def test_what_is_no_summary_is_not_appended_to(name: str, content: bytes, tmp_pa
 
 
 def _write(file: Path, report: Examination, output_format: str) -> None:
-    text = rendered(report, output_format, _checks_of, 80, colour=False)
+    text = rendered(report, output_format, checks_of, 80, colour=False)
     OutputFile(str(file)).write_text(text, output_format)
 
 

@@ -1,0 +1,146 @@
+"""Where the report of an examination goes, and in which forms: what ``check``, ``gate`` and ``autopsy`` have in common.
+
+One report goes to stdout or to ``-o FILE``; each ``--report KIND=PATH`` writes one more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ddpdoctor.check import LoadedCheck
+from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.examination import Examination
+from ddpdoctor.report import streams
+from ddpdoctor.report.formats import FORMATS, rendered
+from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
+from ddpdoctor.report.own_reports import encoded
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+KINDS = ("text", *(name for name in FORMATS if name != "full"))
+"""What a file may hold; ``text`` is what ``full`` is on a screen."""
+
+
+def output_options(function: Decorated) -> Decorated:
+    """The options that make an ``ExaminationOutput``."""
+    for option in (
+        click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
+        click.option("--force", is_flag=True, help="Let files be overwritten that are no reports of ddpdoctor."),
+        click.option(
+            "--report",
+            "reports",
+            multiple=True,
+            metavar="KIND=FILE",
+            help=f"Write one more report to a file; may be given again. KIND is one of {', '.join(KINDS)}.",
+        ),
+        click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout."),
+        click.option(
+            "--output-format",
+            type=click.Choice(FORMATS),
+            default="full",
+            show_default=True,
+            help="Text for people, one line a finding, JSON, a page of HTML, or what CI servers read.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+class ExaminationOutput:
+    """What is to be written of an examination."""
+
+    def __init__(
+        self,
+        output_format: str,
+        file: str | None,
+        reports: Sequence[str],
+        *,
+        force: bool,
+        no_color: bool,
+        sources: Iterable[Path] = (),
+    ) -> None:
+        """``sources`` are the scripts, which are never overwritten. Raises UsageError for reports that are none."""
+        self.format = output_format
+        self._sources = tuple(sources)
+        self._file = None if file is None else OutputFile(file, force=force, sources=self._sources)
+        self._no_color = no_color
+        self._reports = [
+            (kind, path, OutputFile(path, force=force, sources=self._sources)) for kind, path in map(_kind, reports)
+        ]
+        names = [os.path.realpath(path) for path in ([file] if file else []) + [path for _, path, _ in self._reports]]
+        for name in names:
+            if names.count(name) > 1 and not name.startswith("/dev/"):
+                raise UsageError(f"two reports name {name}")
+        self._summary = os.environ.get(STEP_SUMMARY) if output_format == "github" else None
+
+    def refuse(self) -> None:
+        """Raise UsageError now for what could not be written when the work is done."""
+        if self._file is None:
+            streams.demand_stdout()
+        else:
+            self._file.refuse()
+        for _, _, report in self._reports:
+            report.refuse()
+        if self._summary:
+            refuse_step_summary(self._summary, self._sources)
+
+    def write(self, examination: Examination) -> None:
+        """Write everything; one file that cannot be written keeps none of the others from it, and is raised at last."""
+        failures = [
+            failure
+            for kind, _, report in self._reports
+            if (failure := self._written(report, examination, "full" if kind == "text" else kind)) is not None
+        ]
+        width = streams.PLAIN_WIDTH if self._file is not None else streams.result_width()
+        colour = self._file is None and streams.colours_wanted(self._no_color)
+        text = rendered(examination, self.format, checks_of, width, colour=colour)
+        self.write_text(text)
+        if self._summary:
+            from ddpdoctor.report import markdown
+
+            append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
+        if failures:
+            raise failures[0]
+
+    def write_text(self, text: str, output_format: str = "") -> None:
+        """Write the one report that goes to stdout or to the file, as text in a format."""
+        if self._file is None:
+            streams.write_result(text)
+            return
+        try:
+            self._file.write_text(text, output_format or self.format)
+        except UsageError:
+            streams.write_result(text)  # The minutes that it took are not lost.
+            raise
+
+    def _written(self, report: OutputFile, examination: Examination, kind: str) -> DdpDoctorError | None:
+        try:
+            report.write_text(rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False), kind)
+        except DdpDoctorError as error:
+            return error
+        return None
+
+
+def checks_of(examination: Examination) -> list[LoadedCheck]:
+    """The checks that have findings."""
+    from ddpdoctor.registry import find, load, read_catalogue
+
+    catalogue = read_catalogue()
+    return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]
+
+
+def _kind(word: str) -> tuple[str, str]:
+    kind, equals, path = word.partition("=")
+    if not equals or not path:
+        raise UsageError(f"`--report {word}` names no file", "Write `--report junit=report.xml`.")
+    if kind not in KINDS:
+        from difflib import get_close_matches
+
+        close = get_close_matches(kind, KINDS, n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        raise UsageError(f"there is no report of the kind {kind}", f"{meant}There are {', '.join(KINDS)}.")
+    return kind, path

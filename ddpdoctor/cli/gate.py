@@ -1,0 +1,223 @@
+"""``ddpdoctor gate``: keep what would hang, or talks more than it did, out of a project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option
+from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
+from ddpdoctor.cli.launching import launch_line, script_path
+from ddpdoctor.cli.rehearsal_options import judging_options, rehearsal_options, words
+from ddpdoctor.config.settings import Settings, find_settings
+from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.examine import ExamineRequest
+from ddpdoctor.finding import Severity
+from ddpdoctor.gate.baseline import DEFAULT_FILE
+from ddpdoctor.gate.together import together
+from ddpdoctor.launch.devices import Device
+from ddpdoctor.launch.layouts import Layout
+from ddpdoctor.launch.request import Launch, LaunchLine
+from ddpdoctor.report import streams
+from ddpdoctor.run_gate import GateRequest, GateTarget, Mode, run_gate, target_of
+
+_OWN_CHECKS = {"DDP901": "budget-growth", "DDP902": "lost-reach", "DDP903": "step-time-growth"}
+_SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
+
+
+def share(value: str | None) -> float | None:
+    """Read ``5%`` or ``0.05``; raises BadParameter."""
+    if value is None:
+        return None
+    match = _SHARE.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value} is no share: write it as 5% or 0.05")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+@click.command(cls=ScriptCommand, add_help_option=False)
+@click.argument("scripts", metavar="[SCRIPT...]", nargs=-1)
+@click.option("-m", "--module", metavar="NAME", help="Examine what `python -m NAME` runs, instead of a script.")
+@click.option("--watch", is_flag=True, help="Run the COMMAND behind `--` itself, and end it as soon as it hangs.")
+@click.option(
+    "--baseline", metavar="FILE", help=f"What was agreed on; committed with the project.  [default: {DEFAULT_FILE}]"
+)
+@click.option("--update", is_flag=True, help="Write the baseline: agree on what is found and needed now.")
+@click.option("--prune", is_flag=True, help="Take out of the baseline what is found or needed no more; add nothing.")
+@click.option("--against", metavar="REV", help="Compare with another git revision instead of a baseline.")
+@click.option(
+    "--time-budget",
+    metavar="SHARE",
+    callback=lambda ctx, parameter, value: share(value),
+    help="With --against: by what share a step may become slower, such as 5%; timed in pairs of rehearsals.",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=3, max=100),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Pairs of rehearsals for --time-budget.",
+)
+@click.option(
+    "--allowed-growth",
+    metavar="SHARE",
+    callback=lambda ctx, parameter, value: share(value),
+    help="By what share each figure of the budget may grow.  [default: 0]",
+)
+@click.option(
+    "--time-limit",
+    type=Seconds(0, least_open=True),
+    metavar="SECONDS",
+    help="End everything after this time, and report.  [default: 600; with --watch none]",
+)
+@rehearsal_options
+@judging_options
+@output_options
+@help_option()
+@click.pass_context
+def gate(
+    ctx: click.Context,
+    scripts: tuple[str, ...],
+    module: str | None,
+    watch: bool,
+    baseline: str | None,
+    update: bool,
+    prune: bool,
+    against: str | None,
+    time_budget: float | None,
+    pairs: int,
+    allowed_growth: float | None,
+    time_limit: float | None,
+    nproc: int,
+    layout: Layout | None,
+    batches: int,
+    batch_size: int | None,
+    python: str | None,
+    device: Device,
+    overlay: bool,
+    network: bool,
+    allow_writes: bool,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    fail_on: str | None,
+    output_format: str,
+    output: str | None,
+    reports: tuple[str, ...],
+    force: bool,
+    no_color: bool,
+) -> None:
+    """Examine scripts as `check` does, and compare with a committed baseline: for CI.
+
+    Red is what the baseline lacks: a new finding, a step that makes more collectives, sends more bytes, synchronises
+    or waits for the GPU more often, more batches or samples a rank, a larger model state, code that the rehearsal no
+    longer reaches; and always a hang, a mismatch, and a rehearsal that does not come to its end.
+
+    What stands behind `--` goes to the script; without SCRIPT it is a command that launches the job. Without either,
+    the `targets` in [tool.ddpdoctor.gate] are examined.
+
+    Exit code: 0 as agreed on, 1 red, 2 wrong usage, 3 inconclusive, 130 interrupted.
+    """
+    _refuse_contradictions({"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None})
+    if time_budget is not None and against is None:
+        raise UsageError("`--time-budget` goes with `--against`", "Times of other machines cannot be compared.")
+    settings = find_settings(Path.cwd())
+    lines = _targets(ctx, scripts, module, settings)
+    sources = [script_path(target.line) for target in lines]
+    wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=sources)
+    wanted.refuse()
+    file = baseline or settings.gate.baseline or DEFAULT_FILE
+    directory = settings.directory if not baseline and settings.gate.baseline else Path.cwd()
+    mode: Mode = "update" if update else "prune" if prune else "compare"
+    request = GateRequest(
+        targets=lines,
+        how=ExamineRequest(
+            target="",
+            nproc=nproc,
+            layout=layout,
+            batches=batches,
+            batch_size=batch_size,
+            python=python,
+            device=device,
+            overlay=overlay,
+            network=network,
+            allow_writes=allow_writes,
+            select=words(select),
+            ignore=words(ignore),
+            fail_on=Severity(fail_on) if fail_on else settings.fail_on or Severity.WARNING,
+            settings=settings,
+        ),
+        baseline=directory / file,
+        shown_baseline=file,
+        mode=mode,
+        against=against or "",
+        allowed_growth=_first(allowed_growth, settings.gate.allowed_growth, 0.0),
+        time_budget=time_budget,
+        pairs=pairs,
+        time_limit_s=_first(time_limit, settings.gate.time_limit_s, 600.0),
+        ignored=frozenset(code for code in _OWN_CHECKS if _is_named(code, words(ignore) or settings.ignore)),
+    )
+    with streams.live_progress() as show:
+        examinations = run_gate(request, show)
+    examination = together(examinations)
+    wanted.write(examination)
+    ctx.exit(examination.exit_code)
+
+
+def _refuse_contradictions(options: dict[str, bool]) -> None:
+    given = [name for name, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"either {given[0]} or {given[1]}, not both")
+
+
+def _targets(
+    ctx: click.Context, scripts: tuple[str, ...], module: str | None, settings: Settings
+) -> tuple[GateTarget, ...]:
+    behind: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
+    if len(scripts) > 1 and behind:
+        raise UsageError(
+            "arguments behind `--` go to one script, and several are named",
+            "Give each its command line in `targets` of [tool.ddpdoctor.gate].",
+        )
+    if len(scripts) > 1:
+        return tuple(target_of(LaunchLine(target=script, arguments=(), launch=Launch())) for script in scripts)
+    if scripts or module is not None or behind:
+        line = launch_line(ctx, scripts, module)
+        return (target_of(line, () if scripts or module is not None else behind),)
+    if not settings.gate.targets:
+        raise click.UsageError(
+            "name a script, a launch command behind `--`, or `targets` in [tool.ddpdoctor.gate]", ctx
+        )
+    if settings.directory.resolve() != Path.cwd().resolve():
+        raise UsageError(
+            f"the targets in {settings.file} are relative to its directory", f"Run it there: `cd {settings.directory}`."
+        )
+    return tuple(_read_target(text, settings.file) for text in settings.gate.targets)
+
+
+def _read_target(text: str, file: str) -> GateTarget:
+    from ddpdoctor.launch.command_line import read_launch_line
+
+    try:
+        split = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{file}: the target {text!r} is no command line: {error}") from error
+    if not split:
+        raise ConfigurationError(f"{file}: a target is empty", 'As in `targets = ["train.py --epochs 2"]`.')
+    if split[0].endswith(".py"):
+        return target_of(LaunchLine(target=split[0], arguments=split[1:], launch=Launch()), split)
+    if split[0] == "-m" and len(split) > 1:
+        return target_of(LaunchLine(target=split[1], arguments=split[2:], launch=Launch(module=True)), split)
+    return target_of(read_launch_line(split, os.environ), split)
+
+
+def _is_named(code: str, chosen: tuple[str, ...]) -> bool:
+    return any(word.upper() == code or word.lower() == _OWN_CHECKS[code] or word.upper() == "DDP9" for word in chosen)
+
+
+def _first(*values: float | None) -> float:
+    return next((value for value in values if value is not None), 0.0)

@@ -1,0 +1,41 @@
+"""Amounts of the budget in words."""
+
+from __future__ import annotations
+
+from ddpdoctor.gate.section import Figure
+
+_SENTENCES = {
+    "collectives": "a step makes {} collectives",
+    "bytes_sent": "a step sends {}",
+    "synchronised_backwards": "a step synchronises gradients {} times",
+    "buffer_broadcasts": "a step broadcasts buffers {} times",
+    "host_synchronisations": "a step reads tensors on the host {} times",
+    "batches_per_pass": "a rank's pass takes {} batches",
+    "samples_per_pass": "a rank's pass takes {} samples",
+    "model_state_bytes": "the model's state takes {}",
+}
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def amount(figure: Figure, value: float) -> str:
+    """A value of a figure, with its unit."""
+    if figure.unit != "bytes":
+        return f"{value:,.2f}".rstrip("0").rstrip(".")
+    for size, unit in _UNITS:
+        if value >= size:
+            return f"{value / size:,.2f} {unit}"
+    return f"{value:,.1f}".removesuffix(".0") + " B"
+
+
+def each(figure: Figure, value: float) -> str:
+    """A clause: ``a step makes 3 collectives``."""
+    return _SENTENCES[figure.metric].format(amount(figure, value))
+
+
+def share(figure: Figure) -> str:
+    """The change in percent, such as ``+50 %``; empty where there is none to tell."""
+    if figure.before is None or figure.change == "same":
+        return ""
+    if not figure.before:
+        return "new"
+    return f"{100 * (figure.now - figure.before) / figure.before:+.1f} %"

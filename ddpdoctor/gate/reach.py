@@ -1,0 +1,179 @@
+"""Which lines a rehearsal came to, in a form that survives moves, and which of them a later one comes to no more."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.places import shown_path
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.source_text import line_of
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+DIGITS = 6
+"""Of a line's digest: two of the lines of one function are taken for each other once in 16 million."""
+_LEAVING = (ast.Raise, ast.Return, ast.Pass, ast.Continue, ast.Break)
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
+_NO_WORK = (*_LEAVING, *_DEFINING)
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of the project's files that some rank ran."""
+
+    late: bool = False
+    """Only those that ran after a model was wrapped or a loader drawn from are known."""
+    ended: bool = True
+    """The script ran to its own end."""
+    lines: Mapping[str, Mapping[str, str]] = {}
+    """By file, relative to the working directory, and function: the digests of its lines, ascending."""
+    partly: tuple[str, ...] = ()
+    """Functions, as ``file:name``, that ran so much that only a part of what they did is known."""
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of one function that were reached before, and are there still."""
+
+    location: Location
+    last_line: int
+    function: str
+    count: int
+    """How many lines."""
+
+
+def reach_of(record: RunRecord, root: str) -> Reach | None:
+    """What was reached; None when it is not known."""
+    if record.stream("lines").state != "complete" or not record.lines:
+        return None
+    run: dict[str, set[int]] = {}
+    unwatched: dict[str, set[int]] = {}
+    for row in record.lines:
+        run.setdefault(row.file, set()).update(row.lines)
+        unwatched.setdefault(row.file, set()).update(row.unwatched)
+    partly: set[str] = set()
+    lines: dict[str, dict[str, str]] = {}
+    for file, numbers in sorted(run.items()):
+        path = shown_path(file, root)
+        functions = _functions(file)
+        if os.path.isabs(path) or functions is None:
+            continue
+        by_function: dict[str, set[str]] = {}
+        for number in numbers:
+            if digest := _digest(file, number):
+                by_function.setdefault(_around(functions, number), set()).add(digest)
+        partly.update(f"{path}:{_around(functions, number + 1)}" for number in unwatched[file])
+        lines[path] = {name: " ".join(sorted(digests)) for name, digests in sorted(by_function.items())}
+    return Reach(
+        late=any(row.late for row in record.lines),
+        ended=all(rank.end == "finished" for rank in record.ranks),
+        lines=lines,
+        partly=tuple(sorted(partly)),
+    )
+
+
+def lost(before: Reach, now: Reach, root: str) -> Iterator[Lost]:
+    """Yield, by function, the statements that were reached before, still stand there, and were not reached now.
+
+    Nothing is known to be lost where only the later of two rehearsals misses what ran before training, and nothing
+    is called lost that only leaves. Where the rehearsal ended the script, what would have come after is a matter of
+    time, so that only what is *in* functions that it came to, or inside the lines that it ran, counts.
+    """
+    if now.late and not before.late:
+        return
+    for path, functions in before.lines.items():
+        file = os.path.join(root, path)
+        known = _functions(file)
+        if known is None:
+            continue
+        reached = now.lines.get(path, {})
+        by_name: dict[str, list[int]] = {}
+        for number in _statements(file):
+            name = _around(known, number)
+            digest = _digest(file, number)
+            if digest in functions.get(name, "").split() and digest not in reached.get(name, "").split():
+                by_name.setdefault(name, []).append(number)
+        if before.ended and not now.ended:
+            by_name = {name: _before_the_end(numbers, file, known, reached) for name, numbers in by_name.items()}
+        for name, numbers in sorted(by_name.items()):
+            if numbers and f"{path}:{name}" not in now.partly:
+                location = Location(file=file, line=numbers[0], function=name)
+                yield Lost(location=location, last_line=numbers[-1], function=name, count=len(numbers))
+
+
+def _before_the_end(
+    numbers: Sequence[int], file: str, known: Sequence[tuple[int, int, str]], reached: Mapping[str, str]
+) -> list[int]:
+    """Those of the lines that stand before some line of the same function that was reached."""
+    found = []
+    for number in numbers:
+        name = _around(known, number)
+        digests = reached.get(name, "").split()
+        last = next((end for _, end, called in known if called == name), 1_000_000)
+        later = (line for line in range(number + 1, last + 1) if _around(known, line) == name)
+        if any(_digest(file, line) in digests for line in _existing(file, later)):
+            found.append(number)
+    return found
+
+
+def _existing(file: str, numbers: Iterator[int]) -> Iterator[int]:
+    empty = 0
+    for number in numbers:
+        empty = 0 if line_of(file, number).strip() else empty + 1
+        if empty > 200:
+            return
+        if not empty:
+            yield number
+
+
+def _functions(file: str) -> list[tuple[int, int, str]] | None:
+    """First line, last line and qualified name of each function, inner ones later; None for what is no Python."""
+    tree = _tree(file)
+    if tree is None:
+        return None
+    found: list[tuple[int, int, str]] = []
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                name = f"{prefix}{child.name}"
+                if isinstance(child, Function):
+                    found.append((child.lineno, child.end_lineno or child.lineno, name))
+                visit(child, f"{name}.")
+            else:
+                visit(child, prefix)
+
+    visit(tree, "")
+    return found
+
+
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _around(functions: Sequence[tuple[int, int, str]], number: int) -> str:
+    """The innermost function around a line; empty at module level and for the line that defines it."""
+    around = [entry for entry in functions if entry[0] < number <= entry[1]]
+    return max(around, default=(0, 0, ""))[2]
+
+
+def _statements(file: str) -> list[int]:
+    """First lines of the statements that do something."""
+    tree = _tree(file)
+    if tree is None:
+        return []
+    return sorted(
+        {node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt) and not isinstance(node, _NO_WORK)}
+    )
+
+
+def _digest(file: str, number: int) -> str:
+    code = "".join(line_of(file, number).split())
+    return sha256(code.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS] if code else ""

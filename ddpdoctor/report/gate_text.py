@@ -1,0 +1,80 @@
+"""What a gate compared, as text: the budget against the baseline, and what is said beside it."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ddpdoctor.gate.amounts import amount, share
+from ddpdoctor.gate.section import Difference, Figure, GateSection
+from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.layout import paragraph
+
+_STYLES = {"grown": "bold red", "within": "yellow", "shrunk": "green"}
+LINES_SHOWN = 4
+"""Lines that are named below a figure that changed."""
+
+
+def lines_of(section: GateSection, width: int) -> list[Text]:
+    """The block of a gate."""
+    lines: list[Text] = []
+    if section.figures:
+        lines += _heading(section, width)
+        labels = max(len(figure.label) for figure in section.figures)
+        for figure in section.figures:
+            lines += _figure(figure, labels, width)
+    if section.times is not None:
+        lines += paragraph(Text(times_sentence(section)), width, indent=0)
+    for note in _notes(section):
+        lines += paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
+    return lines
+
+
+def times_sentence(section: GateSection) -> str:
+    """What the paired runs say of the time of a step."""
+    times = section.times
+    if times is None:
+        return ""
+    if times.note:
+        return f"time of a step: {times.note}"
+    return (
+        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {100 * times.change:+.1f} %"
+        f" (95 % interval of {times.pairs} pairs: {100 * times.low:+.1f} to {100 * times.high:+.1f} %,"
+        f" allowed {100 * times.allowed:.1f} %)"
+    )
+
+
+def _notes(section: GateSection) -> list[str]:
+    notes = []
+    if section.written:
+        notes.append(f"{section.against} is written: commit it")
+    elif section.known:
+        what = "finding is" if section.known == 1 else "findings are"
+        notes.append(f"{section.known} known {what} still there, as {section.against} has it")
+    return [*notes, *section.notes]
+
+
+def _heading(section: GateSection, width: int) -> list[Text]:
+    steps = f"{section.steps} steps compared" if section.steps else "no step compared"
+    allowed = f", {100 * section.allowed_growth:g} % growth allowed" if section.allowed_growth else ""
+    beside = "" if section.written else f" against {one_line(section.against)}"
+    return paragraph(Text(f"budget{beside} ({steps}{allowed})", "bold"), width, indent=0)
+
+
+def _figure(figure: Figure, labels: int, width: int) -> list[Text]:
+    now = amount(figure, figure.now)
+    if figure.before is None or figure.change == "same":
+        value = Text(now)
+    else:
+        value = Text(f"{amount(figure, figure.before)} → {now}  {share(figure)}", _STYLES.get(figure.change, ""))
+    lines = [Text.assemble("  ", figure.label.ljust(labels), "  ", value)]
+    for difference in figure.differences[:LINES_SHOWN]:
+        lines += paragraph(Text(line_sentence(figure, difference), "dim"), width, indent=6)
+    if len(figure.differences) > LINES_SHOWN:
+        lines.append(Text(f"      and {len(figure.differences) - LINES_SHOWN} more lines", "dim"))
+    return lines
+
+
+def line_sentence(figure: Figure, difference: Difference) -> str:
+    """One line's part of a change."""
+    was, now = amount(figure, difference.before), amount(figure, difference.now)
+    return one_line(f"{difference.shown}  {difference.what}: {was} → {now}")
