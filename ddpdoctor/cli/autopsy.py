@@ -21,6 +21,7 @@ from ddpdoctor.report import streams
 @click.argument("paths", metavar="[PATH...]", nargs=-1)
 @click.option("--live", is_flag=True, help="Look at a job that hangs now; PATH is the pid of a launcher or a rank.")
 @click.option("--hosts", multiple=True, metavar="HOSTS", help="With --live: look at the ranks there, over ssh.")
+@click.option("--native", is_flag=True, help="With --live: the C++ stacks, too; each rank stops for about 0.5 s.")
 @click.option("--raw", is_flag=True, hidden=True, help="With --live: print what was seen, for another ddpdoctor.")
 @click.option("--tui", is_flag=True, help="Show it on a screen, as a run that stands is shown.")
 @click.option(
@@ -38,6 +39,7 @@ def autopsy(
     paths: tuple[str, ...],
     live: bool,
     hosts: tuple[str, ...],
+    native: bool,
     raw: bool,
     tui: bool,
     fail_on: str,
@@ -55,10 +57,10 @@ def autopsy(
 
     Exit code: 0 no finding at --fail-on, 1 the cause was found, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
-    if (hosts or raw) and not live:
-        raise UsageError("`--hosts` goes with `--live`")
+    if (hosts or native or raw) and not live:
+        raise UsageError(f"`--{'hosts' if hosts else 'native'}` goes with `--live`")
     if raw:
-        streams.write_result(msgspec.json.encode(look(_pids(paths))).decode("utf-8") + "\n")
+        streams.write_result(msgspec.json.encode(look(_pids(paths), native=native)).decode("utf-8") + "\n")
         return
     if not paths and not live:
         raise UsageError(
@@ -71,7 +73,7 @@ def autopsy(
     request = AutopsyRequest(paths=() if live else paths, fail_on=Severity(fail_on))
     if live:
         names = tuple(name for names in hosts for name in names.split(",") if name)
-        examination = live_autopsy(request, _pids(paths), names)
+        examination = live_autopsy(request, _pids(paths), names, native=native)
     else:
         examination = examine_dead_job(request, streams.stdin_stream())
     if tui:

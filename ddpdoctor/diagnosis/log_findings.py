@@ -14,6 +14,7 @@ from ddpdoctor.diagnosis import log_wording
 from ddpdoctor.diagnosis.accusations import accuse
 from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.live_facts import limits, native_stacks
 from ddpdoctor.diagnosis.live_stacks import parted_stacks
 from ddpdoctor.diagnosis.log_causes import Told, causes_of
 from ddpdoctor.diagnosis.remembered import ByIdentity
@@ -51,7 +52,8 @@ def from_dumps(
     if parting is not None and parting.code == check.code:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
         finding = accuse(check, record, parting.divergence, remedy(parting.divergence), severity)
-        yield replace(finding, role=role, doubt=parting.doubt)
+        evidence = (*finding.evidence, *limits(record), *native_stacks(record)) if record.stacks else finding.evidence
+        yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
 
 
 def explains_the_death(record: RunRecord) -> bool:
@@ -82,8 +84,17 @@ def parting_of(record: RunRecord) -> DumpParting | None:
 def _parting_of(key: ByIdentity) -> DumpParting | None:
     record = key.record
     if record.stacks:
-        seen = parted_stacks(record)
-        return None if seen is None else DumpParting(divergence=seen[0], code=seen[1], doubt=seen[2])
+        parted = parted_stacks(record)
+        seen = None if parted is None else DumpParting(divergence=parted[0], code=parted[1], doubt=parted[2])
+        told = seen is not None and seen.divergence.culprit is not None and not seen.doubt
+        # Recorders are read one after the other: of ranks that move they do not show one moment.
+        stands = all(rank.stuck for rank in record.ranks if rank.rank in {dump.rank for dump in record.stacks})
+        return seen if told or not record.collectives or not stands else _by_tracks(record) or seen
+    return _by_tracks(record)
+
+
+def _by_tracks(record: RunRecord) -> DumpParting | None:
+    """Where the ranks part by what their flight recorders hold."""
     present = frozenset(track.rank for track in record.collectives)
     among = record if len(present) == len(record.ranks) else _restricted(record, present)
     divergence = find_divergence(among)

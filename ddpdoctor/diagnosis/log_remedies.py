@@ -40,7 +40,7 @@ def of_killing(told: Told) -> str:
     if first.signal in _CRASHES:
         return (
             "Find the native call in its core dump, or run with PYTHONFAULTHANDLER=1, which prints the stack. With "
-            "torch 2.13 and gloo, TORCH_DISTRIBUTED_DEBUG=DETAIL alone makes DDP's construction crash: unset it."
+            "torch 2.8 to 2.13 and gloo, TORCH_DISTRIBUTED_DEBUG=DETAIL alone makes DDP's construction crash: unset it."
         )
     if first.signal == SIGKILL:
         return (

@@ -19,6 +19,13 @@ _WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCALS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _JOBS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _SPAWNED = "multiprocessing.spawn"
+_SETTINGS = frozenset(
+    {
+        "HOME", "MASTER_ADDR", "MASTER_PORT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_WORKER_SERVER_SOCKET", "XDG_CACHE_HOME",
+    }
+)  # fmt: skip
+"""Variables that say where a rank's flight recorder can be asked."""
 
 
 class RunningRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +41,8 @@ class RunningRank(msgspec.Struct, frozen=True, kw_only=True):
     """Its working directory."""
     job: str = ""
     """Equal for the ranks of one job."""
+    settings: dict[str, str] = {}
+    """Of its environment, what says where its flight recorder can be asked."""
 
 
 def running_ranks(pids: Sequence[int]) -> tuple[RunningRank, ...]:
@@ -120,6 +129,7 @@ def _rank_of(process: psutil.Process) -> RunningRank | None:
         host=socket.gethostname(),
         directory=process.cwd(),
         job="/".join(environment.get(name, "") for name in _JOBS),
+        settings={name: environment[name] for name in sorted(_SETTINGS & environment.keys())},
     )
 
 

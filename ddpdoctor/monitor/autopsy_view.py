@@ -89,7 +89,14 @@ def _stall(cause: Finding, examination: Examination, now_ns: int) -> StallView:
         for fact in finding.evidence[:1]
     ]
     sides.sort(key=lambda side: not side.culprit)
-    return StallView(title=cause.title, since_ns=now_ns, sides=tuple(sides), remedy=cause.remedy)
+    left_s = min((fact.numbers["left_s"] for fact in cause.evidence if "left_s" in fact.numbers), default=None)
+    return StallView(
+        title=cause.title,
+        since_ns=now_ns,
+        sides=tuple(sides),
+        remedy=cause.remedy,
+        timeout_at_ns=None if left_s is None else now_ns + int(left_s * 1e9),
+    )
 
 
 def _said_of(rank: int, examination: Examination) -> str:

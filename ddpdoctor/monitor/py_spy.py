@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Frame
+from ddpdoctor.monitor.own_unwinder import read_stack
 
 PATIENCE_S = 10.0
 """One stack takes 0.1 to 0.5 s."""
@@ -33,14 +34,24 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Its stack changed between two looks, or it used more of a core than one that waits."""
     cpu_share: float = 0.0
     """Of one core."""
+    native: tuple[str, ...] = ()
+    """C++ functions that its main thread is in, innermost first; empty where nobody asked for them."""
     problem: str = ""
     """Why it could not be read, as a clause."""
+    native_problem: str = ""
+    """Why its C++ functions could not be read, where somebody asked."""
 
 
 class _Frame(msgspec.Struct):
     name: str = ""
     filename: str = ""
     line: int = 0
+    module: str | None = None
+
+    @property
+    def is_native(self) -> bool:
+        """It stands in a library or an executable, not in Python code."""
+        return self.module is not None and self.module == self.filename and not self.filename.endswith(".py")
 
 
 class _Thread(msgspec.Struct):
@@ -50,21 +61,27 @@ class _Thread(msgspec.Struct):
     frames: list[_Frame] = []
 
 
-def find_py_spy() -> str:
-    """The program; raises UsageError where it is not installed."""
+def find_py_spy() -> str | None:
+    """The program; None where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
-    if found is None:
-        raise UsageError("stacks of running processes are taken with py-spy, which is not installed", _INSTALL)
-    return found
+    return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-_INSTALL = "`pip install 'ddpdoctor[live]'`, or `pip install py-spy`."
+_MISSING = "stacks of running processes are taken with py-spy, which is not installed"
+_INSTALL = (
+    "`pip install 'ddpdoctor[live]'`, or `pip install py-spy`; ranks on Python 3.14 or newer are read without it."
+)
 
 
-def look_at(pids: Sequence[int], directories: Sequence[str]) -> list[Look]:
-    """Look twice at each process, all of them at once; ``directories`` are their working directories."""
+def look_at(pids: Sequence[int], directories: Sequence[str], *, native: bool = False) -> list[Look]:
+    """Look twice at each process, all of them at once; ``directories`` are their working directories.
+
+    ``native`` takes C++ functions as well, of one process of each set of equal stacks: py-spy stops a process for that,
+    0.4 to 0.6 s of its own CPU time each. Raises UsageError where py-spy is needed and not installed.
+    """
     program = find_py_spy()
+    if program is None and native:
+        raise UsageError(_MISSING, _INSTALL)
     with ThreadPoolExecutor(max_workers=min(32, 4 * (os.cpu_count() or 1))) as pool:
         before = [_cpu_s(pid) for pid in pids]
         started = time.monotonic()
@@ -84,26 +101,52 @@ def look_at(pids: Sequence[int], directories: Sequence[str]) -> list[Look]:
                 problem=problem,
             )
         )
+    if program is None and looks and all(look.problem for look in looks):
+        raise UsageError(_MISSING, _INSTALL)
+    return _with_native(program, pids, looks) if native and program is not None else looks
+
+
+def _with_native(program: str, pids: Sequence[int], looks: list[Look]) -> list[Look]:
+    """Add the C++ functions to the first look of each set of equal stacks: the others would say the same."""
+    asked = {look.frames: number for number, look in reversed(list(enumerate(looks))) if look.frames}
+    for number in sorted(asked.values()):
+        main, problem = _main_thread(program, pids[number], "--native")
+        names = []
+        for frame in main.frames:
+            if not frame.is_native:
+                break
+            names.append(frame.name)
+        looks[number] = msgspec.structs.replace(looks[number], native=tuple(names), native_problem=problem)
     return looks
 
 
-def _stack(program: str, pid: int) -> tuple[tuple[Frame, ...], str]:
+def _stack(program: str | None, pid: int) -> tuple[tuple[Frame, ...], str]:
     """The main thread's frames, and why there are none."""
-    command = (program, "dump", "--pid", str(pid), "--json", "--nonblocking")
+    main, problem = _main_thread(program, pid, "--nonblocking")
+    return tuple(Frame(frame.filename, frame.line, frame.name) for frame in main.frames), problem
+
+
+def _main_thread(program: str | None, pid: int, option: str) -> tuple[_Thread, str]:
+    said, problem = read_stack(pid) if program is None else _ask(program, pid, option)
+    if problem:
+        return _Thread(), problem
+    try:
+        threads = msgspec.json.decode(said, type=list[_Thread])
+    except msgspec.DecodeError as error:
+        return _Thread(), f"what was read of it is no stack: {error}"
+    return next((one for one in threads if one.os_thread_id == pid), threads[0] if threads else _Thread()), ""
+
+
+def _ask(program: str, pid: int, option: str) -> tuple[bytes, str]:
+    """What py-spy says of a process, and why it says nothing."""
+    command = (program, "dump", "--pid", str(pid), "--json", option)
     try:
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return (), "py-spy did not answer"
+        return b"", "py-spy did not answer"
     except OSError as error:
-        return (), f"py-spy cannot be started: {error.strerror or error}"
-    if done.returncode:
-        return (), _refusal(done.stderr.decode("utf-8", "replace"))
-    try:
-        threads = msgspec.json.decode(done.stdout, type=list[_Thread])
-    except msgspec.DecodeError as error:
-        return (), f"py-spy said something else than stacks: {error}"
-    main = next((thread for thread in threads if thread.os_thread_id == pid), threads[0] if threads else _Thread())
-    return tuple(Frame(frame.filename, frame.line, frame.name) for frame in main.frames), ""
+        return b"", f"py-spy cannot be started: {error.strerror or error}"
+    return (b"", _refusal(done.stderr.decode("utf-8", "replace"))) if done.returncode else (done.stdout, "")
 
 
 def _refusal(text: str) -> str:

@@ -16,6 +16,8 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     daemon: bool = True
     """The process does not wait for this thread at its end."""
     frames: tuple[Frame, ...] = ()
+    native: tuple[str, ...] = ()
+    """C++ functions that it is in beyond these frames, innermost first, where they were read."""
     time_ns: int = 0
     native_end: bool = False
     """A signal ended the process then, from a thread that runs no Python, as those are in which gloo and NCCL work."""

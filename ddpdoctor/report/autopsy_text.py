@@ -65,7 +65,10 @@ def what_was_read(section: AutopsySection) -> str:
 def _summary(causes: list[Finding], section: AutopsySection) -> Text:
     first = next((finding for finding in causes if finding.role == "cause"), None)
     if first is None:
-        return Text("Inconclusive: nothing that was read tells how the job died.", "bold yellow")
+        told = "nothing that was read tells how the job died"
+        if section.processes:
+            told = "no rank was seen to wait for another"
+        return Text(f"Inconclusive: {told}.", "bold yellow")
     certain = "First cause" if section.certain else "Probable first cause"
     return Text(f"{certain}: {one_line(first.title)}.", "bold red" if section.certain else "bold yellow")
 

@@ -80,7 +80,7 @@ def test_all_in_one_call_with_ranks_elsewhere_is_no_proof() -> None:
 
 
 def test_sixty_three_alike_read_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.live_autopsy.look", lambda pids: seen(*[BARRIER] * 63, at(5)))
+    monkeypatch.setattr("ddpdoctor.live_autopsy.look", lambda pids, *, native: seen(*[BARRIER] * 63, at(5)))
     assert main(["autopsy", "--live"]) == ExitCode.FINDINGS
     shown = capsys.readouterr().out
     assert "rank 63 stands at train.py:5 while ranks 0-62 wait in barrier at train.py:9" in " ".join(shown.split())
@@ -88,7 +88,7 @@ def test_sixty_three_alike_read_as_one(capsys: pytest.CaptureFixture[str], monke
 
 
 def test_ranks_that_all_work_are_said_to_work_and_nothing_is_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.live_autopsy.look", lambda pids: seen(at(5), at(5), moving=(0, 1)))
+    monkeypatch.setattr("ddpdoctor.live_autopsy.look", lambda pids, *, native: seen(at(5), at(5), moving=(0, 1)))
     examination = live_autopsy(AutopsyRequest(paths=()), (), ())
     assert examination.exit_code is ExitCode.INCONCLUSIVE
     assert examination.notes[-1] == "ranks 0 and 1 are at train.py:5 in main"
@@ -98,7 +98,7 @@ def test_without_py_spy_the_user_is_told_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as raised:
-        py_spy.find_py_spy()
+        py_spy.look_at([os.getpid()], ["/"])
     assert "ddpdoctor[live]" in raised.value.hint
 
 
@@ -117,7 +117,8 @@ def test_where_the_kernel_refuses_the_way_out_is_named(tmp_path: Path, monkeypat
     [
         (["--live", "999999999"], "there is no process"),
         (["--live", "train.py"], "is no pid"),
-        (["--hosts", "a", "x.log"], "goes with `--live`"),
+        (["--hosts", "a", "x.log"], "`--hosts` goes with `--live`"),
+        (["--native", "x.log"], "`--native` goes with `--live`"),
         (["--live", str(os.getpid())], "no rank is among"),
     ],
 )
