@@ -5,8 +5,9 @@ What it finds
     from then on gradients of different steps are averaged. Ranks that go through one loop in different orders, so that
     a collective mixes up two tensors of one shape, told apart by the key, variable or parameter that the turn is about.
     In a live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients
-    different numbers of times, as a warning while the job goes on. As a warning, too: two lines whose collectives are
-    paired crosswise (A with B, then B with A).
+    different numbers of times, as a warning while the job goes on; and a backward that a rank left out which ends while
+    the others wait in one. As a warning, too: two lines whose collectives are paired crosswise (A with B, then B with
+    A).
 
 Why it is bad
     No error, exit code 0, wrong gradients from that step on. Often it sticks only at the end of training, when one rank
@@ -64,7 +65,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.diagnosis.classify import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
-    if divergence is None or divergence.form == "absentee":
+    if divergence is None or divergence.form not in ("desync", *_REMEDIES):
         yield from _drifts(record, divergence)
         return
     severity = Severity.WARNING if divergence.form == "crossed" else None
@@ -72,9 +73,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
-    """Report the passes in which the ranks drifted apart, with the rank that left because of it."""
+    """Report the passes in which the ranks drifted apart, with what became of it; else the backward left out."""
     from ddpdoctor.diagnosis import account
-    from ddpdoctor.diagnosis.drift import blocked_in_backward, drifts
+    from ddpdoctor.diagnosis.drift import blocked_in_backward, drifts, skipped_backward
     from ddpdoctor.diagnosis.wording import count
 
     basis = record.job.kind
@@ -82,7 +83,9 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
     consequence = "gradients of different steps are averaged from there on"
     if divergence is not None:
         consequence = f"in the end {account.title(divergence)}"
-    for drift in drifts(record, blocked):
+    at_end = () if divergence is None else account.locations(divergence)
+    found = list(drifts(record, blocked))
+    for drift in found:
         facts = tuple(
             Fact(
                 text=f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in pass {drift.ordinal} of "
@@ -98,10 +101,20 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
             basis,
             f"{drift.sentence}: {consequence}",
             remedy=_SKIP_TOGETHER,
-            locations=() if drift.location is None else (drift.location,),
-            ranks=tuple(rank for rank, _ in drift.averaged),
+            locations=tuple(dict.fromkeys((*((drift.location,) if drift.location is not None else ()), *at_end))),
+            ranks=drift.named,
             evidence=facts + (() if divergence is None else account.facts(divergence, basis)),
             severity=Severity.WARNING if divergence is None else None,
+        )
+    skipped = None if found or divergence is None else skipped_backward(record, divergence)
+    if skipped is not None and divergence is not None:
+        yield CHECK.finding(
+            basis,
+            f"{skipped.sentence}: {consequence}",
+            remedy=_SKIP_TOGETHER,
+            locations=at_end,
+            ranks=skipped.named,
+            evidence=account.facts(divergence, basis),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.absence import root_exception
 from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
-from ddpdoctor.diagnosis.drift import blocked_in_backward, drifts
+from ddpdoctor.diagnosis.drift import blocked_in_backward, drifts, skipped_backward
 from ddpdoctor.diagnosis.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.lengths import uneven_passes
 from ddpdoctor.diagnosis.lone_forwards import forward_ranks
@@ -41,8 +41,10 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
         return "DDP103"
     if skip_behind(divergence, record) is not None:
         return "DDP302"
+    if any(drifts(record, blocked_in_backward(divergence, record))):
+        return "DDP312"
     if left:
-        return "DDP312" if any(drifts(record, blocked_in_backward(divergence, record))) else "DDP306"
+        return "DDP306" if skipped_backward(record, divergence) is None else "DDP312"
     if divergence.difference == "group":
         return "DDP304"
     if divergence.form == "aborted":

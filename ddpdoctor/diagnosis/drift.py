@@ -1,4 +1,4 @@
-"""Passes in which the ranks drew the same number of batches, and averaged gradients different numbers of times."""
+"""Passes and trainings in which the ranks made as much, and averaged gradients different numbers of times."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence import Divergence
 from ddpdoctor.diagnosis.loaders import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.meetings import replica_sets
+from ddpdoctor.diagnosis.turns import Turn
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Pass, RunRecord
@@ -27,6 +28,12 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """Rank and backwards in which it averaged gradients, by rank."""
     location: Location | None
     """The line that goes through the loader."""
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The ranks that left something out, where the others averaged once for each batch; otherwise all."""
+        most = max(averaged for _, averaged in self.averaged)
+        return tuple(rank for rank, averaged in self.averaged if averaged < most or most != self.batches)
 
     @property
     def sentence(self) -> str:
@@ -61,15 +68,69 @@ def drifts(record: RunRecord, in_backward: Set[int] = _NOBODY) -> Iterator[Drift
             yield drift
 
 
+class SkippedBackward(msgspec.Struct, frozen=True, kw_only=True):
+    """A training in which every rank made as many forwards, and some ranks fewer backwards."""
+
+    forwards: int
+    """Of each rank."""
+    backwards: tuple[tuple[int, int], ...]
+    """Rank and backwards, by rank."""
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The ranks with the fewer backwards."""
+        most = max(number for _, number in self.backwards)
+        return tuple(rank for rank, number in self.backwards if number < most)
+
+    @property
+    def sentence(self) -> str:
+        """Who left out how many, in words."""
+        most = max(number for _, number in self.backwards)
+        parts = [f"rank {rank} {number:,}" for rank, number in self.backwards if number < most]
+        whole = [rank for rank, number in self.backwards if number == most]
+        return (
+            f"every rank made {count(self.forwards, 'training forward', 'training forwards')}, and {rank_list(whole)} "
+            f"{count(most, 'backward', 'backwards')}, {', '.join(parts[:3])}"
+        )
+
+
+def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackward | None:
+    """Find the backward that a rank left out which then ran to its end, while others wait in one that it never made."""
+    in_backward = blocked_in_backward(divergence, record)
+    counts = {pulse.rank: (pulse.forwards, pulse.backwards + (pulse.rank in in_backward)) for pulse in record.pulses}
+    for members in replica_sets(record) if record.wraps else ():
+        known = [counts[rank] for rank in members if rank in counts]
+        made = {forwards for forwards, _ in known}
+        if len(known) < len(members) or len(made) != 1 or not in_backward & set(members):
+            continue
+        backwards = tuple((rank, counts[rank][1]) for rank in members)
+        most = max(number for _, number in backwards)
+        fewer = {rank for rank, number in backwards if number < most}
+        finished = {rank.rank for rank in record.ranks if rank.end == "finished"}
+        if fewer and fewer <= finished and most <= max(made):
+            return SkippedBackward(forwards=max(made), backwards=backwards)
+    return None
+
+
 def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
-    """The ranks that live and wait in a backward for one that does not come."""
+    """The ranks that live and wait in a backward for one that does not come.
+
+    Of ranks that part for good one whose reduction is not over waits, be it that its pulse has not said so yet.
+    """
     running = {rank.rank for rank in record.ranks if rank.end == "running"}
     waiting = {
         turn.rank
         for turn in divergence.turns + divergence.proof
-        if turn.waiting and turn.signature is not None and turn.signature.origin == "ddp-backward"
+        if turn.signature is not None
+        and turn.signature.origin == "ddp-backward"
+        and (turn.waiting or _is_under_way(record, turn))
     }
     return running & waiting
+
+
+def _is_under_way(record: RunRecord, turn: Turn) -> bool:
+    track = record.track(turn.rank)
+    return track is not None and turn.row is not None and not track.completed_ns[turn.row]
 
 
 def _drift(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], in_backward: Set[int]) -> Drift | None:

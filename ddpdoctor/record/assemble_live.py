@@ -188,6 +188,8 @@ class LiveRings:
             site=self._number_of(pid, "site", raw.site),
             main_cpu_ns=raw.main_cpu_ns,
             unchanged_ms=raw.unchanged_ms,
+            forwards=raw.forwards,
+            backwards=raw.backwards,
         )
 
     def _open(self, pid: int, name: str, magic: bytes, fields: tuple[str, ...], tails: dict[int, NumberedTail]) -> None:

@@ -132,6 +132,10 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     main_cpu_ns: int = 0
     unchanged_ms: int = 0
     """For how long the main thread's stack has not changed."""
+    forwards: int = 0
+    """Training forwards through DDP modules that recorded gradients."""
+    backwards: int = 0
+    """Backwards that are over."""
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import pytest
 
 from ddpdoctor.checks.collectives import early_exit, silent_desync
 from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.record.measured import Pulse
 from ddpdoctor.record.model import Loader, Pass, Wrap
 from tests.diagnosis.jobs import JobBuilder
 
@@ -82,3 +83,52 @@ def test_a_rank_that_is_over_before_the_others_is_laid_to_the_backward_that_it_l
     assert _said(job, *passes, check=early_exit) == []
     (left,) = _said(job, _pass(job, 0, 49, end="open", yielded=51), _pass(job, 1, 50), check=early_exit)
     assert left.title.startswith("rank 1 ran to its end and left")
+
+
+def test_the_rank_that_left_one_out_is_named_where_the_others_averaged_once_a_batch() -> None:
+    job = JobBuilder(2, kind="run")
+    (finding,) = _said(job, _pass(job, 0, 50), _pass(job, 1, 49))
+    assert finding.ranks == (1,)
+    (finding,) = _said(job, _pass(job, 0, 25), _pass(job, 1, 24))
+    assert finding.ranks == (0, 1), "ranks that accumulate may count by something of their own"
+
+
+def test_ranks_that_part_after_a_pass_are_laid_to_the_batch_that_one_left_out() -> None:
+    job = JobBuilder(2, kind="run")
+    for _ in range(3):
+        job.reduce_gradients(job.ranks)
+    job.reduce_gradients(0)
+    job.columns[0]["completed_ns"][-1] = 0
+    job.call(1, "barrier", 36, completed=False)
+    (finding,) = _said(job, _pass(job, 0, 49, end="open"), _pass(job, 1, 49))
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, (1,))
+    assert "in the end rank 1 calls barrier at train.py:36" in finding.title
+    assert [place.line for place in finding.locations] == [20, 36, 50]
+
+
+def test_without_a_loader_it_is_the_backward_that_did_not_follow_a_forward() -> None:
+    job = JobBuilder(2, kind="run")
+    for _ in range(5):
+        job.reduce_gradients(job.ranks)
+    job.leave(1, "finished")
+    job.reduce_gradients(0)
+    job.wait_in_last(0)
+    wraps = tuple(Wrap(rank=rank, wrap=0, ranks=(0, 1)) for rank in job.ranks)
+
+    def said(*made: tuple[int, int], check: Any = silent_desync) -> list[Finding]:
+        pulses = tuple(
+            Pulse(rank=rank, beat_at_ns=1, forwards=forwards, backwards=backwards)
+            for rank, (forwards, backwards) in enumerate(made)
+        )
+        record = job.record(wraps=wraps, pulses=pulses)
+        return [found for found in check.in_run(record) if isinstance(found, Finding)]
+
+    (finding,) = said((6, 5), (6, 5))
+    assert finding.ranks == (1,)
+    assert finding.title == (
+        "every rank made 6 training forwards, and rank 0 6 backwards, rank 1 5: in the end rank 1 ran to its end and "
+        "left while rank 0 waits in all_reduce (DDP backward) at train.py:50"
+    )
+    assert said((6, 5), (6, 5), check=early_exit) == []
+    (left,) = said((6, 5), (5, 5), check=early_exit)
+    assert left.code == "DDP306", "a rank that made fewer steps of both left early"

@@ -451,6 +451,15 @@ _MAY_ABORT, _ABORTED = frozenset({"DDP301", "DDP302", "DDP304"}), ("DDP703",)
 _ENDS_ITSELF = frozenset({"DDP706", "DDP703", "DDP306", "DDP201"})
 
 
+_LIVE_LINES = {"continue on a bad batch": "for step, x in enumerate(loader):"}
+"""Faults of which a live run knows another line: not where a batch was passed over, but the loop that drew it."""
+
+
+def _marked(script: str, line: str) -> str:
+    """The script with the mark at another line, if one is given."""
+    return script if not line else script.replace("  # here", "").replace(line, f"{line}  # here")
+
+
 def _of_rehearsal() -> dict[str, Hang]:
     rows = {}
     for name, fault in FAULTS.items():
@@ -463,7 +472,7 @@ def _of_rehearsal() -> dict[str, Hang]:
             kind = "end"
         loose = fault.culprit is None or fault.either
         rows[f"rehearsal: {name}"] = Hang(
-            script=fault.script,
+            script=_marked(fault.script, _LIVE_LINES.get(name, "")),
             codes=(*_LIVE_CODES.get(name, (fault.code,)), *(_ABORTED if fault.code in _MAY_ABORT else ())),
             culprits=tuple({tuple(range(fault.ranks)), *((rank,) for rank in range(fault.ranks))})
             if loose or fault.culprit is None
