@@ -455,6 +455,10 @@ _LIVE_LINES = {"continue on a bad batch": "for step, x in enumerate(loader):"}
 """Faults of which a live run knows another line: not where a batch was passed over, but the loop that drew it."""
 
 
+_IMPORTED = {"DDP on a subset": "import torch._dynamo\n"}
+"""DDP's first constructor imports torch's compiler, for seconds in which its rank works and nobody stands still."""
+
+
 def _marked(script: str, line: str) -> str:
     """The script with the mark at another line, if one is given."""
     return script if not line else script.replace("  # here", "").replace(line, f"{line}  # here")
@@ -472,7 +476,7 @@ def _of_rehearsal() -> dict[str, Hang]:
             kind = "end"
         loose = fault.culprit is None or fault.either
         rows[f"rehearsal: {name}"] = Hang(
-            script=_marked(fault.script, _LIVE_LINES.get(name, "")),
+            script=_IMPORTED.get(name, "") + _marked(fault.script, _LIVE_LINES.get(name, "")),
             codes=(*_LIVE_CODES.get(name, (fault.code,)), *(_ABORTED if fault.code in _MAY_ABORT else ())),
             culprits=tuple({tuple(range(fault.ranks)), *((rank,) for rank in range(fault.ranks))})
             if loose or fault.culprit is None
