@@ -35,7 +35,7 @@ STALL_AFTER_S = 4.0
 """A rank without any sign of life for so long, while others wait for it, is stuck; its processes are looked at from the
 second on in which it has made no step."""
 STOPPED_AFTER_NS = 5_300_000_000
-"""A process that a signal has stopped is stuck once it was seen so for so long: some go on after five seconds."""
+"""A process that a signal has stopped is stuck after so long: some go on after five seconds."""
 HELD_AFTER_NS = 4 * SILENT_AFTER_NS // 2
 """A rank that has said nothing for so long cannot, because a call holds its interpreter."""
 FRESH_WITHIN_NS = 800_000_000
@@ -88,6 +88,8 @@ class LiveRun:
         self._loops = LoopWatch()
         self._looping: int | None = None
         self._stopped_since_ns: dict[int, int] = {}
+        self._looked_ns = 0
+        """When the processes were looked at last."""
         self._told_to_end = False
         self._has_gaps = False
         self.is_quiet = False
@@ -141,7 +143,10 @@ class LiveRun:
         self._liveness.longest_sleep_ns = min([LONGEST_SLEEP_NS, *timeouts])
         stuck = self._liveness.look(rings)
         stopped = {pid for pid in book.pids().values() if pid in rings and is_stopped(pid)}
-        self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, now_ns) for pid in stopped}
+        # It went on for no longer than a beat after its last one, nor was it stopped at the look before.
+        since_ns = {pid: max(rings[pid].heartbeat().beat_ns, self._looked_ns) for pid in stopped}
+        self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, since_ns[pid]) for pid in stopped}
+        self._looked_ns = now_ns
         long = {pid for pid, since_ns in self._stopped_since_ns.items() if now_ns - since_ns >= STOPPED_AFTER_NS}
         self._stuck = frozenset((stuck - stopped) | (stuck & long))
         for pid, ring in rings.items():

@@ -22,6 +22,10 @@ from typing import Any
 import msgspec
 import psutil
 
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.monitor.playback import final_snapshot
+from ddpdoctor.tui.screens.pages import paint_screen
+from ddpdoctor.tui.view import View
 from tests.faults.script import STAMPS_VARIABLE
 from tests.jobs_of_tests import kill_marked, marked
 from tests.live_hangs.cases import MOST_S, TWO_OF_THREE, Ending, Hang
@@ -72,8 +76,9 @@ def run_hang(name: str, hang: Hang, folder: Path, ending: Ending) -> Outcome:
         told = list(job.told)
     after_s = None if line is None or not struck_ns else max(0.0, (line.at_ns - struck_ns) / 1e9)
     live = "" if line is None else _title(line.text)
-    report, again, text = job.report, job.report_again(), job.report_text()
-    wrong = [*_wrong_live(hang, after_s, live), *_wrong_final(hang, report, live), *_disagreeing(report, again, text)]
+    report = job.report
+    others = job.report_again(), job.report_text(), job.last_screen()
+    wrong = [*_wrong_live(hang, after_s, live), *_wrong_final(hang, report, live), *_disagreeing(report, *others)]
     if not told:
         wrong.append("the doctor said nothing at all")
     return Outcome(name=name, wrong=tuple(wrong), told_after_s=after_s, live=live, final=_verdict(report))
@@ -188,6 +193,15 @@ class _Job:
     def report_text(self) -> str:
         """The same for people."""
         return self._doctor("report", str(self.folder / "run"))
+
+    def last_screen(self) -> str:
+        """The overview as it stood on the screen at the end, on a terminal that breaks no line."""
+        try:
+            snapshot = final_snapshot(self.folder / "run")
+        except DdpDoctorError as error:
+            return error.message
+        painting = paint_screen(View(snapshot=snapshot, page="overview"), 2000, 60)
+        return "\n".join("".join(cell.text for cell in cells) for cells in painting.lines)
 
     def _doctor(self, *words: str) -> str:
         done = subprocess.run(
@@ -325,12 +339,16 @@ def _wrong_final(hang: Hang, report: dict[str, Any], live: str) -> Iterator[str]
         yield f"names lines {sorted(places)}, not {sorted(wanted)}"
 
 
-def _disagreeing(report: dict[str, Any], again: dict[str, Any], text: str) -> Iterator[str]:
-    """How ``ddpdoctor report`` differs from the report at the end."""
+def _disagreeing(report: dict[str, Any], again: dict[str, Any], text: str, screen: str) -> Iterator[str]:
+    """How the screen's last page and ``ddpdoctor report`` differ from the report at the end."""
     if report and again.get("verdict") != report.get("verdict"):
         yield f"the report says later: {_verdict(again)}"
     elif report and report["verdict"]["text"] not in " ".join(text.split()):
         yield f"the text says: {text[:200]}"
+    if report:
+        state, said = report["verdict"]["state"].upper(), report["verdict"]["text"]
+        if f"{state}  {said[:1].upper()}{said[1:]}" not in screen:
+            yield f"the screen says: {screen[:600]}"
 
 
 def _plain(title: str) -> str:
