@@ -17,7 +17,10 @@ from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import AutopsySection, Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.parameter_names import with_names
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.recorded_runs import RecordedRuns
 from ddpdoctor.registry import read_catalogue
 from ddpdoctor.runner import CheckResult, outcome_of, run_log_checks
 
@@ -40,15 +43,20 @@ def autopsy(request: AutopsyRequest, stdin: BinaryIO | None = None) -> Examinati
             "Name logs, directories of logs or of flight-recorder dumps, or `-` for what comes in on stdin.",
         )
     started = time.perf_counter()
-    read = read_postmortem(request.paths, stdin)
-    return concluded(request, read, time.perf_counter() - started)
+    runs = RecordedRuns()
+    read = read_postmortem(request.paths, stdin, runs.read)
+    record, notes = with_names(read.record, runs.records)
+    read = replace(read, record=record, notes=(*read.notes, *runs.notes, *_other_nodes(read), *notes))
+    return concluded(request, read, time.perf_counter() - started, runs.findings)
 
 
-def concluded(request: AutopsyRequest, read: Postmortem, seconds: float) -> Examination:
-    """Ask the checks about what was read, and sum it up."""
+def concluded(
+    request: AutopsyRequest, read: Postmortem, seconds: float, of_runs: Sequence[Finding] = ()
+) -> Examination:
+    """Ask the checks about what was read, and sum it up; ``of_runs`` is what the recorded runs' own monitors found."""
     results = run_log_checks(read_catalogue().entries, read.record)
     root = str(Path.cwd())
-    findings = with_fingerprints(_ordered(results, read), root)
+    findings = with_fingerprints(_ordered(results, read, of_runs), root)
     causes = [finding for finding in findings if finding.role == "cause"]
     failing = any(finding.severity.at_least(request.fail_on) for finding in findings)
     crashed = [result for result in results if result.crashed]
@@ -78,22 +86,53 @@ def concluded(request: AutopsyRequest, read: Postmortem, seconds: float) -> Exam
             ranks=read.record.rank_numbers(),
             attempts=read.record.logs.attempts,
             certain=bool(causes) and not causes[0].doubt,
+            runs=len(read.runs),
             missing=()
-            if read.processes
+            if read.processes or read.runs
             else missing_evidence(read.record, dumps=read.dumps, explained=explains_the_death(read.record)),
             seconds=round(seconds, 3),
         ),
     )
 
 
-def _ordered(results: Iterable[CheckResult], read: Postmortem) -> tuple[Finding, ...]:
+def _ordered(results: Iterable[CheckResult], read: Postmortem, of_runs: Sequence[Finding]) -> tuple[Finding, ...]:
     """The first cause first, then the echoes in the order in which they came."""
     places = {told.code: index for index, told in reversed(list(enumerate(causes_of(read.record))))}
-    found = [finding for result in results for finding in result.from_run]
+    found = _with_runs([finding for result in results for finding in result.from_run], read.record, of_runs)
     found.sort(key=lambda finding: (_ORDER[finding.role], places.get(finding.code, len(places))))
     causes = [finding for finding in found if finding.role == "cause"]
     # A cause is one: where dumps and logs both tell of one, the dumps know the line of every rank.
     return tuple(replace(finding, role="echo") if finding in causes[1:] else finding for finding in found)
+
+
+def _with_runs(found: list[Finding], record: RunRecord, of_runs: Sequence[Finding]) -> list[Finding]:
+    """Add what the recorded runs say: of a cause that logs tell of as well they know more.
+
+    Where no rank failed by itself the first of the other findings is the cause, and who gave up waiting is an echo.
+    """
+    others = []
+    for finding in of_runs:
+        same = next((one for one in found if one.code == finding.code), None)
+        if same is None:
+            others.append(finding)
+            continue
+        shown = {fact.stack for fact in finding.evidence}
+        again = (replace(fact, stack=()) if fact.stack in shown else fact for fact in same.evidence)
+        evidence = (*finding.evidence, *again)
+        found[found.index(same)] = replace(finding, role=same.role, doubt=same.doubt, evidence=evidence)
+    causes = causes_of(record)
+    if others and (not causes or causes[0].first.kind in ("timed-out", "lost-peer")):
+        found = [replace(one, role="echo", severity=Severity.ADVICE) for one in found]
+        found.append(replace(others.pop(0), role="cause"))
+    return [*found, *(replace(one, role="echo") for one in others)]
+
+
+def _other_nodes(read: Postmortem) -> Sequence[str]:
+    """A run directory holds the ranks of one node."""
+    world, known = read.record.job.world_size, len(read.record.ranks)
+    if not read.runs or known >= world:
+        return ()
+    return (f"{known} of the job's {world} ranks are known: name the run directories of its other nodes, too",)
 
 
 def _of_runs(read: Postmortem) -> Sequence[str]:

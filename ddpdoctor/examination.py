@@ -83,6 +83,8 @@ class AutopsySection(msgspec.Struct, frozen=True, kw_only=True):
     error_files: int = 0
     processes: int = 0
     """Living ranks that were looked at."""
+    runs: int = 0
+    """Runs that ddpdoctor had recorded."""
     ranks: tuple[int, ...] = ()
     """Ranks of which something is known."""
     attempts: int = 1

@@ -66,9 +66,7 @@ def autopsy(
         raise UsageError(
             "no log and no dump was named", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
         )
-    wanted = ExaminationOutput(
-        output_format, output, reports, force=force, no_color=no_color, sources=map(Path, paths)
-    )
+    wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=map(Path, paths))
     wanted.refuse()
     request = AutopsyRequest(paths=() if live else paths, fail_on=Severity(fail_on))
     if live:

@@ -47,6 +47,8 @@ _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
 _ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_OTHERS = ("srun:", "slurmstepd:", "torchrun:", "ddpdoctor:")
+"""Programs whose lines with ``error:`` are about the job, not about the arguments of a script."""
 MOST_TABLE_LINES = 100_000
 _WORDS = {"killed": 9, "segmentation fault": 11, "aborted": 6, "bus error": 7, "terminated": 15, "out of memory": 9}
 
@@ -183,7 +185,7 @@ def incidents_in(text: str) -> Iterator[Incident]:
             type="Fatal Python error",
             message=match["what"].strip(),
         )  # fmt: skip
-    elif (match := _USAGE.match(text)) and not text.startswith(("srun:", "slurmstepd:", "torchrun:")):
+    elif (match := _USAGE.match(text)) and not text.startswith(_OTHERS):
         # argparse ends a script with exit code 2 and without a traceback.
         code = "DDP503" if re.search(r"unrecognized arguments:.*--local[-_]rank", text) else "DDP706"
         yield Incident(kind="raised", code=code, type="usage error", message=match["message"], exit_code=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -34,13 +34,19 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
     """Living ranks that were looked at."""
     runs: tuple[str, ...] = ()
-    """Run directories of ours that were found: they are shown by ``ddpdoctor report``."""
+    """Run directories of ours that were found."""
     notes: tuple[str, ...] = ()
     """What was left out or lost, in sentences."""
 
 
-def read_postmortem(paths: Sequence[str], stdin: BinaryIO | None = None) -> Postmortem:
-    """Read logs, error files and dumps under the paths; ``-`` is ``stdin``."""
+RunReader = Callable[[Path, str, "count[int]"], LogRead]
+"""Reads a run directory of ours, by its path and the name that the user is told."""
+
+
+def read_postmortem(
+    paths: Sequence[str], stdin: BinaryIO | None = None, read_run: RunReader | None = None
+) -> Postmortem:
+    """Read logs, error files, dumps and recorded runs under the paths; ``-`` is ``stdin``."""
     inputs = find_inputs(tuple(paths))
     notes = list(inputs.notes)
     positions = count(1)
@@ -57,6 +63,9 @@ def read_postmortem(paths: Sequence[str], stdin: BinaryIO | None = None) -> Post
         if told.dropped:
             notes.append(f"{found.name} tells of {told.dropped:,} failures more than were looked at")
         read.append(told)
+    runs = [found for found in inputs.found if found.kind == "run"]
+    if read_run is not None:
+        read += [read_run(found.path, found.name, positions) for found in runs if found.path is not None]
     record = _record(_evidence(read))
     dumped = read_dumps([found for found in inputs.found if found.kind == "dump"])
     notes += dumped.notes
@@ -68,7 +77,7 @@ def read_postmortem(paths: Sequence[str], stdin: BinaryIO | None = None) -> Post
         logs=sum(found.kind == "log" for found in logs),
         lines=sum(one.lines for one in read),
         error_files=sum(found.kind == "error-file" for found in logs),
-        runs=tuple(found.name for found in inputs.found if found.kind == "run"),
+        runs=tuple(found.name for found in runs),
         notes=tuple(notes),
     )
 

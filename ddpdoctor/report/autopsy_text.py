@@ -54,6 +54,8 @@ def what_was_read(section: AutopsySection) -> str:
         parts.append(_count(section.dumps, "flight-recorder dump"))
     if section.error_files:
         parts.append(_count(section.error_files, "error file"))
+    if section.runs:
+        parts.append(_count(section.runs, "recorded run"))
     if section.processes:
         parts.append(f"the stacks of {_count(section.processes, 'process', 'processes')}")
     read = " and ".join(parts) or "nothing"

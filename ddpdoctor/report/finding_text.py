@@ -107,9 +107,7 @@ def _excerpt(location: Location | None, width: int) -> list[Text]:
     ]
 
 
-def _seen(
-    finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen: Mapping[Basis, str]
-) -> list[Text]:
+def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen: Mapping[Basis, str]) -> list[Text]:
     """The facts under the basis on which they rest; a basis is named all the same where columns show all its facts."""
     facts = [fact for fact in finding.evidence if fact not in stacks]
     shown = facts[:FACTS]

@@ -39,7 +39,7 @@ def recorded(python: str, job: Recorded) -> bytes:
     with tempfile.TemporaryDirectory() as directory, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1] if job.taken_port else _free_port()
+        port = taken.getsockname()[1] if job.taken_port else free_port()
         words = [word.format(port=port, logs=directory) for word in job.launcher]
         launcher = [python, "-m", *words] if words else [python]
         command = [*launcher, str(HERE / "train.py"), job.job, *job.arguments]
@@ -74,7 +74,8 @@ def neutral(text: bytes, python: str) -> bytes:
     return text
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
