@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from ddpdoctor.check import LoadedCheck
+from ddpdoctor.cli.report_files import kind_and_file, refuse_twice, report_option
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.report import streams
@@ -30,13 +31,7 @@ def output_options(function: Decorated) -> Decorated:
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
         click.option("--force", is_flag=True, help="Let files be overwritten that are no reports of ddpdoctor."),
-        click.option(
-            "--report",
-            "reports",
-            multiple=True,
-            metavar="KIND=FILE",
-            help=f"Write one more report to a file; may be given again. KIND is one of {', '.join(KINDS)}.",
-        ),
+        report_option(KINDS),
         click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout."),
         click.option(
             "--output-format",
@@ -68,13 +63,9 @@ class ExaminationOutput:
         self._sources = tuple(sources)
         self._file = None if file is None else OutputFile(file, force=force, sources=self._sources)
         self._no_color = no_color
-        self._reports = [
-            (kind, path, OutputFile(path, force=force, sources=self._sources)) for kind, path in map(_kind, reports)
-        ]
-        names = [os.path.realpath(path) for path in ([file] if file else []) + [path for _, path, _ in self._reports]]
-        for name in names:
-            if names.count(name) > 1 and not name.startswith("/dev/"):
-                raise UsageError(f"two reports name {name}")
+        named = [kind_and_file(word, KINDS) for word in reports]
+        self._reports = [(kind, OutputFile(path, force=force, sources=self._sources)) for kind, path in named]
+        refuse_twice((*([file] if file else []), *(path for _, path in named)))
         self._summary = os.environ.get(STEP_SUMMARY) if output_format == "github" else None
 
     def refuse(self) -> None:
@@ -83,7 +74,7 @@ class ExaminationOutput:
             streams.demand_stdout()
         else:
             self._file.refuse()
-        for _, _, report in self._reports:
+        for _, report in self._reports:
             report.refuse()
         if self._summary:
             refuse_step_summary(self._summary, self._sources)
@@ -92,7 +83,7 @@ class ExaminationOutput:
         """Write everything; one file that cannot be written keeps none of the others from it, and is raised at last."""
         failures = [
             failure
-            for kind, _, report in self._reports
+            for kind, report in self._reports
             if (failure := self._written(report, examination, "full" if kind == "text" else kind)) is not None
         ]
         width = streams.PLAIN_WIDTH if self._file is not None else streams.result_width()
@@ -131,16 +122,3 @@ def checks_of(examination: Examination) -> list[LoadedCheck]:
 
     catalogue = read_catalogue()
     return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]
-
-
-def _kind(word: str) -> tuple[str, str]:
-    kind, equals, path = word.partition("=")
-    if not equals or not path:
-        raise UsageError(f"`--report {word}` names no file", "Write `--report junit=report.xml`.")
-    if kind not in KINDS:
-        from difflib import get_close_matches
-
-        close = get_close_matches(kind, KINDS, n=1)
-        meant = f"Did you mean {close[0]}? " if close else ""
-        raise UsageError(f"there is no report of the kind {kind}", f"{meant}There are {', '.join(KINDS)}.")
-    return kind, path

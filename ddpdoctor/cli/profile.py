@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
 from ddpdoctor.cli.job_command import SCRIPT, JobCommand
-from ddpdoctor.cli.run_output import RunOutput, run_output_options
+from ddpdoctor.cli.run_output import RunFormat, RunOutput, run_output_options
 from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command
@@ -66,8 +66,9 @@ def profile(
     demo: bool,
     replay: str | None,
     print_environment: bool,
-    output_format: Literal["text", "json"],
+    output_format: RunFormat,
     output: str | None,
+    reports: tuple[str, ...],
     export: str | None,
     force: bool,
     no_color: bool,
@@ -104,7 +105,9 @@ def profile(
         raise UsageError(
             "--nproc does not reach the command behind `--`", "Give the number of ranks to the launcher there."
         )
-    wanted = RunOutput(format=output_format, file=output, export=export, force=force, no_color=no_color)
+    wanted = RunOutput(
+        format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color
+    )
     wanted.refuse_what_cannot_be_written(ctx.meta.get(SCRIPT))
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
@@ -122,7 +125,7 @@ def profile(
     plan = _plan(command, environment, alone)
     write_plan(directory, plan)
 
-    to_stderr = wanted.format == "json" and wanted.file is None
+    to_stderr = wanted.format != "text" and wanted.file is None
 
     def launch() -> LaunchedJob:
         if on_screen:

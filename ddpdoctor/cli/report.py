@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import click
 
 from ddpdoctor.cli.command import help_option
-from ddpdoctor.cli.run_output import RunOutput, run_output_options
+from ddpdoctor.cli.run_output import RunFormat, RunOutput, run_output_options
 from ddpdoctor.errors import UsageError
 
 
@@ -17,8 +15,9 @@ from ddpdoctor.errors import UsageError
 @help_option()
 def report(
     run: str | None,
-    output_format: Literal["text", "json"],
+    output_format: RunFormat,
     output: str | None,
+    reports: tuple[str, ...],
     export: str | None,
     force: bool,
     no_color: bool,
@@ -27,7 +26,9 @@ def report(
     from ddpdoctor.launch.kept_runs import kept_runs, named_run
     from ddpdoctor.observe import recorded
 
-    wanted = RunOutput(format=output_format, file=output, export=export, force=force, no_color=no_color)
+    wanted = RunOutput(
+        format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color
+    )
     wanted.refuse_what_cannot_be_written()
     if run is None:
         runs = kept_runs()

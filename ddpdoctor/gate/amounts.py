@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from ddpdoctor.gate.section import Figure
 
-_SENTENCES = {
-    "collectives": "a step makes {} collectives",
-    "bytes_sent": "a step sends {}",
-    "synchronised_backwards": "a step synchronises gradients {} times",
-    "buffer_broadcasts": "a step broadcasts buffers {} times",
-    "host_synchronisations": "a step reads tensors on the host {} times",
-    "batches_per_pass": "a rank's pass takes {} batches",
-    "samples_per_pass": "a rank's pass takes {} samples",
-    "model_state_bytes": "the model's state takes {}",
-}
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -25,11 +15,6 @@ def amount(figure: Figure, value: float) -> str:
         if value >= size:
             return f"{value / size:,.2f} {unit}"
     return f"{value:,.1f}".removesuffix(".0") + " B"
-
-
-def each(figure: Figure, value: float) -> str:
-    """A clause: ``a step makes 3 collectives``."""
-    return _SENTENCES[figure.metric].format(amount(figure, value))
 
 
 def share(figure: Figure) -> str:

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.gate.amounts import amount, each
+from ddpdoctor.gate.amounts import amount
 from ddpdoctor.gate.section import Difference, Figure
 
 CHECK = Check(code="DDP901", name="budget-growth", severity={"rehearsal": Severity.ERROR})
@@ -53,7 +53,10 @@ def findings(figures: Sequence[Figure], against: str) -> Iterator[Finding]:
 
 def _finding(brought: Sequence[tuple[Figure, Difference]], against: str) -> Finding:
     place = next((one.location for _, one in brought if one.location is not None), None)
-    clauses = [f"{each(figure, figure.now)} instead of {amount(figure, figure.before or 0)}" for figure, _ in brought]
+    clauses = [
+        f"{figure.label}: {amount(figure, figure.now)} instead of {amount(figure, figure.before or 0)}"
+        for figure, _ in brought
+    ]
     facts = []
     for figure, _ in brought:
         text = f"{figure.label}: {amount(figure, figure.before or 0)} in {against}, {amount(figure, figure.now)} now"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
 
-FORMATS = ("full", "concise", "json", "github", "gitlab", "junit", "markdown", "sarif")
+FORMATS = ("full", "concise", "json", "github", "gitlab", "html", "junit", "markdown", "sarif")
 FOR_PEOPLE = ("full", "concise")
 """The formats beside which an error is told on stderr; the others are documents, also of a script that is none."""
 

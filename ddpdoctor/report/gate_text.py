@@ -24,7 +24,7 @@ def lines_of(section: GateSection, width: int) -> list[Text]:
             lines += _figure(figure, labels, width)
     if section.times is not None:
         lines += paragraph(Text(times_sentence(section)), width, indent=0)
-    for note in _notes(section):
+    for note in notes_of(section):
         lines += paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
     return lines
 
@@ -43,7 +43,8 @@ def times_sentence(section: GateSection) -> str:
     )
 
 
-def _notes(section: GateSection) -> list[str]:
+def notes_of(section: GateSection) -> list[str]:
+    """What else a gate has to say, in sentences."""
     notes = []
     if section.written:
         notes.append(f"{section.against} is written: commit it")

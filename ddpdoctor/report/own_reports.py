@@ -18,7 +18,7 @@ from ddpdoctor import __version__
 TOOL = "ddpdoctor"
 LARGEST_BYTES = 1 << 28
 """Of a file that is recognised, packed or not; a trace of 8 ranks has 20 MB."""
-SEALED = ("full", "markdown", "text", "diff")
+SEALED = ("full", "html", "markdown", "text", "diff")
 """Formats whose files end with a seal."""
 
 _SEAL = re.compile(rb"(?:<!-- |\[)" + TOOL.encode() + rb" \S+, report (?P<digest>[0-9a-f]{16})(?: -->|\])\n\Z")
@@ -67,7 +67,7 @@ def sealed(text: str, output_format: str) -> str:
     if output_format not in SEALED or not text:
         return text
     text = text if text.endswith("\n") else text + "\n"
-    head, tail = ("\n<!-- ", " -->") if output_format == "markdown" else ("\n[", "]")
+    head, tail = ("\n<!-- ", " -->") if output_format in ("html", "markdown") else ("\n[", "]")
     body = text + head[0]
     return f"{body}{head[1:]}{TOOL} {__version__}, report {_digest(encoded(body))}{tail}\n"
 

@@ -48,7 +48,7 @@ def run_fault(fault: Fault, folder: Path, *, overlay: bool = True, python: str |
         struck_ns = _first_stamp_ns(stamps)
     return Run(
         examination=examination,
-        wrong=_wrong(fault, examination),
+        wrong=wrong_verdict(fault, examination),
         verdict_s=None if struck_ns is None else (ended_ns - struck_ns) / 1e9,
     )
 
@@ -63,7 +63,8 @@ def _first_stamp_ns(stamps: socket.socket) -> int | None:
             return min(times, default=None)
 
 
-def _wrong(fault: Fault, examination: Examination) -> str:
+def wrong_verdict(fault: Fault, examination: Examination) -> str:
+    """What was said wrongly of a fault; empty when all was right."""
     found = [finding for finding in examination.findings if finding.severity.value != "advice"]
     if not fault.code:
         if found or examination.exit_code != 3:

@@ -56,23 +56,27 @@ BROKEN = {
     "collective": (
         broken(STEP, f"{STEP}            dist.all_reduce(torch.zeros(3))\n"),
         "DDP901",
-        "a step makes 2 collectives instead of 1",
+        "collectives a step: 2 instead of 1",
     ),
     "host read": (
         broken(STEP, f"{STEP}            last = loss.item()\n"),
         "DDP901",
-        "a step reads tensors on the host 1 times instead of 0",
+        "host synchronisations a step: 1 instead of 0",
     ),
-    "larger model": (broken("nn.Linear(8, 16)", "nn.Linear(8, 16), nn.Linear(16, 16)"), "DDP901", "a step sends"),
+    "larger model": (
+        broken("nn.Linear(8, 16)", "nn.Linear(8, 16), nn.Linear(16, 16)"),
+        "DDP901",
+        "bytes sent a step: ",
+    ),
     "buffers": (
         broken("nn.ReLU()", "nn.BatchNorm1d(16, affine=False), nn.ReLU()"),
         "DDP901",
-        "a step broadcasts buffers",
+        "buffer broadcasts a step: 2 instead of 0",
     ),
     "stateful optimizer": (
         broken("torch.optim.SGD(model.parameters(), lr=0.01)", "torch.optim.Adam(model.parameters())"),
         "DDP901",
-        "the model's state takes",
+        "model state: ",
     ),
     "no sampler": (broken("batch_size=8, sampler=sampler", "batch_size=8, shuffle=True"), "DDP101", ""),
     "no set_epoch": (broken("sampler.set_epoch(epoch)", "pass"), "DDP102", ""),
@@ -83,7 +87,7 @@ BROKEN = {
     ),
     "mismatch": (
         broken("dist.all_reduce(total)", "dist.all_reduce(total.expand(2 + dist.get_rank()).clone())"),
-        "DDP303",
+        "DDP304",
         "",
     ),
     "no evaluation": (
@@ -93,3 +97,25 @@ BROKEN = {
     ),
 }
 """Ten broken commits: the script, the code of a finding that must make it red, and words that its title must hold."""
+
+
+_ACCUMULATED = """            scope = contextlib.nullcontext() if number % 2 else model.no_sync()
+            with scope:
+                loss = nn.functional.mse_loss(model(rows), wanted)
+                loss.backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+_STEP = HEALTHY[HEALTHY.index("            optimizer.zero_grad()") : HEALTHY.index("        evaluate(model, torch")]
+MORE_HEALTHY = {
+    "a small script": HEALTHY,
+    "accumulation of two batches": "import contextlib\n"
+    + HEALTHY.replace(_STEP, _ACCUMULATED).replace(
+        "for rows, wanted in loader", "for number, (rows, wanted) in enumerate(loader)"
+    ),
+    "BatchNorm, its buffers broadcast": broken("nn.ReLU()", "nn.BatchNorm1d(16), nn.ReLU()"),
+    "a loss read each step": broken(STEP, f"{STEP}            last = loss.item()\n"),
+    "an average each step": broken(STEP, f"{STEP}            dist.all_reduce(loss.detach())\n"),
+}
+"""Healthy scripts beside those of the fault tables."""
