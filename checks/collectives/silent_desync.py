@@ -5,7 +5,8 @@ What it finds
     from then on gradients of different steps are averaged. Ranks that go through one loop in different orders, so that
     a collective mixes up two tensors of one shape, told apart by the key, variable or parameter that the turn is about.
     In a live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients
-    different numbers of times, as a warning while the job goes on; and a backward that a rank left out which ends while
+    different numbers of times, and ranks that draw more batches for as many steps, as warnings while the job goes on;
+    and a backward that a rank left out which ends while
     the others wait in one. As a warning, too: two lines whose collectives are paired crosswise (A with B, then B with
     A).
 
@@ -47,7 +48,7 @@ CHECK = Check(
     name="silent-desync",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
-    needs_live=frozenset({"ranks", "wraps", "loaders", "passes"}),
+    needs_live=frozenset({"ranks", "wraps", "loaders", "passes", "step_tracks"}),
 )
 _REMEDIES = {
     "crossed": "Call the two collectives in the same order on every rank.",
@@ -106,6 +107,8 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
             evidence=facts + (() if divergence is None else account.facts(divergence, basis)),
             severity=Severity.WARNING if divergence is None else None,
         )
+    if not found and divergence is None:
+        yield from _ahead(record)
     skipped = None if found or divergence is None else skipped_backward(record, divergence)
     if skipped is not None and divergence is not None:
         yield CHECK.finding(
@@ -115,6 +118,34 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
             locations=at_end,
             ranks=skipped.named,
             evidence=account.facts(divergence, basis),
+        )
+
+
+def _ahead(record: RunRecord) -> Iterator[Finding]:
+    """Report the ranks that have passed over batches while the job goes on."""
+    from ddpdoctor.diagnosis.batches_ahead import batches_ahead
+    from ddpdoctor.diagnosis.wording import count
+
+    basis = record.job.kind
+    for ahead in batches_ahead(record):
+        yield CHECK.finding(
+            basis,
+            f"{ahead.sentence}: it trains on other batches than the others from there on, and in the end it will be a "
+            "step short, unless they pass over as many",
+            remedy=_SKIP_TOGETHER,
+            locations=() if ahead.location is None else (ahead.location,),
+            ranks=(ahead.rank,),
+            evidence=(
+                Fact(
+                    text=f"rank {ahead.rank} has drawn {count(ahead.lead, 'batch', 'batches')} more than the others in "
+                    f"as many steps",
+                    basis=basis,
+                    numbers={"batches": ahead.lead, "step": ahead.step},
+                    rank=ahead.rank,
+                    location=ahead.location,
+                ),
+            ),
+            severity=Severity.WARNING,
         )
 
 

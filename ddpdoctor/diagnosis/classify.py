@@ -27,7 +27,9 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):
         if _raised(divergence):
             return _named(divergence, record) or "DDP706"
-        return "DDP703" if _killed(divergence) and record.job.kind != "rehearsal" else "DDP306"
+        if _killed(divergence):
+            return "DDP703" if record.job.kind != "rehearsal" else "DDP306"
+        return "DDP312" if any(drifts(record, blocked_in_backward(divergence, record))) else "DDP306"
     if divergence.form == "stuck":
         return "DDP305"
     if _builds_on_subset(divergence, record):

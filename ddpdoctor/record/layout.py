@@ -86,6 +86,7 @@ STEP_FIELDS = (
     "explicit_calls",
     "explicit_bytes",
     "samples",
+    "batches",
     "micro_batches",
     "synchronised",
     "device_forward_ns",

@@ -68,6 +68,8 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
     explicit_bytes: array[int]
     samples: array[int]
     """Samples that this rank trained on; 0 when the batch size cannot be told."""
+    batches: array[int]
+    """Batches that were drawn for it, those included that were passed over."""
     micro_batches: array[int]
     """Backwards in the step."""
     synchronised: array[int]

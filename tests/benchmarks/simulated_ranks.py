@@ -93,6 +93,7 @@ class SimulatedRank:
             "explicit_calls": 1,
             "explicit_bytes": 4,
             "samples": 32,
+            "batches": 1,
             "micro_batches": 1,
             "synchronised": 1,
         }

@@ -69,20 +69,22 @@ def test_ranks_that_do_not_average_with_each_other_may_differ() -> None:
     assert finding.ranks == (2, 3)
 
 
-def test_a_rank_that_is_over_before_the_others_is_laid_to_the_backward_that_it_left_out() -> None:
+@pytest.mark.parametrize("end", ["finished", "left-by-exit"])
+def test_a_rank_that_is_over_before_the_others_is_laid_to_the_backward_that_it_left_out(end: Any) -> None:
     job = JobBuilder(2, kind="run")
     for _ in range(49):
         job.reduce_gradients(job.ranks)
-    job.leave(1, "finished")
+    job.leave(1, end, exit_code=0)
     job.reduce_gradients(0)
     job.wait_in_last(0)
     passes = _pass(job, 0, 49, end="open"), _pass(job, 1, 49)
     (finding,) = _said(job, *passes)
     assert finding.severity is Severity.ERROR
-    assert "rank 0 averaged gradients 50 times, rank 1 49: in the end rank 1 ran to its end and left" in finding.title
+    left = "rank 1 ran to its end and left" if end == "finished" else "rank 1 left with exit code 0"
+    assert f"rank 0 averaged gradients 50 times, rank 1 49: in the end {left}" in finding.title
     assert _said(job, *passes, check=early_exit) == []
-    (left,) = _said(job, _pass(job, 0, 49, end="open", yielded=51), _pass(job, 1, 50), check=early_exit)
-    assert left.title.startswith("rank 1 ran to its end and left")
+    (early,) = _said(job, _pass(job, 0, 49, end="open", yielded=51), _pass(job, 1, 50), check=early_exit)
+    assert early.title.startswith(left)
 
 
 def test_the_rank_that_left_one_out_is_named_where_the_others_averaged_once_a_batch() -> None:

@@ -94,6 +94,7 @@ class MeasuredJob:
                     "buckets": 4,
                     "explicit_calls": int(barrier),
                     "samples": samples,
+                    "batches": 1,
                     "micro_batches": 1,
                     "synchronised": 1,
                     "device_forward_ns": -1,

@@ -48,6 +48,7 @@ def steps(
         explicit_calls=nothing,
         explicit_bytes=nothing,
         samples=nothing,
+        batches=nothing,
         micro_batches=nothing,
         synchronised=nothing,
         device_forward_ns=unknown,

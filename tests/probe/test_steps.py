@@ -339,3 +339,14 @@ def test_one_step_of_some_is_measured_on_the_device() -> None:
         loop.step()
     measured = [row["step"] for row in loop.finished() if row["device_backward_ns"] >= 0]
     assert measured == [MEASURED_EVERY + 1, 2 * MEASURED_EVERY + 1]
+
+
+def test_batches_that_are_passed_over_are_counted_with_the_step_that_follows() -> None:
+    loop, source = Loop(), Source()
+    for number in range(4):
+        loop.fetch(source)
+        if number == 2:
+            loop.forward()  # and no backward
+            loop.fetch(source)
+        loop.train()
+    assert loop.phases("batches") == [1, 1, 2, 1]

@@ -123,6 +123,8 @@ class Passes:
         if not current.yielded:
             current.looped = self._is_looped(frame)
             self.has_new_loader = self.has_new_loader or not current.ordinal
+            if not current.ordinal:
+                self._journal.guarded(self.note_progress)
         current.is_looked_at = bool(current.wanted) and current.drawn is not None
 
     def pass_ended(self, iterator: Any) -> None:

@@ -24,6 +24,7 @@ from ...record import layout
 from .device_times import MEASURED_EVERY, DeviceTimes
 from .stopwatch import (
     BACKWARD,
+    BATCHES,
     BUCKETS,
     DATA_WAIT,
     EPOCH_NS,
@@ -123,6 +124,7 @@ class Pending:
             tally[EXPLICIT_CALLS],
             tally[EXPLICIT_BYTES],
             tally[SAMPLES],
+            tally[BATCHES],
             tally[MICRO_BATCHES],
             tally[SYNCHRONISED],
             *device_ns,
@@ -190,6 +192,7 @@ class Steps:
         if started_workers and self.state == CANDIDATE and len(self._fetched) == 1:
             self._begin(now_ns)
         self._watch.tally[SAMPLES] += samples
+        self._watch.tally[BATCHES] += 1
         self._last_ns = now_ns
 
     def pass_ended(self, source: Source) -> None:

@@ -21,12 +21,13 @@ EPOCH_NS = time.time_ns() - time.monotonic_ns()
     EXPLICIT_CALLS,
     EXPLICIT_BYTES,
     SAMPLES,
+    BATCHES,
     MICRO_BATCHES,
     SYNCHRONISED,
     REDUCED_BYTES,
     BUCKETS,
     TALLIED,
-) = range(len(layout.PHASES), len(layout.PHASES) + 8)
+) = range(len(layout.PHASES), len(layout.PHASES) + 9)
 """… and of what is counted."""
 
 
