@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,6 +20,9 @@ from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
 from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
 from ddpdoctor.report.own_reports import encoded
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.snapshot import Snapshot
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 KINDS = ("text", *(name for name in FORMATS if name != "full"))
@@ -81,21 +84,47 @@ class ExaminationOutput:
 
     def write(self, examination: Examination) -> None:
         """Write everything; one file that cannot be written keeps none of the others from it, and is raised at last."""
-        failures = [
-            failure
-            for kind, report in self._reports
-            if (failure := self._written(report, examination, "full" if kind == "text" else kind)) is not None
-        ]
+        def in_a_file(kind: str) -> str:
+            return rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False)
+
+        failures = [self._put(report, kind, in_a_file) for kind, report in self._reports]
         width = streams.PLAIN_WIDTH if self._file is not None else streams.result_width()
         colour = self._file is None and streams.colours_wanted(self._no_color)
         text = rendered(examination, self.format, checks_of, width, colour=colour)
         self.write_text(text)
-        if self._summary:
-            from ddpdoctor.report import markdown
+        self._append_summary(examination)
+        for failure in filter(None, failures):
+            raise failure
 
-            append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
-        if failures:
-            raise failures[0]
+    @property
+    def takes_stdout(self) -> bool:
+        """The report is a document on stdout, where nothing else may stand."""
+        return self._file is None and self.format != "full"
+
+    def write_run(self, snapshot: Snapshot, examination: Examination) -> None:
+        """Write the same of a command that was watched: for people and as a page the run, otherwise its findings."""
+        root = str(Path.cwd())
+
+        def of_run(kind: str) -> str:
+            if kind == "full":
+                from ddpdoctor.report import run_text
+
+                return run_text.render(snapshot, root, streams.PLAIN_WIDTH, colour=False)
+            if kind == "html":
+                from ddpdoctor.report import html
+
+                return html.render_run(snapshot, root)
+            return rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False)
+
+        failures = [self._put(report, kind, of_run) for kind, report in self._reports]
+        text = of_run(self.format)
+        if self._file is None and self.format == "full":
+            streams.say(text)  # stdout is the command's.
+        else:
+            self.write_text(text)
+        self._append_summary(examination)
+        for failure in filter(None, failures):
+            raise failure
 
     def write_text(self, text: str, output_format: str = "") -> None:
         """Write the one report that goes to stdout or to the file, as text in a format."""
@@ -108,9 +137,17 @@ class ExaminationOutput:
             streams.write_result(text)  # The minutes that it took are not lost.
             raise
 
-    def _written(self, report: OutputFile, examination: Examination, kind: str) -> DdpDoctorError | None:
+    def _append_summary(self, examination: Examination) -> None:
+        if self._summary:
+            from ddpdoctor.report import markdown
+
+            append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
+
+    def _put(self, report: OutputFile, kind: str, text_of: Callable[[str], str]) -> DdpDoctorError | None:
+        """Write one file; what failed, so that the others are written all the same."""
+        kind = "full" if kind == "text" else kind
         try:
-            report.write_text(rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False), kind)
+            report.write_text(text_of(kind), kind)
         except DdpDoctorError as error:
             return error
         return None

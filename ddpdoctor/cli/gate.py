@@ -125,6 +125,16 @@ def gate(
     _refuse_contradictions({"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None})
     if time_budget is not None and against is None:
         raise UsageError("`--time-budget` goes with `--against`", "Times of other machines cannot be compared.")
+    if watch:
+        ctx.exit(
+            _watched(
+                ctx,
+                (*scripts, *([module] if module else [])),
+                ExaminationOutput(output_format, output, reports, force=force, no_color=no_color),
+                time_limit,
+                Severity(fail_on) if fail_on else None,
+            )
+        )
     settings = find_settings(Path.cwd())
     lines = _targets(ctx, scripts, module, settings)
     sources = [script_path(target.line) for target in lines]
@@ -166,6 +176,25 @@ def gate(
     examination = together(examinations)
     wanted.write(examination)
     ctx.exit(examination.exit_code)
+
+
+def _watched(
+    ctx: click.Context,
+    named: tuple[str, ...],
+    wanted: ExaminationOutput,
+    time_limit_s: float | None,
+    fail_on: Severity | None,
+) -> int:
+    from ddpdoctor.cli.gate_watch import watch_command
+
+    words: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
+    if named or not words:
+        raise UsageError(
+            "`--watch` takes the whole command behind `--`",
+            "As in `ddpdoctor gate --watch -- torchrun --nproc-per-node 2 train.py` or `-- pytest tests`.",
+        )
+    wanted.refuse()
+    return watch_command(words, wanted, time_limit_s=time_limit_s, fail_on=fail_on)
 
 
 def _refuse_contradictions(options: dict[str, bool]) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor import __version__
 from ddpdoctor.cli.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
 from ddpdoctor.cli.job_command import SCRIPT, JobCommand
 from ddpdoctor.cli.run_output import RunFormat, RunOutput, run_output_options
-from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command
 from ddpdoctor.record import layout
 from ddpdoctor.report import streams
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.job import LaunchedJob
 
 
 @click.command(cls=JobCommand, add_help_option=False)
@@ -114,30 +114,15 @@ def profile(
     alone = _one_rank_samples_per_s(one_rank)
     if command is None:
         ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone))
-    from ddpdoctor.launch.job import LaunchedJob
-    from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
-    from ddpdoctor.monitor.output import launcher_output
+    from ddpdoctor.cli.observed_job import ObservedJob
 
-    directory = new_run_directory(run_dir)
-    environment = {name: value for name, value in os.environ.items() if name not in command.without}
-    environment |= command.environment
-    environment |= observed(directory, environment)
-    plan = _plan(command, environment, alone)
-    write_plan(directory, plan)
-
+    job = ObservedJob(command, run_dir, alone)
     to_stderr = wanted.format != "text" and wanted.file is None
 
     def launch() -> LaunchedJob:
-        if on_screen:
-            with launcher_output(directory).open("wb") as output:
-                job = LaunchedJob(command.words, environment, directory, output=output, apart=True)
-        else:
-            job = LaunchedJob(command.words, environment, directory, output=streams.STDERR if to_stderr else None)
-        with suppress(ConfigurationError):
-            write_plan(directory, plan | {"launcher_pid": job.pid})
-        return job
+        return job.launch(apart=on_screen, output=streams.STDERR if to_stderr else None)
 
-    ctx.exit(watching.launch_and_watch(launch, directory, wanted))
+    ctx.exit(watching.launch_and_watch(launch, job.directory, wanted))
 
 
 def _exports(run_dir: str | None) -> str:
@@ -195,36 +180,3 @@ def _one_rank_samples_per_s(run: str | None) -> float | None:
     from ddpdoctor.one_rank import one_rank_samples_per_s
 
     return one_rank_samples_per_s(run)
-
-
-def _plan(
-    command: ObservedCommand, environment: Mapping[str, str], one_rank_samples_per_s: float | None
-) -> dict[str, Any]:
-    import msgspec
-
-    from ddpdoctor.launch.environment import network_interfaces, recorded_environment
-    from ddpdoctor.record.model import Job
-
-    here = Path.cwd()
-    script = Path(command.script) if command.script.endswith(".py") else None
-    job = Job(
-        kind="run",
-        command=command.words,
-        script=str(here / script) if script is not None else command.script,
-        arguments=command.arguments,
-        environment=recorded_environment(environment),
-        python=command.python,
-        tool_version=__version__,
-        interfaces=network_interfaces(),
-        one_rank_samples_per_s=one_rank_samples_per_s,
-        started_ns=time.time_ns(),
-    )
-    outside = script is not None and not (here / script).resolve().is_relative_to(here.resolve())
-    return {
-        "version": layout.VERSION,
-        "kind": "run",
-        "supervisor_pid": os.getpid(),
-        "project_root": str((here / script).resolve().parent if script is not None and outside else here),
-        "name": command.name,
-        "job": msgspec.to_builtins(job),
-    }

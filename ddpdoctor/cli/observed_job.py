@@ -1,0 +1,89 @@
+"""A job that is started to be observed: its run directory, its environment and the plan that its ranks find there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor import __version__
+from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.launch.environment import observed
+from ddpdoctor.launch.observed import ObservedCommand
+from ddpdoctor.record import layout
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.job import LaunchedJob
+
+
+class ObservedJob:
+    """What is known of the job before it starts."""
+
+    def __init__(
+        self, command: ObservedCommand, run_dir: str | None = None, one_rank_samples_per_s: float | None = None
+    ) -> None:
+        """Make the run directory and write the plan; raises UsageError for a directory that cannot be used."""
+        from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
+
+        self._command = command
+        self.directory = new_run_directory(run_dir)
+        environment = {name: value for name, value in os.environ.items() if name not in command.without}
+        environment |= command.environment
+        self._environment = environment | observed(self.directory, environment)
+        self._plan = _plan(command, self._environment, one_rank_samples_per_s)
+        write_plan(self.directory, self._plan)
+
+    def launch(self, *, apart: bool = False, output: int | None = None) -> LaunchedJob:
+        """Start it, on our own streams (``output`` takes the place of its stdout), or ``apart`` with a file.
+
+        Raises UsageError when it cannot be started.
+        """
+        from ddpdoctor.launch.job import LaunchedJob
+        from ddpdoctor.launch.kept_runs import write_plan
+        from ddpdoctor.monitor.output import launcher_output
+
+        words = self._command.words
+        if apart:
+            with launcher_output(self.directory).open("wb") as file:
+                job = LaunchedJob(words, self._environment, self.directory, output=file, apart=True)
+        else:
+            job = LaunchedJob(words, self._environment, self.directory, output=output)
+        with suppress(ConfigurationError):
+            write_plan(self.directory, self._plan | {"launcher_pid": job.pid})
+        return job
+
+
+def _plan(
+    command: ObservedCommand, environment: Mapping[str, str], one_rank_samples_per_s: float | None
+) -> dict[str, Any]:
+    import msgspec
+
+    from ddpdoctor.launch.environment import network_interfaces, recorded_environment
+    from ddpdoctor.record.model import Job
+
+    here = Path.cwd()
+    script = Path(command.script) if command.script.endswith(".py") else None
+    job = Job(
+        kind="run",
+        command=command.words,
+        script=str(here / script) if script is not None else command.script,
+        arguments=command.arguments,
+        environment=recorded_environment(environment),
+        python=command.python,
+        tool_version=__version__,
+        interfaces=network_interfaces(),
+        one_rank_samples_per_s=one_rank_samples_per_s,
+        started_ns=time.time_ns(),
+    )
+    outside = script is not None and not (here / script).resolve().is_relative_to(here.resolve())
+    return {
+        "version": layout.VERSION,
+        "kind": "run",
+        "supervisor_pid": os.getpid(),
+        "project_root": str((here / script).resolve().parent if script is not None and outside else here),
+        "name": command.name,
+        "job": msgspec.to_builtins(job),
+    }
