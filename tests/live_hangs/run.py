@@ -81,6 +81,8 @@ def run_hang(name: str, hang: Hang, folder: Path, ending: Ending) -> Outcome:
     wrong = [*_wrong_live(hang, after_s, live), *_wrong_final(hang, report, live), *_disagreeing(report, *others)]
     if not told:
         wrong.append("the doctor said nothing at all")
+    if not struck_ns:
+        wrong.append(f"the fault did not come: {job.last_output()}")
     return Outcome(name=name, wrong=tuple(wrong), told_after_s=after_s, live=live, final=_verdict(report))
 
 
@@ -193,6 +195,10 @@ class _Job:
     def report_text(self) -> str:
         """The same for people."""
         return self._doctor("report", str(self.folder / "run"))
+
+    def last_output(self) -> str:
+        """The end of what was written on the terminal, in one line."""
+        return " | ".join(self._output.read_text(errors="replace").split("\n")[-12:])
 
     def last_screen(self) -> str:
         """The overview as it stood on the screen at the end, on a terminal that breaks no line."""
