@@ -12,6 +12,8 @@ from ddpdoctor.diagnosis.thresholds import DEFAULTS
 from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text
 from ddpdoctor.finding import Finding, Severity
 
+_MOSTLY = 0.5
+"""A step of which so much goes with one thing is mostly that."""
 _FACTS = 3
 _DECISIVE = "DDP4"
 """Codes of what makes steps slow …"""
@@ -111,11 +113,18 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(state="unknown", text=text, why=figures)
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
     waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
+    if waiting > max(computing, _MOSTLY):
+        return RunVerdict(
+            state="slow",
+            text=f"{waiting:.0%} of the step is waiting for other ranks, and no check knows the cause",
+            why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+            next="See what the ranks do in the steps that take long; they may be late in turns.",
+        )
     nobody = "no rank keeps the others waiting"
     waits = nobody if waiting < DEFAULTS["straggler"] else f"{waiting:.0%} waiting for other ranks"
     between = phases.other_ns / phases.step_ns
     text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
-    if between > max(computing, 0.5):
+    if between > max(computing, _MOSTLY):
         text = f"neither data nor communication holds the job up; {between:.0%} of the step is code between the phases"
         todo = "See what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
     return RunVerdict(

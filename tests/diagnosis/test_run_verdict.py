@@ -48,6 +48,12 @@ def test_a_step_that_is_mostly_code_between_the_phases_is_not_praised_for_its_co
     assert verdict.next.startswith("See what the loop does outside the model")
 
 
+def test_a_step_that_is_mostly_waiting_is_not_healthy_though_no_check_speaks() -> None:
+    verdict = run_verdict(summary(slower={1: {"forward": 900.0}}), ())
+    assert (verdict.state, verdict.code) == ("slow", "")
+    assert verdict.text == "90% of the step is waiting for other ranks, and no check knows the cause"
+
+
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())
