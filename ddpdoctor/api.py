@@ -6,13 +6,14 @@ What they return is an ``Examination``, whose fields are documented where it is 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.devices import Device
+from ddpdoctor.launch.devices import DEVICES, Device
+from ddpdoctor.launch.layouts import FEWEST_RANKS, MOST_RANKS
 from ddpdoctor.launch.request import Progress, Stress
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def check(
     and KeyboardInterrupt.
     """
     from ddpdoctor.examine import ExamineRequest
+    from ddpdoctor.further import STRESSES
     from ddpdoctor.launch.layouts import parse_layout
     from ddpdoctor.launch.request import Launch, LaunchLine
 
@@ -72,6 +74,13 @@ def check(
         raise UsageError("the script's arguments are part of the launch command")
     if static and rehearsal_only:
         raise UsageError("either the source only or the rehearsal only, not both")
+    sizes = {"nproc": nproc, "batches": batches, "batch_size": batch_size if isinstance(batch_size, int) else 0}
+    _refuse_bounds(**sizes, time_limit_s=time_limit_s, stall_after_s=stall_after_s)
+    _refuse_others("device", (device,), DEVICES)
+    _refuse_others("stress", stress, STRESSES)
+    _refuse_others("fail_on", (fail_on,) if fail_on is not None else (), tuple(one.value for one in Severity))
+    if not isinstance(batch_size, int):
+        _refuse_others("batch_size", (batch_size,), tuple(_BATCH_SIZES))
     if command:
         from ddpdoctor.launch.command_line import read_launch_line
 
@@ -151,6 +160,28 @@ def rehearse(
         fail_on=fail_on,
         rehearsal_only=True,
     )
+
+
+def _refuse_bounds(
+    *, nproc: int, batches: int, batch_size: int, time_limit_s: float | None, stall_after_s: float
+) -> None:
+    """Refuse numbers that the command line would not take either; raises UsageError."""
+    if not FEWEST_RANKS <= nproc <= MOST_RANKS:
+        raise UsageError(f"nproc is a number of ranks from {FEWEST_RANKS} to {MOST_RANKS}, not {nproc!r}")
+    if batches < 1:
+        raise UsageError(f"batches is the number of batches that a pass yields, at least 1, not {batches!r}")
+    if batch_size < 0:
+        raise UsageError(f"batch_size is a number of samples, `auto` or `keep`, not {batch_size!r}")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise UsageError(f"time_limit_s is a number of seconds above 0, not {time_limit_s!r}")
+    if not stall_after_s >= 1:
+        raise UsageError(f"stall_after_s is a number of seconds from 1 on, not {stall_after_s!r}")
+
+
+def _refuse_others(option: str, values: Iterable[str], known: Sequence[str]) -> None:
+    for value in values:
+        if value not in known:
+            raise UsageError(f"{option} is one of {', '.join(known)}, not {value!r}")
 
 
 def _nobody(progress: Progress) -> None:

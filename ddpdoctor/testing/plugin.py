@@ -204,7 +204,6 @@ def _lend_terminal(config: pytest.Config, talk: socket.socket) -> bool:
     if capture is not None:
         capture.suspend(in_=True)
     try:
-        sys.stdout.flush()
         socket.send_fds(talk, [b"terminal"], [0, 1])
         content = b""
         while content not in (layout.DEBUGGED, layout.QUIT):

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -57,6 +58,8 @@ def serve(control: socket.socket, first: dict[str, Any]) -> None:
     except (_Ended, OSError):
         pass
     end_descendants()
+    if os.getppid() != int(first["pytest"]):
+        shutil.rmtree(first["directory"], ignore_errors=True)  # It was killed, and cannot do so itself.
     hooks.process_end.leave(0)
 
 

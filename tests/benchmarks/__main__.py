@@ -7,6 +7,7 @@ import sys
 from tests.benchmarks import (
     box_cost,
     monitor_cost,
+    plugin,
     probe_cost,
     profile_cost,
     rehearsal_cost,
@@ -25,6 +26,7 @@ BENCHMARKS = (
     screen_cost,
     profile_cost,
     monitor_cost,
+    plugin,
     probe_cost,
 )
 """The last one replaces functions of torch in this process."""

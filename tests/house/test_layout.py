@@ -19,7 +19,8 @@ IN_THE_RANKS = (
     "record/writer.py",
 )
 """What is loaded into the processes of the job."""
-WRITERS = {"ddpdoctor/report/streams.py"}
+WRITERS = {"ddpdoctor/report/streams.py", "ddpdoctor/testing/rank.py"}
+"""In a rank of a test stdout is the test's."""
 MAXIMUM_LINES = 500
 
 

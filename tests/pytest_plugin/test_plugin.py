@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.session import Session, line_of, processes_of, run_pytest, write_tests
+from tests.pytest_plugin.session import Session, line_of, processes_of, run_pytest, write_tests
 
 BODIES = """
 pytestmark = pytest.mark.ddp

@@ -40,8 +40,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Mapping[str, float]
 
 
-def run_pytest(directory: Path, *options: str, environment: Mapping[str, str] | None = None) -> Session:
-    """Run the tests of a directory."""
+def run_pytest(
+    directory: Path, *options: str, environment: Mapping[str, str] | None = None, seconds: float = SECONDS
+) -> Session:
+    """Run the tests of a directory, for at most so many ``seconds``."""
     report = directory / "report.xml"
     done = subprocess.run(
         [*ALONE, f"--rootdir={directory}", f"--junitxml={report}", "--override-ini=junit_logging=all", *options],
@@ -50,13 +52,13 @@ def run_pytest(directory: Path, *options: str, environment: Mapping[str, str] | 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
     )
-    outcomes, messages, seconds = {}, {}, {}
+    outcomes, messages, times = {}, {}, {}
     cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
     for case in cases:
         name = case.get("name", "")
-        seconds[name] = float(case.get("time", "0"))
+        times[name] = float(case.get("time", "0"))
         outcomes[name] = "passed"
         for kind, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
             if (element := case.find(kind)) is not None:
@@ -67,7 +69,7 @@ def run_pytest(directory: Path, *options: str, environment: Mapping[str, str] | 
         output=done.stdout + done.stderr,
         outcomes=outcomes,
         messages=messages,
-        seconds=seconds,
+        seconds=times,
     )
 
 
