@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ddpdoctor.errors import UnreadableScript, UsageError
+from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.devices import DEVICES, Device
 from ddpdoctor.launch.layouts import FEWEST_RANKS, MOST_RANKS
@@ -189,27 +189,15 @@ def _nobody(progress: Progress) -> None:
 
 
 def checked(
-    request: ExamineRequest,
-    fail_on: Severity | None = None,
-    on_progress: OnProgress = _nobody,
-    *,
-    tells_unreadable: bool = False,
+    request: ExamineRequest, fail_on: Severity | None = None, on_progress: OnProgress = _nobody
 ) -> Examination:
-    """Examine what is asked for under the settings of the project that it belongs to; raises what ``examine`` does.
-
-    With ``tells_unreadable`` a script that is no Python is told in the report, for whoever reads documents.
-    """
+    """Examine what is asked for under the settings of the project that it belongs to; raises what ``examine`` does."""
     from msgspec.structs import replace
 
     from ddpdoctor.config.settings import find_settings
-    from ddpdoctor.examine import examine, unreadable
+    from ddpdoctor.examine import examine
 
     beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent
-    try:
-        settings = find_settings(beside)
-        request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
-        return examine(request, on_progress)
-    except UnreadableScript as error:
-        if not tells_unreadable:
-            raise
-        return unreadable(request, error)
+    settings = find_settings(beside)
+    request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
+    return examine(request, on_progress)

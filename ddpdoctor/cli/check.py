@@ -10,14 +10,14 @@ from typing import Literal
 import click
 from click.core import ParameterSource
 
+from ddpdoctor.api import checked
 from ddpdoctor.cli.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.launching import launch_line, script_path
 from ddpdoctor.cli.rehearsal_options import judging_options, rehearsal_options, words
-from ddpdoctor.config.settings import find_settings
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine import ExamineRequest, examine, unreadable
+from ddpdoctor.examine import ExamineRequest, unreadable
 from ddpdoctor.finding import Severity
 from ddpdoctor.further import STRESSES
 from ddpdoctor.launch.devices import Device
@@ -215,16 +215,12 @@ def _examined(examination: Callable[[], Examination], request: ExamineRequest, *
 
 
 def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Examination:
-    from msgspec.structs import replace
-
-    beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent
-    settings = find_settings(beside)
-    request = replace(request, settings=settings, fail_on=fail_on or settings.fail_on or Severity.WARNING)
+    """Examine one script, with its progress on a terminal."""
     if request.static:
-        return examine(request)
+        return checked(request, fail_on)
     from ddpdoctor.launch import leftovers
 
     if note := leftovers.told(leftovers.leftovers()):
         streams.say(note)
     with streams.live_progress() as show:
-        return examine(request, show)
+        return checked(request, fail_on, show)

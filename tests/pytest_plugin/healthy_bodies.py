@@ -124,7 +124,7 @@ def test_uneven_inputs_are_joined(turn: int, ddp_rank: DdpRank) -> None:
 
 
 def test_unused_parameters_are_looked_for(turn: int, ddp_rank: DdpRank) -> None:
-    class Branches(nn.Module):
+    class Branches(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.left, self.right = nn.Linear(8, 2), nn.Linear(8, 2)
