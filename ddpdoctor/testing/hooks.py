@@ -10,6 +10,8 @@ from ddpdoctor.probe.heartbeat import Heartbeat, register_for_stacks
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.process import ProcessEnd
 from ddpdoctor.record.writer import CollectiveRing
+from ddpdoctor.rehearsal.accesses import Accesses
+from ddpdoctor.rehearsal.audit import listen
 from ddpdoctor.rehearsal.ending import Ending
 from ddpdoctor.rehearsal.loaders import Loaders
 from ddpdoctor.rehearsal.modules import Modules
@@ -59,6 +61,10 @@ class RankHooks:
         self.process_end.install()
         os.register_at_fork(after_in_child=journal.become_forked_child)
         register_for_stacks(run_directory)
+        # Tells a rank that asks for a file in vain from one that is at work.
+        accesses = Accesses(journal)
+        listen(journal, accesses.listeners())
+        accesses.install()
         journal.release()
         journal.event(
             "process",

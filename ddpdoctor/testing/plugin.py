@@ -70,6 +70,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = mark_of(item)
     if mark is None:
         return
+    if not sys.platform.startswith("linux"):
+        pytest.fail(f"the mark `ddp` needs Linux, and this is {sys.platform}", False)
     if not isinstance(item, pytest.Function) or not hasattr(item, "funcargs") or _is_unittest(item):
         pytest.fail("the mark `ddp` is for test functions, and for methods of classes that are no TestCase", False)
     if inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
@@ -191,11 +193,10 @@ def _coverage() -> dict[str, Any]:
     current = sys.modules["coverage"].Coverage.current()
     if current is None:
         return {}
-    config = current.config
-    names = {"source": "source", "source_pkgs": "source_pkgs", "branch": "branch"}
-    names |= {"include": "run_include", "omit": "run_omit"}
-    options = {option: getattr(config, name, None) for option, name in names.items()}
-    return {"config_file": config.config_file or False, **{name: value for name, value in options.items() if value}}
+    names = ("source", "source_pkgs", "branch", "include", "omit")
+    asked = {name: current.get_option(f"run:{name}") for name in names}
+    file = getattr(current.config, "config_file", None)
+    return {"config_file": file or False, **{name: value for name, value in asked.items() if value}}
 
 
 def _lend_terminal(config: pytest.Config, talk: socket.socket) -> bool:

@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -144,6 +145,15 @@ def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> di
         reason = f"the body called sys.exit({error.code!r})" if error.code is not None else "the body called sys.exit()"
     else:
         hooks.failed(error)
+    try:
+        shown, crash = _shown(error, test)
+    except Exception:  # of an exception whose own words fail
+        shown, crash = "".join(traceback.format_tb(error.__traceback__)), f"{type(error).__name__}: {text_of(error)}"
+    return {"outcome": "failed", "echo": is_echo(text_of(error)), "reason": reason or crash, "text": shown}
+
+
+def _shown(error: BaseException, test: dict[str, Any]) -> tuple[str, str]:
+    """The traceback of an exception as pytest shows it, and the same in one line."""
     info = pytest.ExceptionInfo.from_exception(error)
     plain = isinstance(error, pytest.fail.Exception) and not error.pytrace
     shown = info.getrepr(
@@ -152,13 +162,7 @@ def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> di
         tbfilter=lambda info: _telling(info.traceback, whole=test["style"] != "auto"),
     )
     crash = shown.reprcrash
-    return {
-        "outcome": "failed",
-        "echo": is_echo(text_of(error)),
-        "reason": reason if isinstance(error, SystemExit) or crash is None else crash.message,
-        "place": "" if crash is None else f"{crash.path}:{crash.lineno}",
-        "text": _indented(str(shown)),
-    }
+    return _indented(str(shown)), crash.message if crash is not None else text_of(error)
 
 
 def _telling(trace: Any, *, whole: bool) -> Any:

@@ -163,6 +163,8 @@ class _Run:
                 self._await_gone(rank, process, deadline_s)
         for talk in self._talks.values():
             talk.close()
+        if self._watched is not None:
+            self._watched.close()
 
     def _await_gone(self, rank: int, process: WarmRank, deadline_s: float) -> None:
         """Wait for the word that the fork is gone, after it was told to be killed where it is not over."""
@@ -188,6 +190,7 @@ class _Run:
             "full": True,
             "device": body.device,
             "threads_chosen": True,
+            "job": {"started_ns": time.time_ns()},
         }
         test = {
             **{name: value for name, value in vars(body).items() if name != "values"},

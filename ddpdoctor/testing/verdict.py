@@ -11,7 +11,6 @@ from ddpdoctor import __version__
 from ddpdoctor.diagnosis.account import whereabouts
 from ddpdoctor.diagnosis.classify import classify
 from ddpdoctor.diagnosis.divergence import find_divergence
-from ddpdoctor.diagnosis.unused import UNFINISHED
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.watched_ranks import WatchedRanks
 from ddpdoctor.record.model import Job, RunRecord
@@ -23,7 +22,10 @@ from ddpdoctor.testing.run_test import Body
 
 STALL_AFTER_S = 5.0
 WIDTH = 100
-_UNUSED_PARAMETERS = "DDP201"
+_LONE_FORWARD = "DDP303"
+"""A forward of one rank alone may pair with a broadcast of the others in a later one, and only its line tells."""
+_OF_EXCEPTIONS = frozenset({"DDP201", "DDP210", "DDP304", "DDP307", "DDP702"})
+"""The checks that know what torch's words mean, or what led to them."""
 
 
 class Watched:
@@ -55,7 +57,7 @@ class Watched:
         self._ranks.note_the_gone()
         self._ranks.assembly.poll()
         record = self._ranks.record(self._job)
-        return find_divergence(record) is not None or _unfinished(record)
+        return find_divergence(record) is not None or _has_raised(record) or bool(record.wraps and _findings(record))
 
     def told(self, stopped: str, statuses: dict[int, int]) -> tuple[str, str]:
         """What is wrong, in one line and at length; empty where nothing that a check speaks for."""
@@ -67,7 +69,6 @@ class Watched:
         if stopped:
             # The record is taken first: a signal for stacks can wake a rank that was stuck.
             record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
-        self._ranks.close()
         findings = _findings(record)
         if not findings:
             where = whereabouts(record) if stopped == "time-limit" else ""
@@ -76,23 +77,27 @@ class Watched:
         text = "\n".join(_text(finding, self._body.root) for finding in findings)
         return f"{first.title} ({first.code} {first.name})", text
 
+    def close(self) -> None:
+        """Let go of every file."""
+        self._ranks.close()
+
 
 def _findings(record: RunRecord) -> list[Finding]:
-    """What the check says that speaks for the divergence, or for an exception that only torch's words explain."""
+    """What the checks say that speak for what went wrong between the ranks; no advice."""
     divergence = find_divergence(record)
     codes = {classify(divergence, record)} if divergence is not None else set()
-    if _unfinished(record):
-        codes.add(_UNUSED_PARAMETERS)
-    if not codes:
-        return []
+    if record.wraps and not codes:
+        codes.add(_LONE_FORWARD)
+    if _has_raised(record):
+        codes |= _OF_EXCEPTIONS
     catalogue = read_catalogue()
     results = run_live_checks([find(catalogue, code) for code in sorted(codes)], record)
     found = [finding for result in results for finding in result.from_run]
     return [finding for finding in found if finding.severity is not Severity.ADVICE]
 
 
-def _unfinished(record: RunRecord) -> bool:
-    return any(UNFINISHED in raised.message for rank in record.ranks for raised in rank.exceptions)
+def _has_raised(record: RunRecord) -> bool:
+    return any(rank.exceptions for rank in record.ranks)
 
 
 def _text(finding: Finding, root: str) -> str:

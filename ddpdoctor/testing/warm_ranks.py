@@ -21,6 +21,7 @@ from ddpdoctor.testing import layout
 READY_WITHIN_S = 300.0
 """For importing torch, from a slow disk by many ranks at once."""
 _END_WITHIN_S = 5.0
+_ENDS_SOON_S = 1.0
 _NOT_INHERITED = (
     "RANK",
     "LOCAL_RANK",
@@ -106,8 +107,11 @@ class WarmRank:
         socket.send_fds(self.control, [json.dumps(message).encode()], list(descriptors))
 
     def exit_status(self) -> int | None:
-        """How the process ended, negative for a signal; None while it runs."""
-        return self._process.poll()
+        """How the process ended, negative for a signal; None while it runs, though it may be about to end."""
+        try:
+            return self._process.wait(_ENDS_SOON_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def close(self) -> None:
         """Let the process end what came of it, and then itself."""
