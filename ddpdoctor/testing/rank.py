@@ -235,7 +235,7 @@ class _Terminal:
         if not content or len(descriptors) < 2:
             return None
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        reading = os.fdopen(descriptors[0], "r")
+        reading: Any = _Lines(descriptors[0])
         writing = os.fdopen(descriptors[1], "w", buffering=1)
         return _Debugger(stdin=reading, stdout=writing)
 
@@ -252,6 +252,20 @@ class _Debugger(pdb.Pdb):
         super().set_quit()
         if self.gives_back is not None:
             self.gives_back()
+
+
+class _Lines:
+    """Reads no further than to the end of a line: what comes after it may be for another rank."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def readline(self) -> str:
+        """The next line; empty at the end of the file."""
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(self._descriptor, 1)):
+            line += byte
+        return line.decode(errors="replace")
 
 
 class _NoCoverage:
