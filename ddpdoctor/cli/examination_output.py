@@ -84,6 +84,7 @@ class ExaminationOutput:
 
     def write(self, examination: Examination) -> None:
         """Write everything; one file that cannot be written keeps none of the others from it, and is raised at last."""
+
         def in_a_file(kind: str) -> str:
             return rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False)
 

@@ -44,6 +44,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
             if name is not None:
                 OutputFile(name, force=self.force, sources=(Path(source),) if source else ()).refuse()
         refuse_twice((*files, *filter(None, (self.file, self.export))))
+
     def write(self, snapshot: Snapshot, *, beside_a_job: bool = False) -> None:
         """Write the report: to its file, or to stdout; as text beside a job, whose stdout that is, to stderr."""
         failures: list[UsageError] = []

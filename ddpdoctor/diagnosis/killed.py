@@ -7,13 +7,15 @@ import signal
 
 import msgspec
 
-from ddpdoctor.diagnosis.aborted import Call, call_it_died_in, find_aborted
+from ddpdoctor.diagnosis.aborted import CRASHES, Call, call_it_died_in, find_aborted
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import is_echo
 from ddpdoctor.record.model import Rank, RunRecord
 
 BEATS_APART_NS = 1_000_000_000
 """A rank whose heart stopped so much earlier than the others' was gone before them; it beats five times a second."""
+PEERS_TELL_WITHIN_NS = 2_000_000_000
+"""So long after a crash its peers, who lose their connection or are ended by the launcher, have told where they were."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers, schedulers and users end a job."""
@@ -56,6 +58,8 @@ def killed_rank(record: RunRecord) -> Killed | None:
         return None
     if first.signal is None and not _went_first(first, record, last_sign):
         return None
+    if may_yet_be_told(record, first):
+        return None
     pulse = next((pulse for pulse in record.pulses if pulse.rank == first.rank), None)
     return Killed(
         rank=first.rank,
@@ -67,6 +71,13 @@ def killed_rank(record: RunRecord) -> Killed | None:
         within=call_it_died_in(record, first),
         echoes=tuple(rank.rank for rank in record.ranks if is_echo(rank)),
     )
+
+
+def may_yet_be_told(record: RunRecord, rank: Rank) -> bool:
+    """Tell whether a rank crashed just now, and why may be seen by what becomes of those that still run."""
+    others_run = any(other.end == "running" for other in record.ranks if other.rank != rank.rank)
+    crashed = rank.end == "signalled" and rank.signal in CRASHES
+    return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_TELL_WITHIN_NS
 
 
 def _matched(record: RunRecord) -> Matcher:

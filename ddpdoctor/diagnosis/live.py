@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.absence import find_absentee
 from ddpdoctor.diagnosis.divergence import Divergence, from_absentee, from_kept, from_parting, from_standstill
+from ddpdoctor.diagnosis.killed import may_yet_be_told
 from ddpdoctor.diagnosis.lasting_waits import LastingWait, lasting_wait
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import blocked_ranks
@@ -54,6 +55,8 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
         return from_parting(record, watch.matcher, parting, blocked)
     absentee = find_absentee(record, watch.matcher, blocked)
     found = None
+    if absentee is not None and may_yet_be_told(record, absentee):
+        return None
     if absentee is not None:
         waiters = {rank: entry for rank, entry in blocked.items() if absentee.rank in entry.missing}
         found = from_absentee(record, watch.matcher, absentee, blocked) if waiters else None

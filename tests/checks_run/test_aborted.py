@@ -17,6 +17,7 @@ from ddpdoctor.record.stacks import StackDump
 from tests.diagnosis.measured_job import MILLISECOND_NS, MeasuredJob
 
 SCRIPT = "/job/train.py"
+SECOND_NS = 1_000_000_000
 CALL, BACKWARD, OTHER_CALL = 0, 1, 2
 SITES = tuple(Site((Frame(SCRIPT, line, "main"),)) for line in (24, 21, 30))
 EVERY_CHECK = (collective_mismatch, killed_rank, rank_divergent_collective, root_exception)
@@ -120,6 +121,19 @@ def test_a_peer_that_the_launcher_ended_in_the_midst_of_it_says_where_it_was() -
     )
     (finding,) = found(alone, died(0), died(1, number=signal.SIGKILL), steps=(5, 5), stacks=stacks[:1])
     assert (finding.code, finding.ranks) == ("DDP703", (1,)), "somebody killed it"
+
+
+def test_a_rank_that_crashed_just_now_is_not_called_killed_before_its_peers_have_told() -> None:
+    alone = job()
+    alone.call(1, "all_reduce", 1_900.0, 0, size_bytes=4, site=CALL)
+    record = alone.record()
+    crashed = Rank(rank=1, end="signalled", signal=signal.SIGABRT, ended_ns=record.job.ended_ns - SECOND_NS, pid=42)
+    running = Rank(rank=0, end="running")
+    assert found(alone, running, crashed, steps=(5, 5)) == []
+    (finding,) = found(
+        alone, running, msgspec.structs.replace(crashed, ended_ns=record.job.ended_ns - 3 * SECOND_NS), steps=(5, 5)
+    )
+    assert finding.code == "DDP703"
 
 
 def test_a_call_in_which_the_launcher_ended_a_peer_is_named_beside_the_rank_that_died() -> None:
