@@ -15,7 +15,7 @@ from ddpdoctor.record.model import Rank, RunRecord
 BEATS_APART_NS = 1_000_000_000
 """A rank whose heart stopped so much earlier than the others' was gone before them; it beats five times a second."""
 PEERS_TELL_WITHIN_NS = 2_000_000_000
-"""So long after a crash its peers, who lose their connection or are ended by the launcher, have told where they were."""
+"""So long after a crash its peers, who lose their connection or are ended for it, have told where they were."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers, schedulers and users end a job."""
