@@ -15,7 +15,7 @@ from ddpdoctor.postmortem.boxed_tracebacks import BoxedTracebacks
 from ddpdoctor.postmortem.failures import details_of, own_rank
 from ddpdoctor.postmortem.json_lines import lines_of
 from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
-from ddpdoctor.postmortem.scan import Scanner
+from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import Raised, Tracebacks, parse
 from ddpdoctor.record.incidents import Incident, RankEnding
 
@@ -52,6 +52,8 @@ class LogRead(msgspec.Struct, kw_only=True):
     dropped: int = 0
     """Incidents beyond those that are kept."""
     attempts: int = 1
+    is_cut: bool = False
+    """So many lines tell of failures that the rest was left out."""
 
 
 class LogReader:
@@ -92,6 +94,7 @@ class LogReader:
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
         read.lines = scanner.lines
+        read.is_cut = scanner.is_full
         read.incidents = [replace(one, attempt=self._attempt_at(one.position)) for one in read.incidents]
         read.endings = [replace(one, attempt=self._attempt_at(one.position)) for one in read.endings]
         read.attempts = self._attempt + max((len(positions) for positions in self._failures.values()), default=1)
@@ -111,7 +114,8 @@ class LogReader:
         """Note which ranks write in a piece of the log."""
         self.read_so_far.ranks.update(map(int, _MARKS.findall(text)))
 
-    def _take(self, line: bytes, number: int) -> bool:
+    def _take(self, line: bytes, number: int) -> Heed:
+        before = self._told
         for prefixed in self._prefixed(line.decode("utf-8", "replace")):
             self._time_ns = prefixed.time_ns or self._time_ns
             if prefixed.rank is not None:
@@ -121,7 +125,14 @@ class LogReader:
                 if text is not None:
                     self._take_text(prefixed, text, number)
         self._after = max(0, self._after - 1)
-        return self._tracebacks.busy or self._table.open or self._after > 0
+        if self._tracebacks.busy or self._table.open or self._after > 0:
+            return "more"
+        return "something" if self._told != before else "nothing"
+
+    @property
+    def _told(self) -> int:
+        read = self.read_so_far
+        return len(read.incidents) + len(read.endings) + len(self._told_to_end) + read.dropped
 
     def _prefixed(self, line: str) -> Iterable[Prefixed]:
         """The line without its prefixes; several where it is an object that holds several."""

@@ -60,6 +60,8 @@ def read_postmortem(
         except (OSError, EOFError, zlib.error) as error:
             notes.append(f"{found.name} cannot be read to its end: {getattr(error, 'strerror', None) or error}")
             continue
+        if told.is_cut:
+            notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines tell of failures")
         if told.dropped:
             notes.append(f"{found.name} tells of {told.dropped:,} failures more than were looked at")
         read.append(told)

@@ -18,7 +18,7 @@ from ddpdoctor.autopsy import AutopsyRequest, autopsy
 from ddpdoctor.cli.main import main
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.postmortem import inputs
+from ddpdoctor.postmortem import inputs, scan
 from tests.autopsy.test_logs import LOST, RAISED
 
 GOOD = RAISED.format(mark="[rank1]: ") + LOST.format(mark="[rank0]: ")
@@ -169,6 +169,28 @@ def test_of_a_directory_with_too_many_files_so_many_are_read(
     examination = examined(tmp_path)
     assert examination.findings[0].ranks == (1,)
     assert "more than 200 files" in examination.notes[0]
+
+
+def test_a_harmless_error_of_every_step_does_not_hide_the_one_that_ended_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    noise = "".join(
+        f"step {step}: Error: image {step * 7} could not be decoded, took another\n" for step in range(9_000)
+    )
+    path.write_text(noise + "[rank1]: " + RAISED.format(mark="[rank1]: ").removeprefix("[rank1]: ") + noise)
+    examination = examined(path)
+    assert examination.findings[0].ranks == (1,)
+    assert examination.autopsy is not None and examination.autopsy.lines > 18_000
+    assert f"job.log:{9_001}" in examination.findings[0].evidence[0].text
+
+
+def test_a_log_of_nothing_but_failures_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "MOST_TAKEN", 5_000)
+    path = tmp_path / "job.log"
+    letters = "".join(f"Error: {'x' * (step % 97)}{'y' * (step % 89)} went wrong\n" for step in range(8_000))
+    path.write_text(RAISED.format(mark="[rank1]: ") + letters)
+    examination = examined(path)
+    assert examination.findings[0].ranks == (1,)
+    assert any("was read up to line" in note for note in examination.notes)
 
 
 def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Path) -> None:
