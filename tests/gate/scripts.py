@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HEALTHY = """\
-import sys
+import os
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,11 @@ def evaluate(model, rows):
 
 
 def main():
-    dist.init_process_group("gloo")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
     sampler = DistributedSampler(data)
