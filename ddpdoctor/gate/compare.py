@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+import msgspec
+
 from ddpdoctor.finding import Location
 from ddpdoctor.gate.budget import METRICS, PER_STEP, Budget, Metric, Place, Share
 from ddpdoctor.gate.section import Change, Difference, Figure
@@ -19,6 +21,8 @@ LABELS: dict[Metric, tuple[str, Literal["", "bytes"]]] = {
     "samples_per_pass": ("samples of a rank a pass", ""),
     "model_state_bytes": ("model state", "bytes"),
 }
+DDP_OWN = ("gradients (", "buffers (")
+"""What DDP does by itself, as ``budget.told`` calls it."""
 SMALLEST = 1e-9
 """A difference below this is one of the division."""
 
@@ -31,9 +35,26 @@ def compared(before: Budget | None, now: Budget, root: str, allowed_growth: floa
     ``allowed_growth`` is a share of the value before: 0.05 lets a figure grow by 5 %. Only steps that both budgets
     have are compared.
     """
-    return tuple(
-        figure for metric in METRICS if (figure := _figure(metric, before, now, root, allowed_growth)) is not None
-    )
+    figures = [_figure(metric, before, now, root, allowed_growth) for metric in METRICS]
+    return tuple(_put_down_to_the_model([figure for figure in figures if figure is not None]))
+
+
+def _put_down_to_the_model(figures: Sequence[Figure]) -> Iterator[Figure]:
+    """Of a model that changed, name the line that wraps it for what DDP sends, not the line that made DDP send it."""
+    by_metric = {figure.metric: figure for figure in figures}
+    model, synchronised = by_metric.get("model_state_bytes"), by_metric.get("synchronised_backwards")
+    wrap = next((one for one in model.differences if one.location is not None), None) if model is not None else None
+    if wrap is None or wrap.what.startswith("state of") or (synchronised and synchronised.change != "same"):
+        yield from figures
+        return
+    for figure in figures:
+        moved = [
+            msgspec.structs.replace(one, what=f"{one.what} of {wrap.what}", location=wrap.location, shown=wrap.shown)
+            if one.what.startswith(DDP_OWN)
+            else one
+            for one in figure.differences
+        ]
+        yield msgspec.structs.replace(figure, differences=tuple(moved))
 
 
 def _figure(metric: Metric, before: Budget | None, now: Budget, root: str, allowed_growth: float) -> Figure | None:

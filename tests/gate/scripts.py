@@ -69,7 +69,7 @@ BROKEN = {
     "larger model": (
         broken("nn.Linear(8, 16)", "nn.Linear(8, 16), nn.Linear(16, 16)"),
         "DDP901",
-        "bytes sent a step: ",
+        "model state: ",
     ),
     "buffers": (
         broken("nn.ReLU()", "nn.BatchNorm1d(16, affine=False), nn.ReLU()"),

@@ -87,3 +87,15 @@ def test_bytes_that_follow_the_data_are_not_compared() -> None:
 def test_without_anything_to_compare_with_figures_are_new() -> None:
     found = figure(None, budget(share("collectives", (3, 1, 1), (1, 1, 1))))
     assert (found.change, found.before, found.now) == ("new", None, 1.0)
+
+
+def test_what_ddp_sends_for_a_larger_model_is_put_down_to_the_line_that_wraps_it() -> None:
+    def needs(size: int, backwards: int = 1) -> Budget:
+        return budget(
+            share("bytes_sent", (size,) * 3, what="gradients (all_reduce)", at=place(30)),
+            share("synchronised_backwards", (backwards,) * 3, what="backward", at=place(30)),
+            share("model_state_bytes", (2 * size,), what="Net", at=place(20)),
+        )
+
+    assert figure(needs(100), needs(300), "bytes_sent").differences[0].shown == "train.py:20"
+    assert figure(needs(100), needs(300, 2), "bytes_sent").differences[0].shown == "train.py:30"
