@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.observe import recorded
 from ddpdoctor.postmortem.failures import details_of
 from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.record.incidents import Incident, RankEnding
@@ -34,6 +33,9 @@ class RecordedRuns:
 
     def read(self, directory: Path, name: str, positions: count[int]) -> LogRead:
         """What a run tells of its ranks' ends; one that cannot be read costs a note."""
+        # Most autopsies have no run, and the monitor takes 0.1 s to load.
+        from ddpdoctor.observe import recorded
+
         try:
             snapshot, record = recorded(directory.absolute())
         except (DdpDoctorError, OSError) as error:
