@@ -38,8 +38,12 @@ def run(
     directory: Path,
     rank: int,
     talk: socket.socket,
+    teach: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Be the rank, run the body, tell how it ended, wait until all have, and leave."""
+    """Be the rank, run the body, tell how it ended, wait until all have, and leave.
+
+    ``teach`` is called once the body is over.
+    """
     leave = hooks.process_end.leave
     try:
         _redirect(test, directory, rank)
@@ -52,6 +56,7 @@ def run(
         path = directory / layout.result_name(rank)
         path.with_suffix(".new").write_bytes(pickle.dumps(result))
         path.with_suffix(".new").rename(path)
+        teach()
         talk.send(layout.DONE)
         talk.recv(layout.MESSAGE_BYTES)
     except OSError:
