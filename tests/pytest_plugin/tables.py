@@ -81,7 +81,8 @@ def _wrong(name: str, fault: Fault, script: Path, outcome: str, text: str) -> st
         return f"no {fault.code}"
     if fault.says and fault.says.replace("train.py", script.name) not in " ".join(text.split()):
         return f"does not say: {fault.says}"
-    named = f"rank {fault.culprit} is named because" in text or f"rank {fault.culprit} failed: " in text
+    words = (f"rank {fault.culprit} is named because", f"rank {fault.culprit} failed: ", f", rank {fault.culprit}\n")
+    named = any(word in text for word in words)
     if fault.culprit is not None and not fault.either and not named:
         return f"rank {fault.culprit} is not named"
     lines = fault.script.splitlines()
