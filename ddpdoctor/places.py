@@ -40,6 +40,11 @@ def shown_path(file: str, root: str) -> str:
     return file.replace(os.sep, "/")
 
 
+def plain(text: str) -> str:
+    """A text without halves of characters, which come from file names and which JSON cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def named_ranks(ranks: Sequence[int]) -> str:
     """Write ``rank 1`` or ``ranks 0, 1 and 2``."""
     if len(ranks) == 1:

@@ -28,6 +28,7 @@ from ddpdoctor.gate.paired import compare_times, step_times_ms
 from ddpdoctor.gate.section import GateSection, TimeComparison
 from ddpdoctor.launch.git_worktree import other_revision, working_in
 from ddpdoctor.launch.request import LaunchLine
+from ddpdoctor.places import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -77,7 +78,7 @@ class TimeIsUp(BaseException):
 def target_of(line: LaunchLine, words: Sequence[str] = ()) -> GateTarget:
     """Name a target by the words of its command line."""
     module = ("-m",) if line.launch.module else ()
-    return GateTarget(name=shlex.join(words or (*module, line.target, *line.arguments)), line=line)
+    return GateTarget(name=plain(shlex.join(words or (*module, line.target, *line.arguments))), line=line)
 
 
 def run_gate(request: GateRequest, on_progress: OnProgress = lambda progress: None) -> tuple[Examination, ...]:

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
@@ -125,6 +126,8 @@ def gate(
     _refuse_contradictions({"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None})
     if time_budget is not None and against is None:
         raise UsageError("`--time-budget` goes with `--against`", "Times of other machines cannot be compared.")
+    if layout is not None and ctx.get_parameter_source("nproc") is ParameterSource.COMMANDLINE:
+        raise UsageError("either `--layout` or `--nproc`, not both: a layout says how many ranks there are")
     if watch:
         ctx.exit(
             _watched(

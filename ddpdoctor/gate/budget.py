@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from ddpdoctor.gate.windows import Window, by_pass, position, sizes, windows_of
-from ddpdoctor.places import shown_path
+from ddpdoctor.places import plain, shown_path
 from ddpdoctor.record.model import RunRecord, Signature, Wrap
 from ddpdoctor.source_text import line_of
 
@@ -115,7 +115,7 @@ class _Places:
         path = shown_path(frame.file, self._root)
         code = "".join(line_of(frame.file, frame.line).split())[:LONGEST_CODE]
         function = "" if frame.function == "<module>" else frame.function
-        return Place(os.path.basename(path) if os.path.isabs(path) else path, function, code, frame.line)
+        return Place(plain(os.path.basename(path) if os.path.isabs(path) else path), function, plain(code), frame.line)
 
 
 PlaceOf = Callable[[int], Place]

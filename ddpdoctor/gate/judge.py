@@ -18,7 +18,7 @@ from ddpdoctor.gate.compare import compared
 from ddpdoctor.gate.reach import lost, reach_of
 from ddpdoctor.gate.section import Figure, GateSection, TimeComparison
 from ddpdoctor.merge import DIVERGENCES
-from ddpdoctor.places import shown_path
+from ddpdoctor.places import plain, shown_path
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -126,7 +126,7 @@ def pruned(before: Entry, now: Entry, figures: Iterable[Figure]) -> Entry:
 def _known(finding: Finding, root: str) -> KnownFinding:
     place = finding.location
     where = f"{shown_path(place.file, root)}: " if place is not None else ""
-    return KnownFinding(fingerprint=finding.fingerprint, code=finding.code, shown=f"{where}{finding.name}")
+    return KnownFinding(fingerprint=finding.fingerprint, code=finding.code, shown=plain(f"{where}{finding.name}"))
 
 
 def _stands(finding: Finding, known: set[str]) -> bool:

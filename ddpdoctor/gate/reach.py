@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.places import shown_path
+from ddpdoctor.places import plain, shown_path
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source_text import line_of
 
@@ -58,7 +58,7 @@ def reach_of(record: RunRecord, root: str) -> Reach | None:
     partly: set[str] = set()
     lines: dict[str, dict[str, str]] = {}
     for file, numbers in sorted(run.items()):
-        path = shown_path(file, root)
+        path = plain(shown_path(file, root))
         functions = _functions(file)
         if os.path.isabs(path) or functions is None:
             continue

@@ -10,7 +10,7 @@ from ddpdoctor import __version__
 from ddpdoctor.examination import AutopsySection, Examination, Unreached
 from ddpdoctor.finding import Fact, Finding, Frame, Location
 from ddpdoctor.gate.section import Figure, GateSection, TimeComparison
-from ddpdoctor.places import shown_path
+from ddpdoctor.places import plain, shown_path
 
 SCHEMA = 1
 
@@ -27,7 +27,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "tool": {"name": "ddpdoctor", "version": __version__},
-        "target": _plain(examination.target),
+        "target": plain(examination.target),
         "verdict": examination.verdict,
         "exit_code": int(examination.exit_code),
         "complete": examination.complete,
@@ -35,22 +35,22 @@ def as_object(examination: Examination) -> dict[str, Any]:
             "status": source.status,
             "files": source.files,
             "seconds": source.seconds,
-            "notes": [_plain(note) for note in source.notes],
+            "notes": [plain(note) for note in source.notes],
         },
         "rehearsal": {
             "status": rehearsal.status,
-            "reason": _plain(rehearsal.reason),
-            "hint": _plain(rehearsal.hint),
-            "output": _plain(rehearsal.output),
+            "reason": plain(rehearsal.reason),
+            "hint": plain(rehearsal.hint),
+            "output": plain(rehearsal.output),
             "ranks": rehearsal.ranks,
             "ranks_of_job": rehearsal.ranks_of_job or None,
             "steps": rehearsal.steps,
             "seconds": rehearsal.seconds,
-            "device": _plain(rehearsal.device),
+            "device": plain(rehearsal.device),
             "batch_size": rehearsal.batch_size,
             "overlay": rehearsal.overlay,
             "unreached": [_unreached(place, examination.root) for place in rehearsal.unreached],
-            "notes": [_plain(note) for note in rehearsal.all_notes],
+            "notes": [plain(note) for note in rehearsal.all_notes],
         },
         "findings": [finding_object(finding, examination.root) for finding in examination.findings],
         "refuted": [
@@ -58,19 +58,19 @@ def as_object(examination: Examination) -> dict[str, Any]:
                 "code": refuted.code,
                 "name": refuted.name,
                 "location": _location(refuted.location, examination.root) if refuted.location else None,
-                "reason": _plain(refuted.reason),
+                "reason": plain(refuted.reason),
             }
             for refuted in examination.refuted
         ],
         "outcomes": [
-            {"code": outcome.code, "name": outcome.name, "state": outcome.state.value, "reason": _plain(outcome.reason)}
+            {"code": outcome.code, "name": outcome.name, "state": outcome.state.value, "reason": plain(outcome.reason)}
             for outcome in examination.outcomes
         ],
-        "notes": [_plain(note) for note in examination.notes],
+        "notes": [plain(note) for note in examination.notes],
         **({"autopsy": _autopsy(examination.autopsy)} if examination.autopsy is not None else {}),
         **({"gate": _gate(examination.gate, examination.root)} if examination.gate is not None else {}),
         **({"targets": [as_object(part) for part in examination.parts]} if examination.parts else {}),
-        **({"scripts": [_plain(script) for script in examination.scripts]} if examination.scripts else {}),
+        **({"scripts": [plain(script) for script in examination.scripts]} if examination.scripts else {}),
     }
 
 
@@ -84,7 +84,7 @@ def _autopsy(section: AutopsySection) -> dict[str, Any]:
         "ranks": list(section.ranks),
         "attempts": section.attempts,
         "certain": section.certain,
-        "missing": [_plain(sentence) for sentence in section.missing],
+        "missing": [plain(sentence) for sentence in section.missing],
         "seconds": section.seconds,
     }
 
@@ -92,16 +92,16 @@ def _autopsy(section: AutopsySection) -> dict[str, Any]:
 def _gate(section: GateSection, root: str) -> dict[str, Any]:
     times = section.times
     return {
-        "against": _plain(section.against),
+        "against": plain(section.against),
         "written": section.written,
         "known": section.known,
-        "gone": [_plain(sentence) for sentence in section.gone],
+        "gone": [plain(sentence) for sentence in section.gone],
         "allowed_growth": section.allowed_growth,
         "steps": section.steps,
-        "doubt": _plain(section.doubt),
+        "doubt": plain(section.doubt),
         "budget": [_figure(figure, root) for figure in section.figures],
         "times": None if times is None else _times(times),
-        "notes": [_plain(note) for note in section.notes],
+        "notes": [plain(note) for note in section.notes],
     }
 
 
@@ -119,7 +119,7 @@ def _figure(figure: Figure, root: str) -> dict[str, Any]:
         "change": figure.change,
         "lines": [
             {
-                "what": _plain(one.what),
+                "what": plain(one.what),
                 "location": _location(one.location, root) if one.location else None,
                 "before": one.before,
                 "now": one.now,
@@ -131,11 +131,11 @@ def _figure(figure: Figure, root: str) -> dict[str, Any]:
 
 def _unreached(place: Unreached, root: str) -> dict[str, Any]:
     return {
-        "file": _plain(shown_path(place.file, root)),
+        "file": plain(shown_path(place.file, root)),
         "line": place.first_line,
         "end_line": place.last_line,
-        "function": _plain(place.function),
-        "calls": [_plain(name) for name in place.calls],
+        "function": plain(place.function),
+        "calls": [plain(name) for name in place.calls],
     }
 
 
@@ -145,33 +145,33 @@ def finding_object(finding: Finding, root: str) -> dict[str, Any]:
         "code": finding.code,
         "name": finding.name,
         "severity": finding.severity.value,
-        "title": _plain(finding.title),
+        "title": plain(finding.title),
         "ranks": list(finding.ranks),
         "locations": [_location(location, root) for location in finding.locations],
         "basis": sorted(finding.basis),
         "evidence": [_fact(fact, root) for fact in finding.evidence],
-        "remedy": _plain(finding.remedy),
-        "unconfirmed": _plain(finding.unconfirmed),
-        "stress": _plain(finding.stress),
+        "remedy": plain(finding.remedy),
+        "unconfirmed": plain(finding.unconfirmed),
+        "stress": plain(finding.stress),
         "fingerprint": finding.fingerprint,
-        **({"role": finding.role, "doubt": _plain(finding.doubt)} if finding.role else {}),
+        **({"role": finding.role, "doubt": plain(finding.doubt)} if finding.role else {}),
     }
 
 
 def _location(location: Location, root: str) -> dict[str, Any]:
     return {
-        "file": _plain(shown_path(location.file, root)),
+        "file": plain(shown_path(location.file, root)),
         "line": location.line,
         "column": location.column,
         "end_line": location.end_line or None,
         "end_column": location.end_column or None,
-        "function": _plain(location.function),
+        "function": plain(location.function),
     }
 
 
 def _fact(fact: Fact, root: str) -> dict[str, Any]:
     return {
-        "text": _plain(fact.text),
+        "text": plain(fact.text),
         "basis": fact.basis,
         "numbers": dict(fact.numbers),
         "rank": fact.rank,
@@ -181,9 +181,4 @@ def _fact(fact: Fact, root: str) -> dict[str, Any]:
 
 
 def _frame(frame: Frame, root: str) -> dict[str, Any]:
-    return {"file": _plain(shown_path(frame.file, root)), "line": frame.line, "function": _plain(frame.function)}
-
-
-def _plain(text: str) -> str:
-    """JSON escapes everything but halves of characters, which come from file names that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return {"file": plain(shown_path(frame.file, root)), "line": frame.line, "function": plain(frame.function)}
