@@ -25,11 +25,10 @@ class DdpMark:
     """The default process group is there when the body begins."""
 
 
-def mark_of(item: pytest.Item) -> DdpMark | None:
-    """What the nearest mark of a test says; None where it has none. Fails the test where it says nonsense."""
+def mark_of(item: pytest.Item) -> DdpMark:
+    """What the nearest mark of a test says; fails the test where it says nonsense."""
     mark = item.get_closest_marker("ddp")
-    if mark is None:
-        return None
+    assert mark is not None
     try:
         given = inspect.signature(DdpMark).bind(*mark.args, **mark.kwargs)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What a test sees of the rank that it runs on; stdlib only, for it is imported with the plugin."""
+"""What a test sees of the rank that it runs on; stdlib only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs one test on its ranks: hands it out, watches it, ends it, and collects what each rank says of it.
 
-Stdlib only, for it is imported with the plugin; what watches is imported once a test lasts, or fails.
+Stdlib only: what watches is imported once a test lasts, or is over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes that pytest keeps warm for its tests' ranks; stdlib only, for it is imported with the plugin."""
+"""The processes that pytest keeps warm for its tests' ranks; stdlib only: a test need not wait for more."""
 
 from __future__ import annotations
 

@@ -1,0 +1,238 @@
+"""What pytest does for a test with the mark ``ddp``: imported by the plugin when the first such test is met."""
+
+from __future__ import annotations
+
+import bdb
+import inspect
+import os
+import pickle
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.outcomes import Failed
+
+from ddpdoctor.testing import layout
+from ddpdoctor.testing.marks import DdpMark, mark_of
+from ddpdoctor.testing.run_test import Body, RankEnd, TestEnd, run_test
+from ddpdoctor.testing.told import told
+from ddpdoctor.testing.warm_ranks import RanksFailedToStart, WarmRanks
+
+_warm_key = pytest.StashKey[WarmRanks]()
+_STYLES = {"no": "line"}
+"""What pytest does not show at all still has its line among the ranks."""
+_STREAMS = {"out": "stdout", "err": "stderr"}
+
+
+class RanksFailed(Failed):
+    """A test failed on its ranks."""
+
+    __module__ = "builtins"  # pytest names its own so, too: a summary has few columns
+
+
+class _SeenInDebugger(RanksFailed, bdb.BdbQuit):
+    """The same, once the user has looked at it on the rank: pytest need not open a debugger of its own."""
+
+    __module__, __qualname__ = "builtins", "RanksFailed"
+
+
+def close(config: pytest.Config) -> None:
+    """End the warm processes."""
+    warm = config.stash.get(_warm_key, None)
+    if warm is not None:
+        del config.stash[_warm_key]
+        warm.close()
+
+
+def refuse(item: pytest.Item) -> None:
+    """Refuse what could not run on ranks, before any fixture is made."""
+    mark = mark_of(item)
+    if not sys.platform.startswith("linux"):
+        pytest.fail(f"the mark `ddp` needs Linux, and this is {sys.platform}", False)
+    if not isinstance(item, pytest.Function) or not hasattr(item, "funcargs") or _is_unittest(item):
+        pytest.fail("the mark `ddp` is for test functions, and for methods of classes that are no TestCase", False)
+    if inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
+        pytest.fail("the mark `ddp` cannot run a coroutine: write `asyncio.run(...)` in the test's body", False)
+    if mark.device == "cuda" and (there := _gpus()) < mark.nproc:
+        pytest.skip(f"needs {mark.nproc} GPUs, one for each rank; this machine offers {there}")
+
+
+def call(item: pytest.Function) -> None:
+    """Run the body on ranks, and pass, skip or fail as they did."""
+    mark, config = mark_of(item), item.config
+    warm = config.stash.get(_warm_key, None)
+    if warm is None:
+        rewrite = config.getoption("assertmode", "rewrite") == "rewrite"
+        warm = config.stash[_warm_key] = WarmRanks(
+            config.rootpath, rewrite=rewrite, captures=config.getoption("capture") != "no"
+        )
+    body = _body(item, mark)
+    try:
+        end = run_test(warm, body, lambda talk: _lend_terminal(config, talk))
+    except RanksFailedToStart as error:
+        raise RanksFailed(str(error), pytrace=False) from None
+    _pass_on(item, end)
+    _judge(end, mark)
+
+
+def _body(item: pytest.Function, mark: DdpMark) -> Body:
+    config = item.config
+    debugs = bool(config.getoption("usepdb", False))
+    return Body(
+        modules=[*_conftests(item), (item.module.__name__, str(item.path))],
+        function=item.originalname,
+        values=_pickled(item),
+        nproc=mark.nproc,
+        timeout_s=mark.timeout,
+        device=mark.device,
+        init=mark.init,
+        root=str(config.rootpath),
+        captures=config.getoption("capture") != "no",
+        debugs=debugs,
+        style=_STYLES.get(config.getoption("tbstyle", "auto"), config.getoption("tbstyle", "auto")),
+        locals=bool(config.getoption("showlocals", False)),
+        warnings=_warning_filters(),
+        coverage=_coverage(),
+    )
+
+
+def _conftests(item: pytest.Function) -> list[tuple[str, str]]:
+    """The conftest files that count for a test, the outermost first: its values may be of their classes."""
+    found = []
+    for plugin in item.config.pluginmanager.get_plugins():
+        path = getattr(plugin, "__file__", None)
+        if path is not None and Path(path).name == "conftest.py" and item.path.is_relative_to(Path(path).parent):
+            found.append((plugin.__name__, str(path)))
+    return sorted(found, key=lambda one: len(one[1]))
+
+
+def _pickled(item: pytest.Function) -> bytes:
+    """What the body is called with, pickled; fails the test with the name of what cannot be."""
+    wanted = inspect.signature(item.obj).parameters
+    values: dict[str, object] = {name: value for name, value in item.funcargs.items() if name in wanted}
+    if item.instance is not None:
+        values["self"] = item.instance
+    try:
+        return pickle.dumps(values)
+    except Exception:
+        pass
+    lines = []
+    for name, value in values.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            what = "the test's instance" if name == "self" else f"`{name}`"
+            lines.append(f"{what} cannot be sent to the ranks: {type(value).__name__}: {error}")
+    raise RanksFailed(
+        "; ".join(lines) + "\nFixtures and parameters are made in pytest's own process and pickled for the ranks: make"
+        " what does not pickle in the test's body, or hand over what it is made of.",
+        pytrace=False,
+    )
+
+
+def _warning_filters() -> list[tuple[str, str, str, str, int]]:
+    """How warnings are treated now, as plain data."""
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        for kind in category if isinstance(category, tuple) else (category,):
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            found.append((action, _pattern(message), name, _pattern(module), line))
+    return found
+
+
+def _pattern(expression: Any) -> str:
+    return str(getattr(expression, "pattern", expression) or "")
+
+
+def _coverage() -> dict[str, Any]:
+    """How coverage is measured here, as options for the ranks; empty where it is not."""
+    if "coverage" not in sys.modules:
+        return {}
+    current = sys.modules["coverage"].Coverage.current()
+    if current is None:
+        return {}
+    names = ("source", "source_pkgs", "branch", "include", "omit")
+    asked = {name: current.get_option(f"run:{name}") for name in names}
+    file = getattr(current.config, "config_file", None)
+    return {"config_file": file or False, **{name: value for name, value in asked.items() if value}}
+
+
+def _lend_terminal(config: pytest.Config, talk: socket.socket) -> bool:
+    """Give a rank the terminal, and wait until it gives it back; whether the user wants no more tests."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend(in_=True)
+    try:
+        socket.send_fds(talk, [b"terminal"], [0, 1])
+        content = b""
+        while content not in (layout.DEBUGGED, layout.QUIT):
+            content = talk.recv(layout.MESSAGE_BYTES)
+            if not content:
+                break
+        return content == layout.QUIT
+    finally:
+        if capture is not None:
+            capture.resume()
+
+
+def _pass_on(item: pytest.Function, end: TestEnd) -> None:
+    """Hand what the ranks printed and warned of to pytest."""
+    for rank in end.ranks:
+        for stream, text in rank.output.items():
+            if text.strip():
+                item.add_report_section("call", f"{_STREAMS[stream]} rank {rank.rank}", text)
+    seen = set()
+    for rank in end.ranks:
+        for message, category, file, line in (rank.result or {}).get("warnings", ()):
+            if (message, file, line) not in seen:
+                seen.add((message, file, line))
+                _warn(message, category, file, line)
+
+
+def _warn(message: str, category: bytes, file: str, line: int) -> None:
+    try:
+        kind = pickle.loads(category)
+    except Exception:
+        kind = UserWarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # What is an error was one on the rank.
+        warnings.warn_explicit(message, kind, file, line)
+
+
+def _judge(end: TestEnd, mark: DdpMark) -> None:
+    """Pass, skip or fail as the ranks did."""
+    outcomes = [_outcome(rank) for rank in end.ranks]
+    results = [rank.result or {} for rank in end.ranks]
+    if end.quits:
+        pytest.exit("Quitting debugger")
+    for result, outcome in zip(results, outcomes, strict=True):
+        if outcome == "exit":
+            pytest.exit(result["reason"])
+    if not end.stopped and not end.verdict:
+        if set(outcomes) == {"passed"}:
+            return
+        if set(outcomes) == {"skipped"}:
+            pytest.skip(results[0]["reason"])
+        if set(outcomes) == {"xfailed"}:
+            pytest.xfail(results[0]["reason"])
+    kind = _SeenInDebugger if end.debugged else RanksFailed
+    raise kind(told(end, outcomes, mark), pytrace=False)
+
+
+def _outcome(rank: RankEnd) -> str:
+    return str(rank.result["outcome"]) if rank.result is not None else "gone" if rank.is_over else "running"
+
+
+def _is_unittest(item: pytest.Item) -> bool:
+    unittest = sys.modules.get("unittest")
+    kind = getattr(item, "cls", None)
+    return unittest is not None and kind is not None and issubclass(kind, unittest.TestCase)
+
+
+def _gpus() -> int:
+    from ddpdoctor.launch.devices import visible_gpus
+
+    return visible_gpus(os.environ)
