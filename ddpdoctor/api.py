@@ -188,9 +188,7 @@ def _nobody(progress: Progress) -> None:
     """Nobody wants to know how far it is."""
 
 
-def checked(
-    request: ExamineRequest, fail_on: Severity | None = None, on_progress: OnProgress = _nobody
-) -> Examination:
+def checked(request: ExamineRequest, fail_on: Severity | None = None, on_progress: OnProgress = _nobody) -> Examination:
     """Examine what is asked for under the settings of the project that it belongs to; raises what ``examine`` does."""
     from msgspec.structs import replace
 

@@ -142,7 +142,8 @@ class RunSource:
         with self._lock:
             now_ns = time.time_ns()
             pace = self._stall_pace if self._run.is_quiet else self._look_pace
-            if self._newest is None or pace.is_due(now_ns):
+            stands = 0 < self._run.quiet_at_ns < now_ns
+            if self._newest is None or pace.is_due(now_ns) or stands:
                 with pace.work(now_ns):
                     self._newest = self._look(now_ns)
             return self._newest

@@ -72,7 +72,7 @@ def find_aborted(record: RunRecord, matcher: Matcher) -> Aborted | None:
     if timed_out_wait(record, matcher) is not None:
         return None
     for rank in record.ranks:
-        if rank.end == "signalled" and not rank.main_finished and not _was_terminated(record, rank):
+        if rank.end == "signalled" and not rank.main_finished and not was_terminated(record, rank):
             found = _inside_its_call(record, rank) or _beside_a_call(record, rank)
             if found is not None:
                 return found
@@ -149,6 +149,12 @@ def last_stack(record: RunRecord, rank: Rank) -> tuple[Frame, ...]:
     return main_stack(record, rank.rank) if told or rank.signal in CRASHES else ()
 
 
+def was_terminated(record: RunRecord, rank: Rank) -> bool:
+    """Tell whether a rank was ended by a SIGTERM, as launchers send to those whose peer is dead."""
+    told = rank.signal is None and bool(last_stack(record, rank))
+    return was_ended_by_launcher(rank) or (rank.end == "signalled" and told)
+
+
 def is_in_backward(turn: Turn) -> bool:
     """Tell whether a rank that went another way was in backward."""
     if turn.signature is not None:
@@ -212,7 +218,7 @@ def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
     rank, pulse = record.of_rank(member), _pulse(record, member)
     if rank is None or pulse is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
-    terminated = _was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
+    terminated = was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
     is_whole = terminated or (is_echo(rank) and pulse.phase == "finished")
     if not is_whole and not (rank.end == "running" and pulse.beat_at_ns > call.entered_at_ns + SEEN_LATER_NS):
         return False
@@ -237,7 +243,7 @@ def _failed_in(record: RunRecord, call: Call) -> bool:
     last = _last_call(record, call.rank)
     if rank is None or innermost is None or last is None or (last.at, last.group) != (call.at, call.group):
         return False
-    if _was_terminated(record, rank):
+    if was_terminated(record, rank):
         return not call.over and any(frame.file.endswith(_IN_A_CALL) for frame in last_stack(record, rank))
     if not is_echo(rank):
         return False
@@ -281,12 +287,6 @@ def _call(record: RunRecord, track: CallTrack, row: int) -> Call:
         over=track.left_at_ns[row] != 0,
         habitual=site.innermost is not None and site.innermost in before,
     )
-
-
-def _was_terminated(record: RunRecord, rank: Rank) -> bool:
-    """Tell whether a rank was ended by a SIGTERM, as launchers send to those whose peer is dead."""
-    told = rank.signal is None and bool(last_stack(record, rank))
-    return was_ended_by_launcher(rank) or (rank.end == "signalled" and told)
 
 
 def _ended_natively(record: RunRecord, rank: Rank) -> bool:

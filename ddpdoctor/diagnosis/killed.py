@@ -7,7 +7,7 @@ import signal
 
 import msgspec
 
-from ddpdoctor.diagnosis.aborted import CRASHES, Call, call_it_died_in, find_aborted
+from ddpdoctor.diagnosis.aborted import CRASHES, Call, call_it_died_in, find_aborted, was_terminated
 from ddpdoctor.diagnosis.matching import Matcher
 from ddpdoctor.diagnosis.waiting import is_echo
 from ddpdoctor.record.model import Rank, RunRecord
@@ -46,7 +46,7 @@ def killed_rank(record: RunRecord) -> Killed | None:
     Nor is it of a rank that a collective ended which the others were not in: that is a divergence.
     """
     dead = [rank for rank in record.ranks if rank.end == "signalled" and not rank.main_finished]
-    own = [rank for rank in dead if rank.signal not in _BY_HAND]
+    own = [rank for rank in dead if rank.signal not in _BY_HAND and not was_terminated(record, rank)]
     if not own or record.job.stop_reason == "interrupted":
         return None
     if any(rank.exceptions and not is_echo(rank) for rank in record.ranks):
@@ -93,10 +93,10 @@ def _gave_up_before(rank: Rank, time_ns: int) -> bool:
 
 
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
-    """Tell whether the others outlived a rank: they failed for it, are still there, or their hearts beat on."""
+    """Tell whether the others outlived a rank: they failed or were ended for it, are there, or their hearts beat on."""
     others = [rank for rank in record.ranks if rank.rank != first.rank]
     if any(_gave_up_before(rank, last_sign[first.rank]) for rank in others):
         return False
-    lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank)]
+    lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank) or was_terminated(record, rank)]
     beat_on = all(last_sign[rank.rank] - last_sign[first.rank] >= BEATS_APART_NS for rank in others)
     return bool(lived_on) or (bool(others) and beat_on)

@@ -46,6 +46,9 @@ WAIT_ASKED_SELDOM_NS = 30_000_000_000
 """A wait that lasts so long is looked into: the ranks are asked for their stacks every few seconds, later seldom."""
 QUIET_AFTER_NS = 1_000_000_000
 """Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
+LATE_AFTER_NS = 400_000_000
+"""Ranks write their steps five times a second: where the newest step is older none may come, which is looked into as
+soon as they count as quiet."""
 WATCHED_ROWS = 80_000
 """Steps of all ranks together that are kept in memory while a run is watched, twice what the checks look at; …"""
 WHOLE_ROWS = 400_000
@@ -94,6 +97,8 @@ class LiveRun:
         self._has_gaps = False
         self.is_quiet = False
         """Some rank has made no step for a while."""
+        self.quiet_at_ns = 0
+        """When it will be quiet if no step comes; 0 where steps come."""
         self._last_words: dict[int, LastWords | None] = {}
         """Of each process that is gone; None where it left none."""
         self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command)
@@ -114,6 +119,8 @@ class LiveRun:
         self._silence.look(assembly.book, now_ns)
         newest_ns = min(assembly.live.newest_ends_ns(), default=0)
         self.is_quiet = not self._is_over and now_ns - newest_ns > QUIET_AFTER_NS
+        is_late = not self._is_over and not self.is_quiet and now_ns - newest_ns > LATE_AFTER_NS
+        self.quiet_at_ns = newest_ns + QUIET_AFTER_NS if is_late else 0
         assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
         record = self._record(now_ns)
         if assembly.has_gaps and not self._has_gaps:

@@ -136,6 +136,15 @@ def test_a_rank_that_crashed_just_now_is_not_called_killed_before_its_peers_have
     assert finding.code == "DDP703"
 
 
+def test_of_ranks_that_vanish_at_once_the_one_that_no_sigterm_ended_was_killed() -> None:
+    at_work = (SITES[BACKWARD].frames[0],)
+    ended = (terminated(0, at_work),)
+    (finding,) = found(job(), died(0), died(1), steps=(5, 5), stacks=ended)
+    assert (finding.code, finding.ranks) == ("DDP703", (1,))
+    assert found(job(), died(0), died(1), steps=(5, 5)) == [], "of which nothing is known"
+    assert found(job(), died(0), died(1), steps=(5, 5), stacks=(*ended, terminated(1, at_work))) == []
+
+
 def test_a_call_in_which_the_launcher_ended_a_peer_is_named_beside_the_rank_that_died() -> None:
     alone = job()
     alone.call(1, "all_reduce", 1_900.0, 0, size_bytes=8_000_000, site=CALL)
