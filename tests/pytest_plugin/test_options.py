@@ -53,8 +53,8 @@ def test_workers_of_xdist_measure_what_the_ranks_run(tmp_path: Path) -> None:
     )
     assert "every rank failed: assert 0 == 7" in session.messages["test_fails"]
     assert "said on the rank" in session.output
-    missing = json.loads((tmp_path / "coverage.json").read_text())["files"]["ours.py"]["missing_lines"]
-    assert missing == [OURS.splitlines().index('    return "nothing"') + 1]
+    told = json.loads((tmp_path / "coverage.json").read_text())["files"]["ours.py"]
+    assert told["missing_lines"] == [OURS.splitlines().index('    return "nothing"') + 1], (told, session.output)
     assert list(tmp_path.glob(".coverage.*")) == []
 
 
