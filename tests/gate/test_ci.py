@@ -197,7 +197,7 @@ def test_pre_commit_itself_stops_a_broken_commit(repository: Path) -> None:
         PYTHONPATH="",
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.count("DDP101") == 2, done.stdout + done.stderr
+    assert done.stdout.count("missing-distributed-sampler (DDP101)") == 2, done.stdout + done.stderr
     git("checkout", "-q", "main", cwd=repository)
 
 
