@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,6 +32,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """The script ran to its own end."""
     lines: Mapping[str, Mapping[str, str]] = {}
     """By file, relative to the working directory, and function: the digests of its lines, ascending."""
+    later: Mapping[str, Mapping[str, str]] = {}
+    """The same of lines that were reached when only the clock decided how far the script would come."""
     partly: tuple[str, ...] = ()
     """Functions, as ``file:name``, that ran so much that only a part of what they did is known."""
 
@@ -52,26 +54,28 @@ def reach_of(record: RunRecord, root: str) -> Reach | None:
         return None
     run: dict[str, set[int]] = {}
     unwatched: dict[str, set[int]] = {}
+    certain: dict[str, set[int]] = {}
     for row in record.lines:
         run.setdefault(row.file, set()).update(row.lines)
         unwatched.setdefault(row.file, set()).update(row.unwatched)
+        certain.setdefault(row.file, set()).update(row.lines - row.by_chance)
     partly: set[str] = set()
     lines: dict[str, dict[str, str]] = {}
-    for file, numbers in sorted(run.items()):
+    later: dict[str, dict[str, str]] = {}
+    for file in sorted(run):
         path = plain(shown_path(file, root))
         functions = _functions(file)
         if os.path.isabs(path) or functions is None:
             continue
-        by_function: dict[str, set[str]] = {}
-        for number in numbers:
-            if digest := _digest(file, number):
-                by_function.setdefault(_around(functions, number), set()).add(digest)
         partly.update(f"{path}:{_around(functions, number + 1)}" for number in unwatched[file])
-        lines[path] = {name: " ".join(sorted(digests)) for name, digests in sorted(by_function.items())}
+        lines[path] = _digests(file, functions, certain[file])
+        later |= {path: found} if (found := _digests(file, functions, run[file] - certain[file])) else {}
     return Reach(
         late=any(row.late for row in record.lines),
-        ended=all(rank.end == "finished" for rank in record.ranks),
+        # torch 2.13 with gloo sometimes aborts a process whose script has come to its end.
+        ended=all(rank.end == "finished" or rank.main_finished for rank in record.ranks),
         lines=lines,
+        later=later,
         partly=tuple(sorted(partly)),
     )
 
@@ -80,54 +84,40 @@ def lost(before: Reach, now: Reach, root: str) -> Iterator[Lost]:
     """Yield, by function, the statements that were reached before, still stand there, and were not reached now.
 
     Nothing is known to be lost where only the later of two rehearsals misses what ran before training, and nothing
-    is called lost that only leaves. Where the rehearsal ended the script, what would have come after is a matter of
-    time, so that only what is *in* functions that it came to, or inside the lines that it ran, counts.
+    is called lost that only leaves. What the clock decides counts only where both scripts came to their own end.
     """
     if now.late and not before.late:
         return
-    for path, functions in before.lines.items():
+    whole = before.ended and now.ended
+    for path in before.lines.keys() | (before.later.keys() if whole else ()):
         file = os.path.join(root, path)
         known = _functions(file)
         if known is None:
             continue
-        reached = now.lines.get(path, {})
+        agreed = _known(before.lines, path) | (_known(before.later, path) if whole else set())
+        reached = _known(now.lines, path) | _known(now.later, path)
         by_name: dict[str, list[int]] = {}
         for number in _statements(file):
             name = _around(known, number)
-            digest = _digest(file, number)
-            if digest in functions.get(name, "").split() and digest not in reached.get(name, "").split():
+            if (name, _digest(file, number)) in agreed - reached:
                 by_name.setdefault(name, []).append(number)
-        if before.ended and not now.ended:
-            by_name = {name: _before_the_end(numbers, file, known, reached) for name, numbers in by_name.items()}
         for name, numbers in sorted(by_name.items()):
             if numbers and f"{path}:{name}" not in now.partly:
                 location = Location(file=file, line=numbers[0], function=name)
                 yield Lost(location=location, last_line=numbers[-1], function=name, count=len(numbers))
 
 
-def _before_the_end(
-    numbers: Sequence[int], file: str, known: Sequence[tuple[int, int, str]], reached: Mapping[str, str]
-) -> list[int]:
-    """Those of the lines that stand before some line of the same function that was reached."""
-    found = []
+def _digests(file: str, functions: Sequence[tuple[int, int, str]], numbers: Iterable[int]) -> dict[str, str]:
+    """By function the digests of some lines, ascending."""
+    found: dict[str, set[str]] = {}
     for number in numbers:
-        name = _around(known, number)
-        digests = reached.get(name, "").split()
-        last = next((end for _, end, called in known if called == name), 1_000_000)
-        later = (line for line in range(number + 1, last + 1) if _around(known, line) == name)
-        if any(_digest(file, line) in digests for line in _existing(file, later)):
-            found.append(number)
-    return found
+        if digest := _digest(file, number):
+            found.setdefault(_around(functions, number), set()).add(digest)
+    return {name: " ".join(sorted(digests)) for name, digests in sorted(found.items())}
 
 
-def _existing(file: str, numbers: Iterator[int]) -> Iterator[int]:
-    empty = 0
-    for number in numbers:
-        empty = 0 if line_of(file, number).strip() else empty + 1
-        if empty > 200:
-            return
-        if not empty:
-            yield number
+def _known(lines: Mapping[str, Mapping[str, str]], path: str) -> set[tuple[str, str]]:
+    return {(name, digest) for name, digests in lines.get(path, {}).items() for digest in digests.split()}
 
 
 def _functions(file: str) -> list[tuple[int, int, str]] | None:

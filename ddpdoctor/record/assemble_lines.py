@@ -16,6 +16,7 @@ class LineRows:
         self._rank_of = rank_of
         self._lines: dict[tuple[int, str], set[int]] = {}
         self._unwatched: dict[tuple[int, str], set[int]] = {}
+        self._by_chance: dict[tuple[int, str], set[int]] = {}
         self._begun: set[int] = set()
         self._late: set[int] = set()
         self._lost = ""
@@ -38,6 +39,7 @@ class LineRows:
                     file=file,
                     lines=other.lines | lines,
                     unwatched=other.unwatched | self._unwatched.get((pid, file), set()),
+                    by_chance=other.by_chance | self._by_chance.get((pid, file), set()),
                     late=other.late or pid in self._late,
                 )
         return tuple(found[key] for key in sorted(found))
@@ -55,7 +57,10 @@ class LineRows:
 
     def _on_lines(self, pid: int, event: dict[str, Any]) -> None:
         key = (pid, str(event["file"]))
-        self._lines.setdefault(key, set()).update(int(line) for line in event["lines"])
+        new = {int(line) for line in event["lines"]} - self._lines.get(key, set())
+        self._lines.setdefault(key, set()).update(new)
+        if event.get("by_chance"):
+            self._by_chance.setdefault(key, set()).update(new)
         self._unwatched.setdefault(key, set()).update(int(line) for line in event["unwatched"])
 
     def _on_lost(self, pid: int, event: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ _HARMED_BY = {
     "start_before_torch": ("lines",),
     "training_begins": ("lines",),
     "flush": ("lines",),
+    "enough_rehearsed": ("lines",),
     "close": ("lines",),
     "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
     "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),

@@ -13,5 +13,7 @@ class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
     lines: frozenset[int] = frozenset()
     unwatched: frozenset[int] = frozenset()
     """First lines of functions that ran so much that only part of what they did is known."""
+    by_chance: frozenset[int] = frozenset()
+    """Those of ``lines`` that were run first when only the clock decided how far the script would come."""
     late: bool = False
     """Only lines that ran after a model was wrapped or a loader drawn from are known."""

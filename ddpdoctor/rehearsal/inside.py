@@ -91,6 +91,7 @@ class Rehearsal:
         started_s = int(plan["job"]["started_ns"]) / 1e9
         pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
         schedule.on_pace = pace.stepped
+        schedule.on_enough = lambda: journal.guarded(self._lines.enough_rehearsed)
         if plan.get("batch_size"):
             cut_batches(torch, int(plan["batch_size"]))
         loaders = Loaders(journal, schedule, self._ending, torch)

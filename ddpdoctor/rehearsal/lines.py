@@ -32,6 +32,8 @@ class Lines:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._by_chance = False
+        """Only the clock decides how far the script comes."""
         self._new: deque[tuple[str, int]] = deque()
         self._left: deque[tuple[str, int]] = deque()
         """First lines of functions that are watched no longer."""
@@ -94,12 +96,20 @@ class Lines:
         """Write what is new."""
         if self._journal.rank is None:
             return
+        by_chance = self._by_chance
         files: dict[str, tuple[list[int], list[int]]] = {}
         for index, queue in enumerate((self._new, self._left)):
             for name, line in _taken(queue):
                 files.setdefault(name, ([], []))[index].append(line)
         for name, (lines, left) in files.items():
-            self._journal.event("lines", file=os.path.abspath(name), lines=lines, unwatched=left)
+            self._journal.event(
+                "lines", file=os.path.abspath(name), lines=lines, unwatched=left, by_chance=by_chance
+            )
+
+    def enough_rehearsed(self) -> None:
+        """From now on only the clock decides how far the script comes."""
+        self.flush()
+        self._by_chance = True
 
     def _stop(self) -> None:
         """Watch nothing in a forked child."""

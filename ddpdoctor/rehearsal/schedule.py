@@ -103,6 +103,8 @@ class Schedule:
         self._steps_since_draw: dict[int, int] = {}
         self.on_pace: Callable[[float], None] = lambda batches: None
         """Called after each optimizer step with the number of batches that are left of what is trained on."""
+        self.on_enough: Callable[[], None] = lambda: None
+        """Called when what is rehearsed of a training loop was rehearsed."""
 
     def begin(self, loader: int, key: object, main: bool = True, true: Optional[int] = None) -> Trail:
         """A pass begins; ``key`` tells where its loader is made and drawn from, ``true`` how long it would be."""
@@ -223,6 +225,7 @@ class Schedule:
         place.counted_at = self._moments
         place.training_passes += 1
         if place.training_passes <= TRAINING_PASSES and self._is_afterwards() and not self._full:
+            self.on_enough()
             self._ending.in_seconds(AFTERWARDS_S)
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine import ExamineRequest
-from ddpdoctor.gate.baseline import Entry, Rehearsed, write_entries
+from ddpdoctor.gate.baseline import Entry, Rehearsed, read_baseline, write_entries
 from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.run_gate import GateRequest, Mode, run_gate, target_of
 from tests.benchmarks.faults import in_directory
@@ -73,6 +74,8 @@ def gated(mode: Mode = "compare", *, nproc: int = 2, own_limit_s: float | None =
             time_limit_s=TIME_LIMIT_S,
         )
     )
+    if found.exit_code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     return found, time.monotonic() - began
 
 
@@ -135,15 +138,18 @@ def _broken_table(chosen: argparse.Namespace) -> bool:
 
 
 def _budget_table(chosen: argparse.Namespace) -> bool:
-    seen: set[bytes] = set()
+    budgets: set[bytes] = set()
+    files: set[bytes] = set()
     runs = 2 * chosen.runs
     with in_directory() as folder:
         (folder / "train.py").write_text(SCRIPT)
         for _ in range(runs):
             gated("update")
-            seen.add((folder / FILE).read_bytes())
-    print(f"budgets: {len(seen)} different baseline files in {runs} runs")
-    return len(seen) != 1
+            entries = read_baseline(folder / FILE) or {}
+            budgets.add(msgspec.json.encode(entries["train.py"].budget))
+            files.add((folder / FILE).read_bytes())
+    print(f"budgets: {len(budgets)} different, and {len(files)} different baseline files, in {runs} runs")
+    return len(budgets) != 1 or len(files) != 1
 
 
 def _empty(ranks: int) -> Entry:
