@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.diagnosis.killed import may_yet_be_told
 from ddpdoctor.diagnosis.measured_steps import WARM_UP_STEPS, recent
 from ddpdoctor.diagnosis.run_verdict import run_verdict
 from ddpdoctor.diagnosis.steadiness import FEWEST_STEPS
@@ -32,7 +33,7 @@ from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.launch.kept_runs import live_processes
 from ddpdoctor.live_findings import LiveChecks
 from ddpdoctor.monitor.history import HistoryWriter
-from ddpdoctor.monitor.last_standstill import LastStandstill
+from ddpdoctor.monitor.last_standstill import LastStandstill, tells_the_end
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.pace import Pace
 from ddpdoctor.monitor.playback import final_snapshot
@@ -282,6 +283,8 @@ class RunSource:
         if unexplained or (has_news and self._check_pace.is_due(now_ns)):
             with self._check_pace.work(now_ns):
                 found, moved = self._checks.findings(record), steps != self._checked_steps
+                if any(may_yet_be_told(record, rank) for rank in record.ranks):
+                    found = tuple(finding for finding in found if not tells_the_end(finding))
                 self._standing.take(found, now_ns, moved=moved, judged=summarise(record).steps >= FEWEST_STEPS)
             self._checked_steps = steps
         return self._standing.views()

@@ -58,8 +58,6 @@ def killed_rank(record: RunRecord) -> Killed | None:
         return None
     if first.signal is None and not _went_first(first, record, last_sign):
         return None
-    if may_yet_be_told(record, first):
-        return None
     pulse = next((pulse for pulse in record.pulses if pulse.rank == first.rank), None)
     return Killed(
         rank=first.rank,
