@@ -355,6 +355,7 @@ NEW: dict[str, Hang] = {
         ),
         codes=("DDP301",),
         culprits=BOTH,
+        kind="end",  # gloo may end the process at once, for the sizes differ
         ending="term",
     ),
     "mismatched shapes that end the process": Hang(
@@ -408,6 +409,7 @@ NEW: dict[str, Hang] = {
         script=script(call=_IN_A_THREAD, within="if rank == 0 and struck and fault(): dist.all_reduce(value)  # here"),
         codes=("DDP301",),
         culprits=BOTH,
+        kind="end",
     ),
     "Accelerate, started by python": Hang(
         script=_ACCELERATE.replace("\nmain()\n", _DEBUG_LAUNCHER),
