@@ -106,5 +106,5 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
         CHECK,
         record,
         "If they are not needed, remove or freeze them before the wrap; if their use depends on the input, pass "
-        "find_unused_parameters=True. TORCH_DISTRIBUTED_DEBUG=INFO makes torch print their names.",
+        "find_unused_parameters=True.",
     )
