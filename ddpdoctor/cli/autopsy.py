@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.autopsy import AutopsyRequest
 from ddpdoctor.autopsy import autopsy as examine_dead_job
-from ddpdoctor.cli.command import help_option
+from ddpdoctor.cli.command import help_option, paths_argument
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
@@ -18,7 +18,7 @@ from ddpdoctor.report import streams
 
 
 @click.command(add_help_option=False)
-@click.argument("paths", metavar="[PATH...]", nargs=-1)
+@paths_argument("paths", "[PATH...]")
 @click.option("--live", is_flag=True, help="Look at a job that hangs now; PATH is the pid of a launcher or a rank.")
 @click.option("--hosts", multiple=True, metavar="HOSTS", help="With --live: look at the ranks there, over ssh.")
 @click.option("--native", is_flag=True, help="With --live: the C++ stacks, too; each rank stops for about 0.5 s.")

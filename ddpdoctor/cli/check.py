@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.api import checked
-from ddpdoctor.cli.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option
+from ddpdoctor.cli.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option, paths_argument
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.launching import launch_line, script_path
 from ddpdoctor.cli.rehearsal_options import judging_options, rehearsal_options, words
@@ -31,7 +31,7 @@ STDIN = "-"
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
-@click.argument("paths", metavar="[PATH...]", nargs=-1)
+@paths_argument("paths", "[PATH...]")
 @click.option("-m", "--module", metavar="NAME", help="Examine what `python -m NAME` runs, instead of a script.")
 @click.option("--static", is_flag=True, help="Read the source only; run nothing and need no torch.")
 @click.option("--fix", is_flag=True, help="Make the fixes that are safe, and report what is left. Implies --static.")

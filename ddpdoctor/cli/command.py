@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ddpdoctor.errors import UsageError
 from ddpdoctor.report import streams
 
 SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
@@ -30,6 +31,17 @@ def result_option(*names: str, help: str, text: Callable[[click.Context], str]) 
             ctx.exit()
 
     return click.option(*names, is_flag=True, is_eager=True, expose_value=False, help=help, callback=show)
+
+
+def paths_argument(name: str, metavar: str) -> Callable[[Decorated], Decorated]:
+    """Any number of paths, none of them empty: what an unset shell variable leaves would mean the working directory."""
+
+    def refuse_empty(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise UsageError("a path is empty", "A shell variable that is not set leaves it so.")
+        return value
+
+    return click.argument(name, metavar=metavar, nargs=-1, callback=refuse_empty)
 
 
 def help_option() -> Callable[[Decorated], Decorated]:

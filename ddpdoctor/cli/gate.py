@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option
+from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option, paths_argument
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.launching import launch_line, script_path
 from ddpdoctor.cli.rehearsal_options import judging_options, rehearsal_options, words
@@ -41,7 +41,7 @@ def share(value: str | None) -> float | None:
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
-@click.argument("scripts", metavar="[SCRIPT...]", nargs=-1)
+@paths_argument("scripts", "[SCRIPT...]")
 @click.option("-m", "--module", metavar="NAME", help="Examine what `python -m NAME` runs, instead of a script.")
 @click.option("--watch", is_flag=True, help="Run the COMMAND behind `--` itself, and end it as soon as it hangs.")
 @click.option(
