@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ddpdoctor import __version__
-from ddpdoctor.cli import check as check_module
 from ddpdoctor.cli.main import main
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.examine import ExamineRequest
@@ -147,7 +146,7 @@ def test_a_report_that_cannot_be_written_any_more_goes_to_stdout(
         (project / "report.txt").write_text("came meanwhile")
         return examination(result(hang()))
 
-    monkeypatch.setattr(check_module, "examine", examine)
+    monkeypatch.setattr("ddpdoctor.examine.examine", examine)
     assert main(["check", "train.py", "-o", "report.txt"]) == ExitCode.ERROR
     out, err = capsys.readouterr()
     assert "rank-divergent-collective" in out
@@ -263,7 +262,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, project: Path) -> Callable[..., li
                 raise outcome
             return outcome or examination()
 
-        monkeypatch.setattr(check_module, "examine", examine)
+        monkeypatch.setattr("ddpdoctor.examine.examine", examine)
         return requests
 
     return prepare
