@@ -10,6 +10,7 @@ import threading
 import time
 
 from ..record import layout
+from ..record.writer import CollectiveRing
 from .journal import Journal
 from .user_code import all_frames
 
@@ -126,6 +127,19 @@ def write_stacks(journal: Journal, main: int) -> None:
                 daemon=ident not in lasting,
                 frames=all_frames(frame),
             )
+
+
+def log_as_rank(journal: Journal, rank: int) -> bool:
+    """Log the collectives of this process from now on, and say that it lives; False where no ring can be made."""
+    journal.rank = rank
+    if journal.ring is None:
+        try:
+            journal.ring = CollectiveRing(journal.run_directory)
+        except OSError as error:
+            journal.event("probe_fault", where="ring", text=repr(error))
+            return False
+        Heartbeat(journal).start()
+    return True
 
 
 def register_for_stacks(run_directory: str) -> None:

@@ -7,11 +7,10 @@ from typing import Any, Optional
 
 from ..probe.callers import calling_frame
 from ..probe.groups import GroupBook, Groups
-from ..probe.heartbeat import Heartbeat
+from ..probe.heartbeat import log_as_rank
 from ..probe.journal import Journal
 from ..probe.process import ProcessEnd
 from ..probe.settings import Settings
-from ..record.writer import CollectiveRing
 from . import no_touch, overlay_limits
 from .accesses import Accesses
 from .audit import listen
@@ -139,15 +138,8 @@ class Rehearsal:
 
     def _world_made(self, rank: int, world_size: int) -> None:
         """This process is a rank: log its collectives from now on, and say that it lives."""
-        journal = self._journal
-        journal.rank = rank
-        if journal.ring is None:
-            try:
-                journal.ring = CollectiveRing(journal.run_directory)
-            except OSError as error:
-                journal.event("probe_fault", where="ring", text=repr(error))
-                return
-            Heartbeat(journal).start()
+        if not log_as_rank(self._journal, rank):
+            return
         if self._tap is not None:
             self._tap.install()
         if self._groups is not None:

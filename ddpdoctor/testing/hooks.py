@@ -6,10 +6,9 @@ import os
 from typing import Any
 
 from ddpdoctor.probe.groups import GroupBook, Groups
-from ddpdoctor.probe.heartbeat import Heartbeat, register_for_stacks
+from ddpdoctor.probe.heartbeat import log_as_rank, register_for_stacks
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.process import ProcessEnd
-from ddpdoctor.record.writer import CollectiveRing
 from ddpdoctor.rehearsal.accesses import Accesses
 from ddpdoctor.rehearsal.audit import listen
 from ddpdoctor.rehearsal.ending import Ending
@@ -94,15 +93,8 @@ class RankHooks:
 
     def _world_made(self, rank: int, world_size: int) -> None:
         """The process group is there: log its collectives from now on, and say that this rank lives."""
-        journal = self.journal
-        journal.rank = rank
-        if journal.ring is None:
-            try:
-                journal.ring = CollectiveRing(journal.run_directory)
-            except OSError as error:
-                journal.event("probe_fault", where="ring", text=repr(error))
-                return
-            Heartbeat(journal).start()
+        if not log_as_rank(self.journal, rank):
+            return
         self._groups.note_world()
 
 
