@@ -44,8 +44,8 @@ def _named(one: Incident, runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], s
 
 
 def _of_script(path: Path) -> tuple[str, ...]:
-    from ddpdoctor.source.gaps import deep_recursion
     from ddpdoctor.source.parameter_names import parameter_names
+    from ddpdoctor.source.recursion import deep_recursion
     from ddpdoctor.source.script import script_at
 
     try:

@@ -11,7 +11,8 @@ import msgspec
 from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
 from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
 from ddpdoctor.registry import CatalogueEntry, load
-from ddpdoctor.source.gaps import deep_recursion, take_gap
+from ddpdoctor.source.gaps import take_gap
+from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.words import mentions_any
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.idle_broadcasts import idle_broadcasts
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script import Script
-from ddpdoctor.source.wraps import idle_broadcasts
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -6,15 +6,13 @@ import ast
 import re
 from collections.abc import Mapping
 
-from ddpdoctor.source.environment import WORLD_SIZE
+from ddpdoctor.source.accelerate_attributes import ACCELERATOR
 from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, exact_lanes
 from ddpdoctor.source.values import (
     AGREED,
     OPAQUE,
     Built,
     Choice,
-    Const,
     External,
     Instance,
     Items,
@@ -26,23 +24,7 @@ from ddpdoctor.source.values import (
 from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODEL_LIBRARY
 from ddpdoctor.source.wraps import wrap
 
-ACCELERATOR = "accelerate.Accelerator"
-_STATES = frozenset({ACCELERATOR, "accelerate.PartialState", "accelerate.state.PartialState"})
-_ATTRIBUTES: Mapping[str, Value] = {
-    "is_main_process": exact_lanes(FIRST),
-    "is_local_main_process": exact_lanes(tuple(local == 0 for local in LOCAL_RANK)),
-    "is_last_process": exact_lanes(tuple(rank == GLOBAL_RANK[-1] for rank in GLOBAL_RANK)),
-    "process_index": exact_lanes(GLOBAL_RANK),
-    "local_process_index": exact_lanes(LOCAL_RANK),
-    "num_processes": WORLD_SIZE,
-    "use_distributed": Const(True),
-}
 _MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
-
-
-def attribute(value: Built, name: str) -> Value | None:
-    """An attribute of an Accelerator, as the four ranks have it; None for one that tells no rank."""
-    return _ATTRIBUTES.get(name) if value.name in _STATES else None
 
 
 def method(

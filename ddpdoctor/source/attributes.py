@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ddpdoctor.source import accelerate_attributes
 from ddpdoctor.source.environment import WORLD_SIZE
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import last_name
@@ -67,13 +68,11 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         if stored is not None:
             return stored
         machine.missed.add(f".{name}")
-        from ddpdoctor.source import accelerate_calls
-
         derived_class = machine.loader_classes.get(value.number)
         found = class_attribute(machine, derived_class, name) if derived_class is not None else None
         if isinstance(found, Function):
             return bound_to(found, value)
-        return accelerate_calls.attribute(value, name) or _of_built(machine, value, name)
+        return accelerate_attributes.attribute(value, name) or _of_built(machine, value, name)
     if isinstance(value, Lanes):
         return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
     if isinstance(value, Choice):
@@ -245,9 +244,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if isinstance(found, Function):
         decorators = {last_name(entry) for entry in getattr(found.node, "decorator_list", ())}
         if decorators & {"property", "cached_property"}:
-            from ddpdoctor.source.calls import call_function
-
-            return call_function(machine, found.node, bound_to(found, value), [], {})
+            return machine.call_function(machine, found.node, bound_to(found, value), [], {})
         return bound_to(found, value.cls if "classmethod" in decorators else value)
     is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
     return Unknown(opaque=True) if is_field else found

@@ -50,6 +50,7 @@ from ddpdoctor.source.values import (
     options_of,
 )
 from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, OPTIMIZER
+from ddpdoctor.source.wraps import call_wrapped
 
 MAXIMUM_RECURSION = 1
 _OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
@@ -211,8 +212,6 @@ def _worth_calling(machine: Machine, value: Instance) -> bool:
 def _call_built(
     machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
-    from ddpdoctor.source.wraps import call_wrapped
-
     if value.name == DDP:
         return call_wrapped(machine, node, value, positional, named, complete)
     return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))

@@ -12,19 +12,24 @@ from ddpdoctor.source.targets import overwrite
 from ddpdoctor.source.values import (
     UNIFORM,
     Bound,
+    Built,
+    Choice,
     Const,
     External,
     Function,
+    Instance,
     Items,
     Lanes,
     Mapped,
     ProjectClass,
+    Unknown,
     Value,
     constant,
     derived,
     is_varying,
     join,
 )
+from ddpdoctor.source.vocabulary import DATA_LOADER
 
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
@@ -86,3 +91,26 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
     for other in receiver.values:
         item = join(other, item)
     return Items((item,), open=True)
+
+
+def item_of(entry: Value) -> Value:
+    """One item of an iterable of one rank, for any of its items."""
+    if isinstance(entry, Items):
+        if len(entry.values) == 1:
+            return entry.values[0]
+        if entry.values and all(isinstance(value, Instance) for value in entry.values):
+            return reduce(join, entry.values)
+        return derived(entry.values)
+    if isinstance(entry, Built) and entry.name == DATA_LOADER:
+        return Unknown(varying=True, tags=frozenset({("batch", entry.number)}))
+    if isinstance(entry, Choice):
+        item: Value | None = None
+        for option in entry.options:
+            if not isinstance(option, Items) or option.values:
+                item = join(item, item_of(option))
+        return item or UNIFORM
+    if isinstance(entry, Unknown):
+        batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)
+        varying = entry.varying or any(tag[0] == "batch" for tag in batches)
+        return Unknown(varying, False, batches)
+    return derived((entry,))

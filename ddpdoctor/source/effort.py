@@ -25,6 +25,8 @@ ALIKE_STEPS = 120
 """Statements and expressions in those walks: smaller functions cost less than it takes to remember them."""
 MAXIMUM_DEPTH = 40
 """Calls within calls."""
+MAXIMUM_BARREN_WALKS = 4
+"""Walks after which a function that never did anything of interest is passed over."""
 LONGEST_KEPT = 50
 """Collectives and branches of a walk that are kept to stand for later calls."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 
 from ddpdoctor.source.attributes import attribute_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.calls import call, call_function, context_function
-from ddpdoctor.source.containers import one_of_classes
+from ddpdoctor.source.containers import item_of, one_of_classes
 from ddpdoctor.source.environment import is_set, variable
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_attribute
@@ -26,7 +25,6 @@ from ddpdoctor.source.values import (
     UNIFORM,
     Bound,
     Built,
-    Choice,
     Const,
     External,
     Function,
@@ -46,10 +44,8 @@ from ddpdoctor.source.values import (
     lanes_of,
     truth,
 )
-from ddpdoctor.source.vocabulary import DATA_LOADER
 
 ENVIRONMENT = External("os.environ")
-BUILTINS = {name: External(f"builtins.{name}") for name in (*dir(builtins), "exit", "quit")}
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
@@ -75,7 +71,7 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
     """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
     if iterable.__class__ is not Lanes:
         count = len(iterable.values) if isinstance(iterable, Items) and not iterable.open else None
-        return item_of(machine, iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
+        return item_of(iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
     turns: list[int | None] = []
     empty = 0
     for rank in RANKS:
@@ -84,7 +80,7 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
         turns.append(count)
         if count == 0:
             empty |= 1 << rank
-    return by_rank(lambda entry: item_of(machine, entry), iterable), turns, empty
+    return by_rank(lambda entry: item_of(entry), iterable), turns, empty
 
 
 def opened(machine: Machine, node: ast.expr) -> Value:
@@ -96,29 +92,6 @@ def opened(machine: Machine, node: ast.expr) -> Value:
             items = call_function(machine, node, bound_to(method, value), [], {})
             return items if isinstance(items, Items) else value
     return value
-
-
-def item_of(machine: Machine, entry: Value) -> Value:
-    """One item of an iterable of one rank, for any of its items."""
-    if isinstance(entry, Items):
-        if len(entry.values) == 1:
-            return entry.values[0]
-        if entry.values and all(isinstance(value, Instance) for value in entry.values):
-            return reduce(join, entry.values)
-        return derived(entry.values)
-    if isinstance(entry, Built) and entry.name == DATA_LOADER:
-        return Unknown(varying=True, tags=frozenset({("batch", entry.number)}))
-    if isinstance(entry, Choice):
-        item: Value | None = None
-        for option in entry.options:
-            if not isinstance(option, Items) or option.values:
-                item = join(item, item_of(machine, option))
-        return item or UNIFORM
-    if isinstance(entry, Unknown):
-        batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)
-        varying = entry.varying or any(tag[0] == "batch" for tag in batches)
-        return Unknown(varying, False, batches)
-    return derived((entry,))
 
 
 def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
@@ -134,35 +107,9 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     frame = machine.frames[-1]
     names = machine.store.owners.get(frame.scope)
     known = names.get(name) if names is not None and name not in frame.globals else None
-    value = known if known is not None else lookup(machine, name)
+    value = known if known is not None else machine.lookup(name)
     kind = value.__class__
     return seeded(machine, name, value) if kind is Unknown or kind is Bound else value
-
-
-def lookup(machine: Machine, name: str) -> Value:
-    """The value of a name in the scopes of the present function."""
-    frame = machine.frames[-1]
-    owners = machine.store.owners
-    names = owners.get(frame.scope)
-    if names is not None and (value := names.get(name)) is not None and name not in frame.globals:
-        return value
-    machine.missed.add(name)
-    if name not in frame.globals:
-        for scope in frame.scopes[1:]:
-            names = owners.get(scope)
-            if names is not None and (value := names.get(name)) is not None:
-                return value
-    names = owners.get(machine.scope_modules.get(frame.module.name, -1))
-    if names is not None and (value := names.get(name)) is not None:
-        return value
-    if name == "__name__":
-        return Const(frame.module.name)
-    if name == "__file__":
-        return Const(str(frame.module.path))
-    if name in BUILTINS:
-        return BUILTINS[name]
-    full = frame.module.aliases.get(name)
-    return External(full) if full else OPAQUE
 
 
 def _constant(machine: Machine, node: ast.Constant) -> Value:

@@ -181,9 +181,7 @@ def call_method(
             return known
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
-        from ddpdoctor.source.calls import call_function
-
-        return call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
+        return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
     return _plain_method(machine, node, function, arguments)
 
 
@@ -284,8 +282,6 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
 def _call_super(
     machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named, complete: bool
 ) -> Value:
-    from ddpdoctor.source.calls import call_function
-
     owner = machine.frame.owner.owner if machine.frame.owner is not None else None
     if owner is None:
         return UNIFORM
@@ -299,7 +295,7 @@ def _call_super(
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
-                return call_function(machine, node, bound_to(method, receiver), positional, named, complete)
+                return machine.call_function(machine, node, bound_to(method, receiver), positional, named, complete)
     return derived([*positional, *named.values()])
 
 
@@ -443,10 +439,8 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
 
 
 def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    from ddpdoctor.source.calls import apply
-
     if positional and isinstance(positional[0], (Function, Partial, Choice)):
-        return apply(machine, node, positional[0], [], {}, complete=False)
+        return machine.apply(machine, node, positional[0], [], {}, complete=False)
     return OPAQUE
 
 

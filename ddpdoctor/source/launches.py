@@ -26,8 +26,6 @@ def start_process(machine: Machine, node: ast.AST, positional: list[Value], name
 
 
 def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
-    from ddpdoctor.source.calls import apply
-
     target = next((option for option in options_of(function) if isinstance(option, (Function, Partial, Bound))), None)
     if target is None:
         return
@@ -44,7 +42,7 @@ def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Valu
     parent, machine.in_parent = machine.in_parent, False
     gone, raised, mask = machine.gone, machine.raised, machine.mask
     try:
-        apply(machine, node, target, positional, {}, complete=known)
+        machine.apply(machine, node, target, positional, {}, complete=known)
     finally:
         machine.in_parent = parent
         machine.gone, machine.raised, machine.mask = gone, raised, mask

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddpdoctor.source.attributes import promised_by_name
+from ddpdoctor.source.containers import item_of
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.own_data import COUNTED, OWN_KINDS, agrees_by_name, members_of, origin_of
 from ddpdoctor.source.tensors import TENSOR_CALLS
@@ -120,11 +121,9 @@ def _is_zip(value: Items) -> bool:
 
 def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """``zip``: tuples whose parts keep apart where they come from."""
-    from ddpdoctor.source.expressions import item_of
-
     if not positional or any(isinstance(value, Lanes) for value in positional):
         return _same_items("zip", machine, node, positional, named, complete)
-    return Items((Items(tuple(item_of(machine, value) for value in positional)),), open=True)
+    return Items((Items(tuple(item_of(value) for value in positional)),), open=True)
 
 
 def _same_items(

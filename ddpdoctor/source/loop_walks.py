@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
-from ddpdoctor.source.machine import Machine, Sinks
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.store import Cell
+from ddpdoctor.source.trace import Sinks
 from ddpdoctor.source.values import Const, Lanes, TensorSize, Value, join, lanes_of
 
 Turn = Callable[[], None]

@@ -8,14 +8,13 @@ behind.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.source.effort import Effort
+from ddpdoctor.source.effort import MAXIMUM_BARREN_WALKS, Effort
 from ddpdoctor.source.frames import CallFrame, LoopFrame
 from ddpdoctor.source.mentions import Mentions, mentions_of
-from ddpdoctor.source.own_data import mark_decided, own_test
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.signatures import Signature
 from ddpdoctor.source.store import Cell, Store
@@ -30,13 +29,21 @@ from ddpdoctor.source.trace import (
     Jump,
     Loop,
     OwnTest,
+    Part,
+    Sinks,
+    all_raise,
     branch_of,
     settle,
+    wider,
 )
 from ddpdoctor.source.values import (
     ALL_LANES,
+    BUILTINS,
+    OPAQUE,
     RANKS,
     Built,
+    Const,
+    External,
     Lanes,
     ProjectClass,
     Value,
@@ -47,25 +54,32 @@ from ddpdoctor.source.values import (
     truth,
 )
 
-if TYPE_CHECKING:
-    from ddpdoctor.source.parts import Part
-
-MAXIMUM_BARREN_WALKS = 4
-"""Walks after which a function that never did anything of interest is passed over."""
-Sinks = list[list[Item]]
 Evaluate = Callable[["Machine", ast.expr], Value]
-"""What walks expressions: calls are walked by what it needs itself."""
 Execute = Callable[["Machine", Sequence[ast.stmt]], None]
-"""What walks statements."""
+Apply = Callable[..., Value]
+OwnTestOf = Callable[["Machine", ast.AST, Value], OwnTest | None]
+MarkDecided = Callable[[Store, Iterable[Cell]], None]
+"""What walks expressions, statements and calls, and judges conditions; injected, for all of it uses the state."""
 
 
 class Machine:
     """Four ranks, their variables, and what they did so far."""
 
-    def __init__(self, script: Script, spawns: bool, evaluate: Evaluate, execute: Execute) -> None:
+    def __init__(
+        self,
+        script: Script,
+        spawns: bool,
+        evaluate: Evaluate,
+        execute: Execute,
+        apply: Apply,
+        call_function: Apply,
+        own_test: OwnTestOf,
+        mark_decided: MarkDecided,
+    ) -> None:
         self.script = script
-        self.evaluate = evaluate
-        self.execute = execute
+        self.evaluate, self.execute = evaluate, execute
+        self.apply, self.call_function = apply, call_function
+        self.own_test, self.mark_decided = own_test, mark_decided
         self.spawns = spawns
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
@@ -168,6 +182,31 @@ class Machine:
         else:
             self.store.set(owner, name, value, self.mask)
 
+    def lookup(self, name: str) -> Value:
+        """The value of a name in the scopes of the present function."""
+        frame = self.frames[-1]
+        owners = self.store.owners
+        names = owners.get(frame.scope)
+        if names is not None and (value := names.get(name)) is not None and name not in frame.globals:
+            return value
+        self.missed.add(name)
+        if name not in frame.globals:
+            for scope in frame.scopes[1:]:
+                names = owners.get(scope)
+                if names is not None and (value := names.get(name)) is not None:
+                    return value
+        names = owners.get(self.scope_modules.get(frame.module.name, -1))
+        if names is not None and (value := names.get(name)) is not None:
+            return value
+        if name == "__name__":
+            return Const(frame.module.name)
+        if name == "__file__":
+            return Const(str(frame.module.path))
+        if name in BUILTINS:
+            return BUILTINS[name]
+        full = frame.module.aliases.get(name)
+        return External(full) if full else OPAQUE
+
     @property
     def mentions(self) -> Mentions:
         """What the functions of the script may lead to."""
@@ -236,7 +275,7 @@ class Machine:
         )
         if not self.quiet:
             previous = self.events.get(ordinal)
-            self.events[ordinal] = event if previous is None else _wider(previous, event)
+            self.events[ordinal] = event if previous is None else wider(previous, event)
         if in_tree:
             for rank in RANKS:
                 if self.mask >> rank & 1:
@@ -280,7 +319,7 @@ class Machine:
         if unknown == start:
             if any(kind == "remainder" for kind, _ in tags_of(value)):
                 self.counting.add(test)
-            own = own_test(self, test, self._present(value))
+            own = self.own_test(self, test, self._present(value))
             self.fork([when_true, when_false], test, varying=is_varying(value), own=own)
             return
         if yes == start:
@@ -356,11 +395,11 @@ class Machine:
                 outer[rank].append(branch)
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
-            if not reached and living and not _all_raise(sinks, start):
+            if not reached and living and not all_raise(sinks, start):
                 self._leave_behind(written, sinks, start)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind != "files":
-            mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
+            self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
         self.mask = 0
         for _, reached, _ in outcomes:
             self.mask |= reached
@@ -458,34 +497,3 @@ class Machine:
                 if loop is None or items != previous or turns[rank] != loop.turns:
                     loop, previous = Loop(tuple(items), turns[rank], node, test=own), items
                 self.sinks[rank].append(loop)
-
-
-def _wider(previous: Event, event: Event) -> Event:
-    return Event(
-        ordinal=event.ordinal,
-        kind=event.kind,
-        name=event.name,
-        node=event.node,
-        module=event.module,
-        function=event.function,
-        chain=event.chain,
-        ranks=previous.ranks | event.ranks,
-        guards=event.guards,
-        undecided=event.undecided,
-        loops=event.loops,
-        positional=event.positional,
-        named=event.named,
-        complete=event.complete,
-        receiver=event.receiver,
-        gradients=event.gradients,
-        in_parent=event.in_parent,
-        root=event.root,
-        scopes=event.scopes,
-        contexts=event.contexts,
-    )
-
-
-def _all_raise(sinks: Sinks, ranks: int) -> bool:
-    """Whether the arm ended by an exception on every rank that took it."""
-    ends = [sink[-1] if sink else None for rank, sink in enumerate(sinks) if ranks >> rank & 1]
-    return all(isinstance(end, Jump) and end.kind == "raise" for end in ends)

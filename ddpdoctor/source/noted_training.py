@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ddpdoctor.source.buffers import parts_of_module
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.values import Built, Instance, Value, tagged
 from ddpdoctor.source.vocabulary import DDP
-
-if TYPE_CHECKING:
-    from ddpdoctor.source.machine import Machine
 
 
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:

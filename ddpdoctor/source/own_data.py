@@ -9,15 +9,14 @@ import ast
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.mentions import adds_key
 from ddpdoctor.source.nodes import descend
 from ddpdoctor.source.store import Cell, Store
 from ddpdoctor.source.trace import OwnKind, OwnTest
 from ddpdoctor.source.values import (
-    UNIFORM,
     Bound,
     Built,
     Choice,
@@ -35,9 +34,6 @@ from ddpdoctor.source.values import (
     tags_of,
 )
 from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, speaks_of_ranks
-
-if TYPE_CHECKING:
-    from ddpdoctor.source.machine import Machine
 
 DECIDED: Tag = ("own", 0)
 """Of a value that depends on what a rank decided by itself."""
@@ -119,14 +115,6 @@ def members_of(name: str, result: Unknown) -> Unknown:
 def makes_members(name: str) -> bool:
     """Whether a function is ``set``, ``unique`` or the like, by its full name."""
     return name.rpartition(".")[2] in _MEMBERS
-
-
-def forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
-    """The number that ``enumerate`` puts before an item is the same on every rank."""
-    if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
-        from ddpdoctor.source.targets import assign_to
-
-        assign_to(machine, target.elts[0], UNIFORM)
 
 
 def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
@@ -228,11 +216,9 @@ def _seeds(machine: Machine) -> bool:
 
 
 def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
-    from ddpdoctor.source.expressions import lookup
-
     for inner in descend(node):
         if isinstance(inner, ast.Name):
-            yield from tags_of(lookup(machine, inner.id))
+            yield from tags_of(machine.lookup(inner.id))
 
 
 def _varies(machine: Machine, node: ast.AST) -> bool:
@@ -251,16 +237,12 @@ def _varies(machine: Machine, node: ast.AST) -> bool:
 
 
 def _name_varies(machine: Machine, name: str) -> bool:
-    from ddpdoctor.source.expressions import lookup
-
-    return is_varying(lookup(machine, name))
+    return is_varying(machine.lookup(name))
 
 
 def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:
-    from ddpdoctor.source.expressions import lookup
-
     if isinstance(node.value, ast.Name):
-        owner = lookup(machine, node.value.id)
+        owner = machine.lookup(node.value.id)
         kept = [
             stored
             for option in options_of(owner)
@@ -292,14 +274,12 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
 
 def _runs_project_code(machine: Machine, function: ast.expr) -> bool:
     """Whether a called name is a function of the project, whose result was read."""
-    from ddpdoctor.source.expressions import lookup
-
     root = function
     while isinstance(root, ast.Attribute):
         root = root.value
     if not isinstance(root, ast.Name):
         return False
-    value = lookup(machine, root.id)
+    value = machine.lookup(root.id)
     return not isinstance(value, (Unknown, Bound, Const)) and not tags_of(value)
 
 

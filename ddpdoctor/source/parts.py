@@ -9,11 +9,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import descend, last_name
+from ddpdoctor.source.trace import Part
 from ddpdoctor.source.values import (
     Const,
     Lanes,
@@ -47,17 +46,6 @@ _NO_DATA = re.compile(
 """In the names of numbers that are divided by the number of ranks without saying anything about the data."""
 _EVEN = re.compile(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
 """In the names of a script that makes the parts equal."""
-
-
-class Part(msgspec.Struct, frozen=True, eq=False):
-    """Where ranks take parts of some data for themselves."""
-
-    node: ast.AST
-    module: Module
-    with_rest: bool = False
-    """The last rank gets another number of items than the others."""
-    items: int | None = None
-    """How many items are divided, where the source says so."""
 
 
 def part_tags(value: Value) -> frozenset[int]:

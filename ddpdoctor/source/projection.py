@@ -9,12 +9,16 @@ from functools import cached_property, partial
 
 import msgspec
 
+from ddpdoctor.source.attributes import bound_to, class_attribute
+from ddpdoctor.source.calls import apply, call_function, construct
 from ddpdoctor.source.expressions import evaluate
 from ddpdoctor.source.frames import CallFrame
-from ddpdoctor.source.gaps import deep_recursion, note_gap
+from ddpdoctor.source.gaps import note_gap
 from ddpdoctor.source.imports import run_module
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
+from ddpdoctor.source.own_data import mark_decided, own_test
+from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script import Script
 from ddpdoctor.source.statements import execute
 from ddpdoctor.source.trace import Event, EventKind, Exit, Item, Tree, settle
@@ -109,7 +113,16 @@ def whole_projection(script: Script) -> Projection:
 
 
 def _project(script: Script) -> Projection:
-    machine = Machine(script, spawns=script.spawns_ranks is not None, evaluate=evaluate, execute=execute)
+    machine = Machine(
+        script,
+        spawns=script.spawns_ranks is not None,
+        evaluate=evaluate,
+        execute=execute,
+        apply=apply,
+        call_function=call_function,
+        own_test=own_test,
+        mark_decided=mark_decided,
+    )
     walks: list[Walk] = []
     try:
         with deep_recursion():
@@ -142,9 +155,6 @@ def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast
 
 
 def _call_root(machine: Machine, entry: Module, root: ast.FunctionDef | ast.ClassDef) -> None:
-    from ddpdoctor.source.attributes import bound_to, class_attribute
-    from ddpdoctor.source.calls import apply, construct
-
     scope = machine.scope_modules[entry.name]
     value = machine.store.get(scope, root.name)
     machine.in_parent, machine.root = False, root.name

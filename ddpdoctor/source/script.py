@@ -12,9 +12,9 @@ import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.source.facts import SourceFact, cuda_demand, rank_launch
-from ddpdoctor.source.gaps import deep_recursion
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.project import Finder, Surroundings, find_main
+from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source_text import decoded
 
 MAXIMUM_MODULES = 300

@@ -12,7 +12,7 @@ from ddpdoctor.source.imports import run_import
 from ddpdoctor.source.loop_walks import first_walk
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.nodes import descend
-from ddpdoctor.source.own_data import forget_counter, own_iterable, own_test
+from ddpdoctor.source.own_data import COUNTED, own_iterable, own_test
 from ddpdoctor.source.targets import assign_to, forget
 from ddpdoctor.source.trace import ContextAround, Jump, LoopAround, OwnTest
 from ddpdoctor.source.values import (
@@ -20,6 +20,7 @@ from ddpdoctor.source.values import (
     NO_SYNC,
     NONE,
     RANKS,
+    UNIFORM,
     Bound,
     Const,
     External,
@@ -29,6 +30,7 @@ from ddpdoctor.source.values import (
     Value,
     by_rank,
     derived,
+    tags_of,
 )
 
 
@@ -92,7 +94,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
 
         def turn() -> None:
             assign_to(machine, statement.target, item)
-            forget_counter(machine, statement.target, iterable)
+            _forget_counter(machine, statement.target, iterable)
             execute(machine, statement.body)
 
         if empty & start:
@@ -103,6 +105,12 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
             _loop(machine, around, turn, turns, lambda: own)
     machine.mask |= empty & start
     execute(machine, statement.orelse)
+
+
+def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
+    """The number that ``enumerate`` puts before an item is the same on every rank."""
+    if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
+        assign_to(machine, target.elts[0], UNIFORM)
 
 
 def _at_most_one(turns: Sequence[int | None]) -> bool:

@@ -8,6 +8,7 @@ from ddpdoctor.source.attributes import bound_to
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.values import Built, Function, Instance, ProjectClass, Value
 from ddpdoctor.source.vocabulary import DDP
+from ddpdoctor.source.wraps import wrap
 
 _HANDS_ON = "__getattr__"
 _ADDED = frozenset({"__init__", _HANDS_ON})
@@ -37,13 +38,10 @@ def wrap_by_class(
     complete: bool,
 ) -> Value:
     """Construct DDP through such a class; an object whose constructor wraps nothing stays what it is."""
-    from ddpdoctor.source.calls import call_function
-    from ddpdoctor.source.wraps import wrap
-
     if any(getattr(statement, "name", "") == _HANDS_ON for statement in instance.cls.node.body):
         machine.handing_on.add(instance.number)
     if isinstance(constructor, Function):
-        call_function(machine, node, bound_to(constructor, instance), positional, named, complete)
+        machine.call_function(machine, node, bound_to(constructor, instance), positional, named, complete)
     else:
         wrap(machine, node, positional, named, complete, number=instance.number)
     # What a walk does that is taken back is not kept.

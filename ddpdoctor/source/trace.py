@@ -146,6 +146,17 @@ class OwnTest(msgspec.Struct, frozen=True, eq=False):
     """Lines of the call chain, innermost first."""
 
 
+class Part(msgspec.Struct, frozen=True, eq=False):
+    """Where ranks take parts of some data for themselves."""
+
+    node: ast.AST
+    module: Module
+    with_rest: bool = False
+    """The last rank gets another number of items than the others."""
+    items: int | None = None
+    """How many items are divided, where the source says so."""
+
+
 class Branch(msgspec.Struct, frozen=True, eq=False):
     """Alternatives of which a condition, the same on all ranks, takes one."""
 
@@ -309,3 +320,39 @@ def _returns(tree: Tree) -> bool:
         or (isinstance(item, Branch) and item.leaves and any(_returns(arm) for arm in item.arms))
         for item in tree
     )
+
+
+Sinks = list[list[Item]]
+"""What each rank did so far."""
+
+
+def wider(previous: Event, event: Event) -> Event:
+    """An event that happened on the ranks of a previous one, too."""
+    return Event(
+        ordinal=event.ordinal,
+        kind=event.kind,
+        name=event.name,
+        node=event.node,
+        module=event.module,
+        function=event.function,
+        chain=event.chain,
+        ranks=previous.ranks | event.ranks,
+        guards=event.guards,
+        undecided=event.undecided,
+        loops=event.loops,
+        positional=event.positional,
+        named=event.named,
+        complete=event.complete,
+        receiver=event.receiver,
+        gradients=event.gradients,
+        in_parent=event.in_parent,
+        root=event.root,
+        scopes=event.scopes,
+        contexts=event.contexts,
+    )
+
+
+def all_raise(sinks: Sinks, ranks: int) -> bool:
+    """Whether the arm ended by an exception on every rank that took it."""
+    ends = [sink[-1] if sink else None for rank, sink in enumerate(sinks) if ranks >> rank & 1]
+    return all(isinstance(end, Jump) and end.kind == "raise" for end in ends)

@@ -11,9 +11,9 @@ from ddpdoctor.source.attributes import base_names, class_attribute
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.module import Module
 from ddpdoctor.source.nodes import children_of, descend, last_name
-from ddpdoctor.source.parts import Part, as_written, may_even_out, part_tags
+from ddpdoctor.source.parts import as_written, may_even_out, part_tags
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.trace import Event, LoopAround
+from ddpdoctor.source.trace import Event, LoopAround, Part
 from ddpdoctor.source.training import feedings, through_ddp
 from ddpdoctor.source.values import ALL_LANES, NONE, Const, Function, Instance, Items, Value, constant, options_of
 

@@ -7,6 +7,7 @@ every rank) or varying.
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -391,3 +392,7 @@ def truth(value: Value) -> bool | None:
         outcomes = {truth(option) for option in value.options}
         return outcomes.pop() if len(outcomes) == 1 else None
     return None
+
+
+BUILTINS = {name: External(f"builtins.{name}") for name in (*dir(builtins), "exit", "quit")}
+"""What a name without an assignment or an import means."""

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.finding import Location
-from ddpdoctor.source.buffers import constant_buffers, has_buffers
+from ddpdoctor.source.buffers import has_buffers
 from ddpdoctor.source.machine import Machine
 from ddpdoctor.source.noted_training import note_wrap
 from ddpdoctor.source.own_data import chooses_keys
@@ -29,46 +24,6 @@ from ddpdoctor.source.values import (
     tags_of,
 )
 from ddpdoctor.source.vocabulary import DDP
-
-if TYPE_CHECKING:
-    from ddpdoctor.source.projection import Projection
-
-BROADCAST_POSITION = 4
-"""Position of ``broadcast_buffers`` among DDP's arguments."""
-
-
-class IdleBroadcast(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrap that broadcasts buffers which nothing changes."""
-
-    location: Location
-    names: tuple[str, ...]
-    size_bytes: int
-    exact: bool
-    """The size of every buffer is known; otherwise ``size_bytes`` is the sum of those that are."""
-    registered: tuple[Location, ...]
-    """Where each buffer is registered."""
-
-
-def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
-    """Wraps with the default synchronisation of buffers, of modules that only their constructors give buffers."""
-    for made in projection.of_kind("wrap"):
-        options = ("broadcast_buffers", "forward_sync_buffers")
-        if (
-            not made.complete
-            or len(made.positional) > BROADCAST_POSITION
-            or any(name in made.named for name in options)
-        ):
-            continue
-        module = made.argument("module", 0)
-        buffers = constant_buffers(projection.machine, module) if module is not None else None
-        if buffers is not None:
-            yield IdleBroadcast(
-                location=made.module.location(made.node),
-                names=buffers.names,
-                size_bytes=buffers.size_bytes,
-                exact=buffers.exact,
-                registered=buffers.locations,
-            )
 
 
 def wrap(
@@ -93,8 +48,6 @@ def call_wrapped(
     machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
     """A forward through DDP; it broadcasts buffers when the module has some and gradients are recorded."""
-    from ddpdoctor.source.calls import apply
-
     made = machine.object(value)
     module = made.argument("module", 0) if made is not None else None
     tags = frozenset({("ddp", value.number)}) if machine.gradients else frozenset()
@@ -108,7 +61,7 @@ def call_wrapped(
     ):
         machine.inside_ddp += 1
         try:
-            result = apply(machine, node, module, positional, named, complete)
+            result = machine.apply(machine, node, module, positional, named, complete)
         finally:
             machine.inside_ddp -= 1
         return tagged(result if not isinstance(result, (Built, Instance, Choice, Const)) else derived(arguments), tags)
