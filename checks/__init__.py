@@ -1,4 +1,8 @@
-"""The checks that come with ddpdoctor, one file each, and the index that says where each one is.
+"""The checks that come with ddpdoctor, a folder or a file each, and the index that says where each one is.
+
+What belongs to one check alone lies beside it: ``source.py`` (its half of the source), ``run.py`` (its half of the
+run), ``fix.py`` (the edit that it offers), ``cases.md`` (scripts on which it fires and does not). ``shared`` holds what
+several checks of a family use.
 
 The index is written by hand so that a command imports only the checks that it runs: a check's name is the name of its
 module with hyphens.

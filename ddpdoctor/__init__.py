@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
     from ddpdoctor.examination import Examination
     from ddpdoctor.finding import Finding, Severity
-    from ddpdoctor.probe.by_hand import watch, watching
+    from ddpdoctor.probe.manual import watch, watching
 
 __version__ = "0.1.0"
 
@@ -47,8 +47,8 @@ _HOMES = {
     "Examination": "examination",
     "Finding": "finding",
     "Severity": "finding",
-    "watch": "probe.by_hand",
-    "watching": "probe.by_hand",
+    "watch": "probe.manual",
+    "watching": "probe.manual",
 }
 """Where each public name is defined, to be imported when it is first used."""
 

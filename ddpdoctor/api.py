@@ -18,7 +18,7 @@ from ddpdoctor.launch.request import Progress, Stress
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
-    from ddpdoctor.examine import ExamineRequest, OnProgress
+    from ddpdoctor.examine.one_script import ExamineRequest, OnProgress
 
 SeverityName = Literal["error", "warning", "advice"]
 _BATCH_SIZES = {"auto": None, "keep": 0}
@@ -62,8 +62,8 @@ def check(
     ConfigurationError for settings, an interpreter or an installation that cannot be used (both are DdpDoctorErrors),
     and KeyboardInterrupt.
     """
-    from ddpdoctor.examine import ExamineRequest
-    from ddpdoctor.further import STRESSES
+    from ddpdoctor.examine.one_script import ExamineRequest
+    from ddpdoctor.examine.rehearsal_variants import STRESSES
     from ddpdoctor.launch.layouts import parse_layout
     from ddpdoctor.launch.request import Launch, LaunchLine
 
@@ -82,7 +82,7 @@ def check(
     if not isinstance(batch_size, int):
         _refuse_others("batch_size", (batch_size,), tuple(_BATCH_SIZES))
     if command:
-        from ddpdoctor.launch.command_line import read_launch_line
+        from ddpdoctor.launch.command.command_line import read_launch_line
 
         line = read_launch_line(tuple(command), os.environ)
     else:
@@ -193,7 +193,7 @@ def checked(request: ExamineRequest, fail_on: Severity | None = None, on_progres
     from msgspec.structs import replace
 
     from ddpdoctor.config.settings import find_settings
-    from ddpdoctor.examine import examine
+    from ddpdoctor.examine.one_script import examine
 
     beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent
     settings = find_settings(beside)

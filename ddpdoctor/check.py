@@ -1,4 +1,4 @@
-"""What a check is. The registry that finds checks is ``ddpdoctor.registry``."""
+"""What a check is. The registry that finds checks is ``ddpdoctor.catalogue.registry``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpdoctor.finding import Basis, Fact, Finding, Location, SaidOfRun, Severit
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
-    from ddpdoctor.source.script import Script
+    from ddpdoctor.source.script.script import Script
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.check import Outcome
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.gate.section import GateSection
+from ddpdoctor.gate_section import GateSection
 
 Verdict = Literal["clean", "findings", "inconclusive"]
 

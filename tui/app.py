@@ -16,18 +16,18 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.screen import Screen
 
 from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, SnapshotSource
+from ddpdoctor.tui.draw.canvas import Canvas
+from ddpdoctor.tui.draw.glyphs import chosen_glyphs
+from ddpdoctor.tui.draw.palette import Tone, palette_of
 from ddpdoctor.tui.export import dump_stacks, export_snapshot, stall_text
-from ddpdoctor.tui.glyphs import chosen_glyphs
 from ddpdoctor.tui.keys import KEYS
 from ddpdoctor.tui.navigation import Navigation
-from ddpdoctor.tui.palette import Tone, palette_of
 from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen
 from ddpdoctor.tui.screens.question import Question, overlaid
 from ddpdoctor.tui.screens.starting import paint_starting
 from ddpdoctor.tui.timeline import Timeline
 from ddpdoctor.tui.view import View
 from ddpdoctor.tui.watcher import Failed, Fresh, Watcher
-from ddpdoctor.tui.widgets.canvas import Canvas
 
 ScreenEnd = Literal["quit", "end_job", "leave", "lost", "terminated"]
 """How the user left: ``quit``; ``end_job``: the job that was launched shall end; ``leave``: it shall go on without the

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.tui.cells import shown
-from ddpdoctor.tui.figures import rank_list
+from ddpdoctor.tui.draw.cells import shown
+from ddpdoctor.tui.draw.figures import rank_list
 from ddpdoctor.tui.screens.sections import lasting
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.tui.painting import Painting
+from ddpdoctor.tui.draw.painting import Painting
+from ddpdoctor.tui.draw.table import Cursor
 from ddpdoctor.tui.screens.pages import PAGES, Page
-from ddpdoctor.tui.table import Cursor
 
 FILTER_CHARACTERS = 60
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.monitor.snapshot import PlaybackState, RankView, Snapshot
-from ddpdoctor.places import shown_path
-from ddpdoctor.tui.cells import shown
-from ddpdoctor.tui.figures import span
-from ddpdoctor.tui.glyphs import UNICODE, Glyphs
-from ddpdoctor.tui.table import Cursor
+from ddpdoctor.tui.draw.cells import shown
+from ddpdoctor.tui.draw.figures import span
+from ddpdoctor.tui.draw.glyphs import UNICODE, Glyphs
+from ddpdoctor.tui.draw.table import Cursor
 
 DIM_AFTER_NS = 3_000_000_000
 SAID_AFTER_NS = 10_000_000_000

@@ -30,7 +30,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.divergence import Divergence
+    from ddpdoctor.diagnosis.divergence.divergence import Divergence
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -43,8 +43,8 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a rank left without an exception."""
-    from ddpdoctor.diagnosis.accusations import accuse
-    from ddpdoctor.diagnosis.classify import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
@@ -65,7 +65,7 @@ def _remedy(divergence: Divergence) -> str:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report a rank that left without saying why, by the logs or by the others' collectives in the dumps."""
-    from ddpdoctor.diagnosis.log_findings import from_dumps, from_log
+    from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
 
     yield from from_dumps(CHECK, record, _remedy)
     yield from from_log(

@@ -39,7 +39,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.divergence import Divergence
+    from ddpdoctor.diagnosis.divergence.divergence import Divergence
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -52,9 +52,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
-    from ddpdoctor.diagnosis.accusations import accuse
-    from ddpdoctor.diagnosis.classify import divergence_with_code
-    from ddpdoctor.diagnosis.standstills import may_go_on
+    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.live.hangs import may_go_on
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
@@ -64,7 +64,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _remedy(divergence: Divergence) -> str:
-    from ddpdoctor.diagnosis.standstills import POLLING_NS
+    from ddpdoctor.diagnosis.live.hangs import POLLING_NS
 
     if divergence.form == "standstill":
         return (
@@ -103,7 +103,7 @@ def _remedy(divergence: Divergence) -> str:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report it by the ranks' collectives in flight-recorder dumps."""
-    from ddpdoctor.diagnosis.log_findings import from_dumps
+    from ddpdoctor.diagnosis.logs.findings import from_dumps
 
     def remedy(divergence: Divergence) -> str:
         if all(turn.line is None for turn in divergence.turns if not turn.waiting):

@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report waits that another group would not have survived."""
-    from ddpdoctor.diagnosis.live_waits import told, unfit_timeouts
+    from ddpdoctor.checks.collectives.shared.live_waits_run import told, unfit_timeouts
     from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
 
     for wait, number in unfit_timeouts(record):

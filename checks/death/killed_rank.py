@@ -33,7 +33,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.killed import Killed
+    from ddpdoctor.diagnosis.failures.killed_ranks import Killed
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -46,7 +46,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the rank that was killed first."""
-    from ddpdoctor.diagnosis.killed import killed_rank
+    from ddpdoctor.diagnosis.failures.killed_ranks import killed_rank
     from ddpdoctor.diagnosis.wording import location_of, place, rank_list, verb
 
     killed = killed_rank(record)
@@ -110,7 +110,7 @@ def _remedy(killed: Killed) -> str:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report what was killed first: a rank, its loader's worker, or the whole job from outside."""
-    from ddpdoctor.diagnosis.log_findings import from_log
-    from ddpdoctor.diagnosis.log_remedies import of_killing
+    from ddpdoctor.diagnosis.logs.findings import from_log
+    from ddpdoctor.diagnosis.logs.remedies import of_killing
 
     yield from from_log(CHECK, record, of_killing)

@@ -42,7 +42,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that ran out of memory, one finding a line."""
-    from ddpdoctor.diagnosis.named_failures import named_failures
+    from ddpdoctor.diagnosis.failures.named import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
     for failure in named_failures(record, CHECK.code):
@@ -64,7 +64,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report the ranks that ran out of memory."""
-    from ddpdoctor.diagnosis.log_findings import from_log
+    from ddpdoctor.diagnosis.logs.findings import from_log
 
     yield from from_log(
         CHECK,

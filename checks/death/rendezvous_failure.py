@@ -43,7 +43,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report why the ranks did not meet."""
-    from ddpdoctor.diagnosis.no_rendezvous import failed_rendezvous
+    from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
 
     for failure in failed_rendezvous(record):
         yield CHECK.finding(
@@ -58,7 +58,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report why the ranks did not meet."""
-    from ddpdoctor.diagnosis.log_findings import from_log
+    from ddpdoctor.diagnosis.logs.findings import from_log
 
     yield from from_log(
         CHECK,

@@ -50,8 +50,8 @@ _CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_gr
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
-    from ddpdoctor.diagnosis.ddp_failures import ready_twice
-    from ddpdoctor.diagnosis.unaveraged import unaveraged
+    from ddpdoctor.checks.gradients.shared.ddp_failures_run import ready_twice
+    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
     from ddpdoctor.diagnosis.wording import rank_list
 
     for silent in unaveraged(record):
@@ -93,7 +93,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report DDP's error about a gradient that came twice."""
-    from ddpdoctor.diagnosis.log_findings import from_log
+    from ddpdoctor.diagnosis.logs.findings import from_log
 
     yield from from_log(
         CHECK,

@@ -43,7 +43,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks whose workers ran out of shared memory."""
-    from ddpdoctor.diagnosis.named_failures import named_failures
+    from ddpdoctor.diagnosis.failures.named import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
     for failure in named_failures(record, CHECK.code):
@@ -61,7 +61,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _almost_full(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.diagnosis.host_pressure import full_shared_memory
+    from ddpdoctor.checks.launch.shared.host_pressure_run import full_shared_memory
     from ddpdoctor.diagnosis.wording import rank_list
 
     full = full_shared_memory(record)
@@ -80,7 +80,7 @@ def _almost_full(record: RunRecord) -> Iterator[Finding]:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report a loader or NCCL that ran out of shared memory."""
-    from ddpdoctor.diagnosis.log_findings import from_log
+    from ddpdoctor.diagnosis.logs.findings import from_log
 
     yield from from_log(
         CHECK,

@@ -35,8 +35,8 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.exposure import Exposure
-    from ddpdoctor.diagnosis.summary import Traffic
+    from ddpdoctor.diagnosis.performance.exposure import Exposure
+    from ddpdoctor.diagnosis.performance.summary import Traffic
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -56,7 +56,7 @@ _REMEDIES = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the kinds of communication that take too much of the step."""
-    from ddpdoctor.diagnosis.exposure import exposures
+    from ddpdoctor.diagnosis.performance.exposure import exposures
 
     for exposure in exposures(record):
         yield CHECK.finding(

@@ -45,7 +45,7 @@ _FEW_BUCKETS = 2
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report communication that backward could have hidden, with its buckets."""
-    from ddpdoctor.diagnosis.exposure import unhidden
+    from ddpdoctor.diagnosis.performance.exposure import unhidden
     from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text
 
     found = unhidden(record)

@@ -56,7 +56,7 @@ _PHASES = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that the others wait for."""
-    from ddpdoctor.diagnosis.stragglers import straggler
+    from ddpdoctor.diagnosis.performance.stragglers import straggler
     from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
 
     late = straggler(record)

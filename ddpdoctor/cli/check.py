@@ -11,21 +11,21 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.api import checked
-from ddpdoctor.cli.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option, paths_argument
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
-from ddpdoctor.cli.launching import launch_line, script_path
-from ddpdoctor.cli.rehearsal_options import judging_options, rehearsal_options, words
+from ddpdoctor.cli.options.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option, paths_argument
+from ddpdoctor.cli.options.launch import launch_line, script_path
+from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine import ExamineRequest, unreadable
+from ddpdoctor.examine.one_script import ExamineRequest, unreadable
+from ddpdoctor.examine.rehearsal_variants import STRESSES
+from ddpdoctor.files.source_text import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity
-from ddpdoctor.further import STRESSES
 from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FOR_PEOPLE
-from ddpdoctor.source_text import MAXIMUM_BYTES
 
 STDIN = "-"
 
@@ -139,7 +139,7 @@ def check(
         paths = paths or (str(script_path(line)),)
     if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
         from ddpdoctor.cli import fixing
-        from ddpdoctor.survey import SurveyRequest, survey
+        from ddpdoctor.examine.static_scan import SurveyRequest, survey
 
         request = SurveyRequest(
             paths=paths,
@@ -218,7 +218,7 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
     """Examine one script, with its progress on a terminal."""
     if request.static:
         return checked(request, fail_on)
-    from ddpdoctor.launch import leftovers
+    from ddpdoctor.launch.runs import leftovers
 
     if note := leftovers.told(leftovers.leftovers()):
         streams.say(note)

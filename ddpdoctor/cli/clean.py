@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from ddpdoctor.cli.command import help_option
+from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.errors import ExitCode, UsageError
-from ddpdoctor.launch.leftovers import Leftover, clean_up, leftovers
+from ddpdoctor.launch.runs.leftovers import Leftover, clean_up, leftovers
 from ddpdoctor.report import streams
 from ddpdoctor.report.escape import one_line
 

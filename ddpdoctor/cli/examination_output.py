@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.cli.report_files import kind_and_file, refuse_twice, report_option
+from ddpdoctor.cli.options.report_files import kind_and_file, refuse_twice, report_option
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.report import streams
@@ -108,11 +108,11 @@ class ExaminationOutput:
 
         def of_run(kind: str) -> str:
             if kind == "full":
-                from ddpdoctor.report import run_text
+                from ddpdoctor.report.run import run_text
 
                 return run_text.render(snapshot, root, streams.PLAIN_WIDTH, colour=False)
             if kind == "html":
-                from ddpdoctor.report import html
+                from ddpdoctor.report.formats import html
 
                 return html.render_run(snapshot, root)
             return rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False)
@@ -140,7 +140,7 @@ class ExaminationOutput:
 
     def _append_summary(self, examination: Examination) -> None:
         if self._summary:
-            from ddpdoctor.report import markdown
+            from ddpdoctor.report.formats import markdown
 
             append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
 
@@ -156,7 +156,7 @@ class ExaminationOutput:
 
 def checks_of(examination: Examination) -> list[LoadedCheck]:
     """The checks that have findings."""
-    from ddpdoctor.registry import find, load, read_catalogue
+    from ddpdoctor.catalogue.registry import find, load, read_catalogue
 
     catalogue = read_catalogue()
     return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]

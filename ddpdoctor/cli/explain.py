@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ddpdoctor.cli.command import help_option
+from ddpdoctor.catalogue.registry import find, load, read_catalogue
+from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.errors import UsageError
-from ddpdoctor.registry import find, load, read_catalogue
 from ddpdoctor.report import explanation, streams
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ddpdoctor.examine.static_scan import STDIN, Survey, SurveyRequest, survey
+from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.fix.edits import Fix
-from ddpdoctor.places import shown_path
 from ddpdoctor.report import streams
-from ddpdoctor.survey import STDIN, Survey, SurveyRequest, survey
 
 
 def fixed(request: SurveyRequest) -> Survey:

@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ddpdoctor.cli.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option, paths_argument
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
-from ddpdoctor.cli.launching import launch_line, script_path
-from ddpdoctor.cli.rehearsal_options import judging_options, rehearsal_options, words
+from ddpdoctor.cli.options.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option, paths_argument
+from ddpdoctor.cli.options.launch import launch_line, script_path
+from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.config.settings import Settings, find_settings
 from ddpdoctor.errors import ConfigurationError, UsageError
-from ddpdoctor.examine import ExamineRequest
+from ddpdoctor.examine.one_script import ExamineRequest
+from ddpdoctor.examine.run_gate import GateRequest, GateTarget, Mode, run_gate, target_of
 from ddpdoctor.finding import Severity
 from ddpdoctor.gate.baseline import DEFAULT_FILE
 from ddpdoctor.gate.together import together
@@ -24,7 +25,6 @@ from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
-from ddpdoctor.run_gate import GateRequest, GateTarget, Mode, run_gate, target_of
 
 _OWN_CHECKS = {"DDP901": "budget-growth", "DDP902": "lost-reach", "DDP903": "step-time-growth"}
 _SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
@@ -232,7 +232,7 @@ def _targets(
 
 
 def _read_target(text: str, file: str) -> GateTarget:
-    from ddpdoctor.launch.command_line import read_launch_line
+    from ddpdoctor.launch.command.command_line import read_launch_line
 
     try:
         split = tuple(shlex.split(text))

@@ -15,10 +15,10 @@ from ddpdoctor.cli.observed_job import ObservedJob
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.observed import launch_command
-from ddpdoctor.observe import RunSource, live_source
+from ddpdoctor.launch.profile_command import launch_command
+from ddpdoctor.profile.watch import RunSource, live_source
 from ddpdoctor.report import streams
-from ddpdoctor.report.run_lines import RunLines
+from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.job import LaunchedJob

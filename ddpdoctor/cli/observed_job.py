@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.launch.observed import ObservedCommand
+from ddpdoctor.launch.profile_command import ObservedCommand
 from ddpdoctor.record import layout
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ObservedJob:
         self, command: ObservedCommand, run_dir: str | None = None, one_rank_samples_per_s: float | None = None
     ) -> None:
         """Make the run directory and write the plan; raises UsageError for a directory that cannot be used."""
-        from ddpdoctor.launch.kept_runs import new_run_directory, write_plan
+        from ddpdoctor.launch.runs.kept_runs import new_run_directory, write_plan
 
         self._command = command
         self.directory = new_run_directory(run_dir)
@@ -42,8 +42,8 @@ class ObservedJob:
         Raises UsageError when it cannot be started.
         """
         from ddpdoctor.launch.job import LaunchedJob
-        from ddpdoctor.launch.kept_runs import write_plan
-        from ddpdoctor.monitor.output import launcher_output
+        from ddpdoctor.launch.runs.kept_runs import write_plan
+        from ddpdoctor.monitor.processes.output import launcher_output
 
         words = self._command.words
         if apart:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
-from ddpdoctor.cli.job_command import SCRIPT, JobCommand
-from ddpdoctor.cli.run_output import RunFormat, RunOutput, run_output_options
+from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
+from ddpdoctor.cli.options.job import SCRIPT, JobCommand
+from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_options
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.launch.observed import RANKS_WITHOUT_GPU, ObservedCommand, launch_command
+from ddpdoctor.launch.profile_command import RANKS_WITHOUT_GPU, ObservedCommand, launch_command
 from ddpdoctor.record import layout
 from ddpdoctor.report import streams
 
@@ -127,7 +127,7 @@ def profile(
 
 def _exports(run_dir: str | None) -> str:
     """The variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
-    from ddpdoctor.launch.kept_runs import unmade_run_directory
+    from ddpdoctor.launch.runs.kept_runs import unmade_run_directory
 
     variables = observed(unmade_run_directory(run_dir), os.environ)
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
@@ -135,7 +135,7 @@ def _exports(run_dir: str | None) -> str:
 
 def _command(ctx: click.Context, module: str | None, nproc: int | None, python: str | None) -> ObservedCommand | None:
     """What is to be started; None when nothing is named."""
-    from ddpdoctor.launch.command_line import looks_like_launch
+    from ddpdoctor.launch.command.command_line import looks_like_launch
 
     script: str | None = ctx.meta.get(SCRIPT)
     words: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
@@ -150,7 +150,7 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
         raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
     from ddpdoctor.launch.devices import visible_gpus
     from ddpdoctor.launch.interpreter import find_interpreter
-    from ddpdoctor.launch.observed import script_command
+    from ddpdoctor.launch.profile_command import script_command
 
     return script_command(
         find_interpreter(python).path,
@@ -164,8 +164,8 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
 
 def _spawns_ranks(script: Path, arguments: Sequence[str]) -> bool:
     """Tell whether a script starts its ranks itself; one that cannot be read is left to Python to complain of."""
-    from ddpdoctor.source.script import read_script
-    from ddpdoctor.source.start_up import starts_own_ranks
+    from ddpdoctor.source.queries.start_up import starts_own_ranks
+    from ddpdoctor.source.script.script import read_script
 
     try:
         return starts_own_ranks(read_script(script), arguments, by_python=False)
@@ -177,6 +177,6 @@ def _one_rank_samples_per_s(run: str | None) -> float | None:
     """The throughput to compare with, if a run was named."""
     if run is None:
         return None
-    from ddpdoctor.one_rank import one_rank_samples_per_s
+    from ddpdoctor.profile.baseline_run import one_rank_samples_per_s
 
     return one_rank_samples_per_s(run)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ddpdoctor.cli.command import help_option
-from ddpdoctor.cli.run_output import RunFormat, RunOutput, run_output_options
+from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_options
 from ddpdoctor.errors import UsageError
 
 
@@ -23,8 +23,8 @@ def report(
     no_color: bool,
 ) -> None:
     """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest."""
-    from ddpdoctor.launch.kept_runs import kept_runs, named_run
-    from ddpdoctor.observe import recorded
+    from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
+    from ddpdoctor.profile.watch import recorded
 
     wanted = RunOutput(
         format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color

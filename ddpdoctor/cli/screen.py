@@ -27,7 +27,7 @@ def show(source: SnapshotSource, playback: Playback | None = None) -> str:
 
 def show_demo() -> None:
     """Show a run that never was; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.demo import Demo
+    from ddpdoctor.monitor.demo.demo import Demo
 
     _demand_terminal("--demo")
     demo = Demo()
@@ -39,8 +39,8 @@ def show_replay(run: str) -> None:
 
     Raises UsageError without a terminal, and RecordError when nothing was recorded.
     """
-    from ddpdoctor.launch.kept_runs import named_run
-    from ddpdoctor.monitor.playback import Replay
+    from ddpdoctor.launch.runs.kept_runs import named_run
+    from ddpdoctor.monitor.replay import Replay
 
     _demand_terminal("--replay")
     replay = Replay(named_run(run))
@@ -51,7 +51,7 @@ def show_replay(run: str) -> None:
 
 def show_autopsy(examination: Examination) -> None:
     """Show an autopsy as a run that stands is shown; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.autopsy_view import AutopsySource
+    from ddpdoctor.monitor.views.autopsy_view import AutopsySource
 
     _demand_terminal("--tui")
     show(AutopsySource(examination))
@@ -59,7 +59,7 @@ def show_autopsy(examination: Examination) -> None:
 
 def explanation_of(code: str) -> str:
     """The documentation of a check; empty for one that is not known."""
-    from ddpdoctor.registry import find, load, read_catalogue
+    from ddpdoctor.catalogue.registry import find, load, read_catalogue
     from ddpdoctor.report.explanation import as_text
 
     try:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.cli import signals
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
-from ddpdoctor.report.run_lines import RunLines
+from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
-    from ddpdoctor.cli.run_output import RunOutput
+    from ddpdoctor.cli.options.run_output import RunOutput
     from ddpdoctor.launch.job import LaunchedJob
-    from ddpdoctor.observe import RunSource
+    from ddpdoctor.profile.watch import RunSource
 
 LOOK_EVERY_S = 0.25
 
@@ -52,8 +52,8 @@ def attach(
     one_rank_samples_per_s: float | None = None,
 ) -> int:
     """Watch a job that runs, which goes on when we leave."""
-    from ddpdoctor.launch.attachable import find_run
-    from ddpdoctor.observe import live_source
+    from ddpdoctor.launch.runs.attachable import find_run
+    from ddpdoctor.profile.watch import live_source
 
     directory, others = find_run(run_directory)
     source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s)
@@ -88,7 +88,7 @@ class _Watcher:
         self._source: RunSource | None = None
         self._job = job
         with self._guarded():
-            from ddpdoctor.observe import live_source
+            from ddpdoctor.profile.watch import live_source
 
             self._source = live_source(directory, job)
 
@@ -142,7 +142,7 @@ def _shown(source: RunSource, relay: signals.Relay) -> str:
 
 def _say_output(directory: Path, *, failed: bool) -> None:
     """Say where the job's output is, and the end of it when the job failed."""
-    from ddpdoctor.monitor.output import launcher_output, tail
+    from ddpdoctor.monitor.processes.output import launcher_output, tail
 
     path = launcher_output(directory)
     if failed:

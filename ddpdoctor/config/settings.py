@@ -39,9 +39,9 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.files.patterns import Pattern, matches_below, parse_patterns
 from ddpdoctor.finding import Severity
-from ddpdoctor.patterns import Pattern, matches_below, parse_patterns
-from ddpdoctor.record.machine import JobMachine
+from ddpdoctor.record.streams.machine import JobMachine
 
 OWN_FILE = "ddpdoctor.toml"
 SHARED_FILE = "pyproject.toml"
@@ -73,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[Pattern, ...] = ()
     entry_points: tuple[Pattern, ...] = ()
     thresholds: Mapping[str, float] = {}
-    """In the place of the checks' own, as ``ddpdoctor.diagnosis.thresholds`` lists them."""
+    """In the place of the checks' own, as ``ddpdoctor.diagnosis.performance.thresholds`` lists them."""
     job: JobMachine = JobMachine()
     """What the project says of the machines of its job."""
     gate: GateSettings = GateSettings()
@@ -196,7 +196,7 @@ def _by_pattern(file: Path, key: str, value: Any) -> tuple[tuple[str, tuple[str,
 
 
 def _thresholds(file: Path, key: str, value: Any) -> Mapping[str, float]:
-    from ddpdoctor.diagnosis.thresholds import DEFAULTS
+    from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
 
     if not isinstance(value, dict):
         raise ConfigurationError(f"{file}: {key} has to be a table", "As in `straggler = 0.10` below its head.")

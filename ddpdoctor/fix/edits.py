@@ -14,7 +14,7 @@ import ast
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.module import Module
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.vocabulary import canonical
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.files.replace_file import replace_file
+from ddpdoctor.files.source_text import decoded
 from ddpdoctor.fix.edits import Edit, Fix
-from ddpdoctor.replace_file import replace_file
-from ddpdoctor.source_text import decoded
 
 _LINE_END = re.compile("\r\n|\r|\n")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.gate.section import Figure
+from ddpdoctor.gate_section import Figure
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 

@@ -18,9 +18,9 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.replace_file import replace_file
 from ddpdoctor.gate.budget import Budget
 from ddpdoctor.gate.reach import Reach
-from ddpdoctor.replace_file import replace_file
 
 DEFAULT_FILE = "ddpdoctor-baseline.json"
 FORMAT = 1

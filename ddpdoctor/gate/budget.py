@@ -12,10 +12,10 @@ from typing import Literal, get_args
 
 import msgspec
 
+from ddpdoctor.files.source_text import line_of
+from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.gate.windows import Window, by_pass, position, sizes, windows_of
-from ddpdoctor.places import plain, shown_path
 from ddpdoctor.record.model import RunRecord, Signature, Wrap
-from ddpdoctor.source_text import line_of
 
 Metric = Literal[
     "collectives",

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.gate.budget import METRICS, PER_STEP, Budget, Metric, Place, Share
-from ddpdoctor.gate.section import Change, Difference, Figure
+from ddpdoctor.gate_section import Change, Difference, Figure
 
 LABELS: dict[Metric, tuple[str, Literal["", "bytes"]]] = {
     "collectives": ("collectives a step", ""),

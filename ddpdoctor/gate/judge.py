@@ -10,15 +10,15 @@ import msgspec
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
-from ddpdoctor.fingerprint import with_fingerprints
+from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.locations import plain, shown_path
+from ddpdoctor.findings.merge import DIVERGENCES
 from ddpdoctor.gate import budget_growth, lost_reach, step_time_growth
 from ddpdoctor.gate.baseline import Entry, KnownFinding, Rehearsed
 from ddpdoctor.gate.budget import budget_of
 from ddpdoctor.gate.compare import compared
 from ddpdoctor.gate.reach import lost, reach_of
-from ddpdoctor.gate.section import Figure, GateSection, TimeComparison
-from ddpdoctor.merge import DIVERGENCES
-from ddpdoctor.places import plain, shown_path
+from ddpdoctor.gate_section import Figure, GateSection, TimeComparison
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -29,8 +29,8 @@ from collections.abc import Iterable, Iterator
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.gate.reach import Lost
-from ddpdoctor.places import shown_path
 
 CHECK = Check(code="DDP902", name="lost-reach", severity={"rehearsal": Severity.ERROR})
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")

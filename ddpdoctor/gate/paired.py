@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING
 
-from ddpdoctor.gate.section import TimeComparison
 from ddpdoctor.gate.windows import windows_of
+from ddpdoctor.gate_section import TimeComparison
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

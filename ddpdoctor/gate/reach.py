@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Location
-from ddpdoctor.places import plain, shown_path
+from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.source_text import line_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DIGITS = 6

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.gate.section import TimeComparison
+from ddpdoctor.gate_section import TimeComparison
 
 CHECK = Check(code="DDP903", name="step-time-growth", severity={"rehearsal": Severity.ERROR})
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")

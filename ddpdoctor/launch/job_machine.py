@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.record.machine import JobMachine
+from ddpdoctor.record.streams.machine import JobMachine
 
 _QUOTAS = ("sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 _PERIOD = "sys/fs/cgroup/cpu/cpu.cfs_period_us"

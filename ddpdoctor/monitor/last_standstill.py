@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence import Divergence
-from ddpdoctor.diagnosis.waiting import LEFT, is_echo
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence.waiting import LEFT, is_echo
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.snapshot import FindingView, StallView
 from ddpdoctor.record.model import Rank, RunRecord

@@ -9,27 +9,27 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence import Divergence
-from ddpdoctor.diagnosis.lasting_waits import LastingWait
-from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
+from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.processes import is_alive, is_stopped
-from ddpdoctor.monitor.hosts import Hosts
-from ddpdoctor.monitor.last_words import LastWords, read_last_words, with_last_words
-from ddpdoctor.monitor.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
-from ddpdoctor.monitor.loops import LoopWatch
-from ddpdoctor.monitor.node_gpus import NodeGpus
-from ddpdoctor.monitor.probe_logs import probe_logs
-from ddpdoctor.monitor.rank_gpus import environment_of
-from ddpdoctor.monitor.silence import Silence, missing_ranks, two_runs
-from ddpdoctor.monitor.stacks import SignalledStacks, with_training_thread
+from ddpdoctor.monitor.gpus.node_gpus import NodeGpus
+from ddpdoctor.monitor.gpus.rank_gpus import environment_of
+from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
+from ddpdoctor.monitor.processes.hosts import Hosts
+from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
+from ddpdoctor.monitor.processes.loops import LoopWatch
+from ddpdoctor.monitor.processes.probe_logs import probe_logs
+from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
+from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
 from ddpdoctor.record import layout
-from ddpdoctor.record.assemble import Assembly
-from ddpdoctor.record.incarnations import superseded
+from ddpdoctor.record.assembly.assemble import Assembly
+from ddpdoctor.record.assembly.restarts import superseded
 from ddpdoctor.record.model import RunRecord, StreamState
-from ddpdoctor.record.numbered_tail import NumberedTail
 from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.ring_reader import NumberedTail
 
 STALL_AFTER_S = 4.0
 """A rank without any sign of life for so long, while others wait for it, is stuck; its processes are looked at from the

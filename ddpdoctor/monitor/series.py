@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.diagnosis.summary import RunSummary
+from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.monitor.snapshot import History
 
 FIRST_SLICE_NS = 1_000_000_000

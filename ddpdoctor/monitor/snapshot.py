@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ddpdoctor.diagnosis.summary import JobFigures, Phases, RankFigures, RunVerdict, StepTimes
+from ddpdoctor.diagnosis.performance.summary import JobFigures, Phases, RankFigures, RunVerdict, StepTimes
 from ddpdoctor.finding import Finding, Frame
-from ddpdoctor.record.measured import Gpu, Phase
+from ddpdoctor.record.streams.measured import Gpu, Phase
 
 RunState = Literal["waiting", "running", "stalled", "ended"]
 """``waiting``: no rank has trained a step yet."""

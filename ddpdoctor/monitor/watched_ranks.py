@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from ddpdoctor.launch.processes import is_alive, is_stopped
-from ddpdoctor.monitor.liveness import LivenessSampler
-from ddpdoctor.monitor.stacks import ask_for_stacks, signal_for_stacks, users_stacks
-from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.monitor.processes.liveness import LivenessSampler
+from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks
+from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job, Rank, RunRecord
-from ddpdoctor.record.stacks import StackDump
+from ddpdoctor.record.streams.stacks import StackDump
 
 ASKS_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""

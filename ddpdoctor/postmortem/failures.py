@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.incidents import IncidentKind
+from ddpdoctor.record.streams.incidents import IncidentKind
 
 _FLAGS = re.IGNORECASE
 TIMED_OUT = re.compile(

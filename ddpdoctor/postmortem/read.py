@@ -12,13 +12,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from ddpdoctor.postmortem.dump_files import read_dumps
+from ddpdoctor.postmortem.dumps.dump_files import read_dumps
 from ddpdoctor.postmortem.error_files import read_error_file
 from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
 from ddpdoctor.postmortem.log_reader import LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import habit_of
-from ddpdoctor.record.incidents import LogEvidence
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
+from ddpdoctor.record.streams.incidents import LogEvidence
 
 _SAMPLE_BYTES = 1 << 15
 

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from ..record import layout
 from .imports import after_import
 from .journal import Journal
-from .parent import end_with_parent
+from .parent_death import end_with_parent
 from .plan import plan_of
 from .process import ProcessEnd, rank_of_environment
 
@@ -30,7 +30,7 @@ def start(run_directory: str) -> None:
     if journal.rank is None and plan.get("kind") == "run":
         journal.hold()
     if journal.rank is not None and plan.get("nodes", 1) > 1:
-        from ..rehearsal.pretended_nodes import pretend
+        from .rehearsal.environment.pretended_nodes import pretend
 
         pretend(os.environ, int(plan["ranks_per_node"]), bool(plan.get("slurm")))
     journal.event(
@@ -50,13 +50,13 @@ def start(run_directory: str) -> None:
     process_end.install()
     os.register_at_fork(after_in_child=journal.become_forked_child)
     if plan.get("kind") == "rehearsal":
-        from ..rehearsal.inside import Rehearsal
+        from .rehearsal.install import Rehearsal
 
         rehearsal = Rehearsal(journal, process_end)
         rehearsal.before_torch()
         after_import("torch", lambda torch: _guarded(journal, rehearsal.after_torch, torch))
     elif plan.get("kind") == "run":
-        from .live.inside import Live
+        from .live.install import Live
 
         live = Live(journal, process_end)
         live.before_torch()

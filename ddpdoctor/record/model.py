@@ -14,12 +14,13 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
-from ddpdoctor.record.files import Access, FileEvent
-from ddpdoctor.record.incidents import LogEvidence
-from ddpdoctor.record.lines import LinesExecuted
-from ddpdoctor.record.machine import JobMachine
-from ddpdoctor.record.measured import (
+from ddpdoctor.record.streams.collective_misuse import OutsiderCall, ReducedLoss
+from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
+from ddpdoctor.record.streams.files import Access, FileEvent
+from ddpdoctor.record.streams.incidents import LogEvidence
+from ddpdoctor.record.streams.lines import LinesExecuted
+from ddpdoctor.record.streams.machine import JobMachine
+from ddpdoctor.record.streams.measured import (
     BucketLayout,
     CallTrack,
     Gpu,
@@ -30,10 +31,9 @@ from ddpdoctor.record.measured import (
     Pulse,
     StepTrack,
 )
-from ddpdoctor.record.misused import OutsiderCall, ReducedLoss
-from ddpdoctor.record.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
-from ddpdoctor.record.stacks import StackDump
-from ddpdoctor.record.training import (
+from ddpdoctor.record.streams.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
+from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.training import (
     Backward,
     BufferState,
     GradientsTaken,
@@ -47,7 +47,7 @@ from ddpdoctor.record.training import (
     WrapChange,
     WrittenAverages,
 )
-from ddpdoctor.record.waits import Wait
+from ddpdoctor.record.streams.waits import Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from ddpdoctor.examination import AutopsySection, Examination
 from ddpdoctor.finding import Finding
-from ddpdoctor.places import shown_path
+from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.finding_text import finding_lines, label
 from ddpdoctor.report.layout import paragraph, to_string

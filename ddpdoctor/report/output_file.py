@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.replace_file import replace_file
+from ddpdoctor.files.replace_file import replace_file
 from ddpdoctor.report.own_reports import LARGEST_BYTES, encoded, is_own_report, sealed
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Location
-from ddpdoctor.source_text import line_of
 
 
 class Region(msgspec.Struct, frozen=True):

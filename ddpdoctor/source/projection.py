@@ -9,20 +9,20 @@ from functools import cached_property, partial
 
 import msgspec
 
-from ddpdoctor.source.attributes import bound_to, class_attribute
-from ddpdoctor.source.calls import apply, call_function, construct
-from ddpdoctor.source.expressions import evaluate
-from ddpdoctor.source.frames import CallFrame
-from ddpdoctor.source.gaps import note_gap
-from ddpdoctor.source.imports import run_module
-from ddpdoctor.source.machine import Machine
-from ddpdoctor.source.module import Module
-from ddpdoctor.source.own_data import mark_decided, own_test
+from ddpdoctor.source.events import Event, EventKind, Exit, Item, Tree, settle
+from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
+from ddpdoctor.source.interpreter.calls import apply, call_function, construct
+from ddpdoctor.source.interpreter.expressions import evaluate
+from ddpdoctor.source.interpreter.frames import CallFrame
+from ddpdoctor.source.interpreter.imports import run_module
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.statements import execute
+from ddpdoctor.source.interpreter.values import ALL_LANES, Function, Instance, ProjectClass
+from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
 from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script import Script
-from ddpdoctor.source.statements import execute
-from ddpdoctor.source.trace import Event, EventKind, Exit, Item, Tree, settle
-from ddpdoctor.source.values import ALL_LANES, Function, Instance, ProjectClass
+from ddpdoctor.source.script.incomplete import note_gap
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
 
 _MAIN_NAMES = re.compile(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
 

@@ -9,20 +9,20 @@ from ddpdoctor.probe.groups import GroupBook, Groups
 from ddpdoctor.probe.heartbeat import log_as_rank, register_for_stacks
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.process import ProcessEnd
-from ddpdoctor.rehearsal.accesses import Accesses
-from ddpdoctor.rehearsal.audit import listen
-from ddpdoctor.rehearsal.ending import Ending
-from ddpdoctor.rehearsal.loaders import Loaders
-from ddpdoctor.rehearsal.modules import Modules
-from ddpdoctor.rehearsal.outsiders import watch_outsiders
-from ddpdoctor.rehearsal.pace import Pace
-from ddpdoctor.rehearsal.reduced_losses import ReducedLosses
-from ddpdoctor.rehearsal.schedule import Schedule
-from ddpdoctor.rehearsal.sleep import watch_sleep
-from ddpdoctor.rehearsal.stand_in.install import StandIn
-from ddpdoctor.rehearsal.steps import Steps
-from ddpdoctor.rehearsal.subjects import Subjects
-from ddpdoctor.rehearsal.tap import Tap
+from ddpdoctor.probe.rehearsal.collectives.collective_hook import Tap
+from ddpdoctor.probe.rehearsal.collectives.loop_subjects import Subjects
+from ddpdoctor.probe.rehearsal.collectives.non_member_calls import watch_outsiders
+from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
+from ddpdoctor.probe.rehearsal.data.loaders import Loaders
+from ddpdoctor.probe.rehearsal.environment.sleep import watch_sleep
+from ddpdoctor.probe.rehearsal.files.accesses import Accesses
+from ddpdoctor.probe.rehearsal.files.audit import listen
+from ddpdoctor.probe.rehearsal.schedule import Schedule
+from ddpdoctor.probe.rehearsal.stop import Ending
+from ddpdoctor.probe.rehearsal.time_budget import Pace
+from ddpdoctor.probe.rehearsal.training.ddp_modules import Modules
+from ddpdoctor.probe.rehearsal.training.steps import Steps
+from ddpdoctor.probe.stand_in.install import StandIn
 
 
 class RankHooks:

@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 MESSAGE_BYTES = 1 << 16
 """Messages are small: what can be large lies in files."""
 TEST_FILE = "test.json"
@@ -35,3 +38,27 @@ def output_name(rank: int, stream: str) -> str:
 def coverage_name(rank: int) -> str:
     """File with the lines that a rank ran, where pytest measures coverage."""
     return f"coverage-{rank}"
+
+
+@dataclass(frozen=True)
+class Body:
+    """What runs on the ranks."""
+
+    modules: list[tuple[str, str]]
+    """Name and path of the modules to import, the test's own last."""
+    function: str
+    values: bytes
+    """Its arguments, pickled."""
+    nproc: int
+    timeout_s: float
+    device: str
+    init: bool
+    """The default process group is initialised before the body."""
+    root: str
+    captures: bool
+    debugs: bool
+    style: str
+    """Of tracebacks."""
+    locals: bool
+    warnings: list[tuple[str, str, str, str, int]]
+    coverage: dict[str, Any] = field(default_factory=dict)

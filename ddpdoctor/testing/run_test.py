@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.testing import layout
+from ddpdoctor.testing.layout import Body
 from ddpdoctor.testing.warm_ranks import WarmRank, WarmRanks, rank_environment
 
 if TYPE_CHECKING:
@@ -31,30 +32,6 @@ LOOK_AFTER_S = 0.3
 AFTER_A_FAILURE_S = 5.0
 """Time for the other ranks to end, or to stand still, once one has failed."""
 _GONE_WITHIN_S = 3.0
-
-
-@dataclass(frozen=True)
-class Body:
-    """What runs on the ranks."""
-
-    modules: list[tuple[str, str]]
-    """Name and path of the modules to import, the test's own last."""
-    function: str
-    values: bytes
-    """Its arguments, pickled."""
-    nproc: int
-    timeout_s: float
-    device: str
-    init: bool
-    """The default process group is initialised before the body."""
-    root: str
-    captures: bool
-    debugs: bool
-    style: str
-    """Of tracebacks."""
-    locals: bool
-    warnings: list[tuple[str, str, str, str, int]]
-    coverage: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.diagnosis.account import whereabouts
-from ddpdoctor.diagnosis.classify import classify
-from ddpdoctor.diagnosis.divergence import find_divergence
+from ddpdoctor.catalogue.registry import find, read_catalogue
+from ddpdoctor.catalogue.run_checks import run_live_checks
+from ddpdoctor.diagnosis.divergence.describe import whereabouts
+from ddpdoctor.diagnosis.divergence.divergence import find_divergence
+from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.watched_ranks import WatchedRanks
 from ddpdoctor.record.model import Job, RunRecord
-from ddpdoctor.registry import find, read_catalogue
 from ddpdoctor.report.finding_text import finding_lines
 from ddpdoctor.report.layout import to_string
-from ddpdoctor.runner import run_live_checks
-from ddpdoctor.testing.run_test import Body
+from ddpdoctor.testing.layout import Body
 
 STALL_AFTER_S = 5.0
 WIDTH = 100

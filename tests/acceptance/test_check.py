@@ -54,7 +54,7 @@ HABITS = {
     ),
     "rmtree at the start": ("shutil.rmtree('runs')", "pass", 3),
 }
-"""At the start, at the end, exit code under the rules; ``tests/no_touch`` has all the others without a rehearsal."""
+"""At the start, at the end, exit code under the rules; ``tests/probe/no_touch`` has the others without a rehearsal."""
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_the_hang_is_proved_within_5_seconds_of_the_start_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ddpdoctor.launch.request import RehearsalRequest
-    from ddpdoctor.monitor.rehearse import rehearse
+    from ddpdoctor.monitor.rehearsal import rehearse
 
     monkeypatch.chdir(tmp_path)
     record = rehearse(RehearsalRequest(script=ROOT / "examples" / "rank_divergent_hang.py"), lambda progress: None)

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.box.conftest import WITHOUT_POWER
 from tests.check_command import check, with_our_tree
+from tests.launch.box.conftest import WITHOUT_POWER
 
 SCRIPT = """
 import os, shutil, socket, subprocess, sys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.autopsy import AutopsyRequest, autopsy
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.finding import Finding
 from tests.autopsy.cases import JOBS, Expected
 

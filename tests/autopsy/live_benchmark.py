@@ -6,9 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from ddpdoctor.autopsy import AutopsyRequest
+from ddpdoctor.autopsy.dead_job import AutopsyRequest
+from ddpdoctor.autopsy.live_job import live_autopsy
 from ddpdoctor.finding import Finding
-from ddpdoctor.live_autopsy import live_autopsy
 from tests.autopsy.hanging import hanging
 from tests.autopsy.live_cases import HANGS, Hang
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.autopsy import AutopsyRequest, autopsy
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.cli.main import main
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import Examination

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.traceback import Traceback
 
-from ddpdoctor.autopsy import AutopsyRequest, autopsy
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
 

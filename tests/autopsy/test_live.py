@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.autopsy import AutopsyRequest
+from ddpdoctor.autopsy.dead_job import AutopsyRequest
+from ddpdoctor.autopsy.live_job import Seen, live_autopsy, record_of
 from ddpdoctor.cli.main import main
-from ddpdoctor.diagnosis.live_stacks import parted_stacks
+from ddpdoctor.diagnosis.live.stacks import parted_stacks
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.finding import Frame
 from ddpdoctor.launch.running_ranks import RunningRank
-from ddpdoctor.live_autopsy import Seen, live_autopsy, record_of
-from ddpdoctor.monitor import py_spy
-from ddpdoctor.monitor.py_spy import Look
+from ddpdoctor.monitor.processes import py_spy
+from ddpdoctor.monitor.processes.py_spy import Look
 from tests.autopsy.hanging import hanging
 from tests.autopsy.live_benchmark import is_right
 from tests.autopsy.live_cases import HANGS
@@ -80,7 +80,7 @@ def test_all_in_one_call_with_ranks_elsewhere_is_no_proof() -> None:
 
 
 def test_sixty_three_alike_read_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.live_autopsy.look", lambda pids, *, native: seen(*[BARRIER] * 63, at(5)))
+    monkeypatch.setattr("ddpdoctor.autopsy.live_job.look", lambda pids, *, native: seen(*[BARRIER] * 63, at(5)))
     assert main(["autopsy", "--live"]) == ExitCode.FINDINGS
     shown = capsys.readouterr().out
     assert "rank 63 stands at train.py:5 while ranks 0-62 wait in barrier at train.py:9" in " ".join(shown.split())
@@ -88,7 +88,7 @@ def test_sixty_three_alike_read_as_one(capsys: pytest.CaptureFixture[str], monke
 
 
 def test_ranks_that_all_work_are_said_to_work_and_nothing_is_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.live_autopsy.look", lambda pids, *, native: seen(at(5), at(5), moving=(0, 1)))
+    monkeypatch.setattr("ddpdoctor.autopsy.live_job.look", lambda pids, *, native: seen(at(5), at(5), moving=(0, 1)))
     examination = live_autopsy(AutopsyRequest(paths=()), (), ())
     assert examination.exit_code is ExitCode.INCONCLUSIVE
     assert examination.notes[-1] == "ranks 0 and 1 are at train.py:5 in main"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.autopsy import AutopsyRequest, autopsy
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding

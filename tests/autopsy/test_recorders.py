@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.autopsy import AutopsyRequest
-from ddpdoctor.diagnosis.live_facts import native_stacks
+from ddpdoctor.autopsy.dead_job import AutopsyRequest
+from ddpdoctor.autopsy.live_job import Seen, live_autopsy, look, record_of, with_recordings
+from ddpdoctor.diagnosis.live.facts import native_stacks
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.running_ranks import RunningRank
-from ddpdoctor.live_autopsy import Seen, live_autopsy, look, record_of, with_recordings
-from ddpdoctor.monitor import flight_recorders, own_unwinder, py_spy
-from ddpdoctor.monitor.flight_recorders import Recording, recordings
-from ddpdoctor.monitor.py_spy import Look
+from ddpdoctor.monitor.processes import flight_recorders, own_unwinder, py_spy
+from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
+from ddpdoctor.monitor.processes.py_spy import Look
 from tests.autopsy.hanging import hanging
 from tests.autopsy.live_cases import Hang
 from tests.autopsy.test_live import BARRIER

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.autopsy import AutopsyRequest, autopsy
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
-from ddpdoctor.source.parameter_names import parameter_names
-from ddpdoctor.source.script import script_at
+from ddpdoctor.source.queries.parameter_names import parameter_names
+from ddpdoctor.source.script.script import script_at
 from tests.autopsy.jobs.record import free_port
 
 JOB = """

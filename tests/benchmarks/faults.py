@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddpdoctor.examine import ExamineRequest
+from ddpdoctor.examine.one_script import ExamineRequest
 from tests.faults.cases import FAULTS
 from tests.faults.healthy import HEALTHY, examine_healthy
 from tests.faults.judge import run_fault

@@ -121,7 +121,7 @@ class Training:
         import torch.distributed as dist
 
         from ddpdoctor.probe.journal import Journal
-        from ddpdoctor.probe.live.inside import Live
+        from ddpdoctor.probe.live.install import Live
         from ddpdoctor.probe.process import ProcessEnd
 
         torch.set_num_threads(1)

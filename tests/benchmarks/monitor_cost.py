@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddpdoctor.observe import live_source
+from ddpdoctor.profile.watch import live_source
 from tests.scratch import scratch_directory
 
 STEPS_PER_S = 10.0

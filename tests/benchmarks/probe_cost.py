@@ -32,7 +32,7 @@ def measure() -> tuple[tuple[float, float], tuple[float, float]]:
     import torch.distributed as dist
 
     from ddpdoctor.probe.journal import Journal
-    from ddpdoctor.probe.live.inside import Live
+    from ddpdoctor.probe.live.install import Live
     from ddpdoctor.probe.process import ProcessEnd
 
     iterator_class = torch.utils.data.dataloader._BaseDataLoaderIter

@@ -46,7 +46,7 @@ print(time.process_time() - started_s, resource.getrusage(resource.RUSAGE_SELF).
 """
 ANALYSIS = """\
 import resource, sys, time
-from ddpdoctor.survey import SurveyRequest, survey
+from ddpdoctor.examine.static_scan import SurveyRequest, survey
 started_s = time.process_time()
 examined = survey(SurveyRequest(paths=(sys.argv[1],))).examination
 assert examined.source.files >= 300, examined.source.files

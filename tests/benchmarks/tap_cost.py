@@ -36,10 +36,10 @@ def measure() -> tuple[float, float]:
 
     from ddpdoctor.probe.groups import GroupBook
     from ddpdoctor.probe.journal import Journal
+    from ddpdoctor.probe.rehearsal.collectives.collective_hook import Tap
+    from ddpdoctor.probe.rehearsal.collectives.loop_subjects import Subjects
+    from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
     from ddpdoctor.record.writer import CollectiveRing
-    from ddpdoctor.rehearsal.reduced_losses import ReducedLosses
-    from ddpdoctor.rehearsal.subjects import Subjects
-    from ddpdoctor.rehearsal.tap import Tap
 
     with scratch_directory() as directory:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.patterns import matches, matches_below, parse_patterns
+from ddpdoctor.files.patterns import matches, matches_below, parse_patterns
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from ddpdoctor.record.model import (
     Site,
     StreamState,
 )
-from ddpdoctor.record.streams import STREAMS
-from ddpdoctor.record.waits import Wait
+from ddpdoctor.record.streams.stream_names import STREAMS
+from ddpdoctor.record.streams.waits import Wait
 
 SCRIPT = "/job/train.py"
 MILLISECOND_NS = 1_000_000

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import classify, skip_behind
-from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
-from ddpdoctor.diagnosis.long_waits import longest_wait
-from ddpdoctor.diagnosis.skipped_batches import skipped_batches
+from ddpdoctor.diagnosis.divergence import describe
+from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.divergence.long_waits import longest_wait
+from ddpdoctor.diagnosis.divergence_kind import classify, skip_behind
+from ddpdoctor.diagnosis.training.skipped_batches import skipped_batches
 from ddpdoctor.record.model import Forward, Group, Loader, Pass, RunRecord, Wrap
-from ddpdoctor.record.training import Backward
+from ddpdoctor.record.streams.training import Backward
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 LOADER_LINE, LOOP_LINE = 20, 35
@@ -53,7 +53,7 @@ def test_ranks_that_receive_from_each_other_stand_still() -> None:
     job.tick(2_000)
     divergence, code = diagnose(job.record())
     assert (code, divergence.form, divergence.culprit) == ("DDP305", "standstill", None)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "the ranks wait for each other: rank 0 waits in recv from rank 1 at train.py:70; "
         "rank 1 waits in recv from rank 0 at train.py:70"
     )
@@ -102,7 +102,7 @@ def test_one_line_in_two_groups_is_a_mismatch_of_the_group() -> None:
     job.tick(2_000)
     divergence, code = diagnose(job.record())
     assert (code, divergence.difference) == ("DDP304", "group")
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "all_reduce at train.py:10 differs in the group: the default group on rank 0, "
         "the 1st group made of ranks 0 and 1 on rank 1"
     )

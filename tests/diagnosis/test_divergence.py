@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.diagnosis import account
-from ddpdoctor.diagnosis.classify import classify
-from ddpdoctor.diagnosis.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.divergence import describe
+from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Loader, Pass, RunRecord, Wrap
-from ddpdoctor.record.stacks import StackDump
-from ddpdoctor.record.training import MissingGradient
+from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.training import MissingGradient
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 
 
@@ -42,7 +42,7 @@ def test_an_extra_collective_on_one_rank_is_rank_divergent() -> None:
     assert [turn.line.line for turn in divergence.turns if turn.line] == [57, 40]
     assert divergence.turns[0].stack == stack
     assert divergence.culprit == 0
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "rank 0 waits in all_reduce at train.py:57, which rank 1 has not called; "
         "rank 1 waits in broadcast (DDP forward) at train.py:40"
     )
@@ -55,10 +55,10 @@ def test_with_two_ranks_and_no_history_nobody_is_blamed() -> None:
     job.call(1, "broadcast", 30, root=0)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit, divergence.hung) == ("DDP301", None, False)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "the ranks part: rank 0 calls all_reduce at train.py:20; rank 1 calls broadcast at train.py:30"
     )
-    assert account.ranks(divergence) == (0, 1)
+    assert describe.ranks(divergence) == (0, 1)
 
 
 def test_a_rank_that_skips_what_both_did_before_is_blamed() -> None:
@@ -93,7 +93,7 @@ def test_the_parting_is_walked_back_to_the_first_of_the_differing_lines() -> Non
     assert code == "DDP301"
     assert [turn.line.line for turn in divergence.turns if turn.line] == [80, 40]
     assert [turn.line.line for turn in divergence.proof if turn.line] == [90, 50]
-    assert {location.line for location in account.locations(divergence)} == {80, 40, 90, 50}
+    assert {location.line for location in describe.locations(divergence)} == {80, 40, 90, 50}
 
 
 def test_a_pairing_of_lines_that_was_legal_before_is_not_blamed() -> None:
@@ -116,7 +116,7 @@ def test_one_line_with_different_sizes_is_a_mismatch() -> None:
     job.call(2, "all_reduce", 57, 500)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP304", 2)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "all_reduce at train.py:57 differs in the number of elements: 1,000 elements on ranks 0 and 1, "
         "500 elements on rank 2"
     )
@@ -150,7 +150,7 @@ def test_gradients_of_different_steps_are_a_silent_desync() -> None:
     job = desynchronised()
     divergence, code = diagnose(job.record())
     assert (code, divergence.hung, divergence.culprit) == ("DDP312", False, 1)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "gradients of different steps are averaged in all_reduce (DDP backward) at train.py:50: step 3 of rank 0 with "
         "step 4 of rank 1, since rank 1 skipped a backward"
     )
@@ -207,7 +207,7 @@ def test_two_lines_paired_crosswise_are_told_as_a_silent_desync() -> None:
     job.call(1, "all_reduce", 70)
     divergence, code = diagnose(job.record())
     assert (code, divergence.form) == ("DDP312", "crossed")
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "all_reduce at train.py:70 on rank 0 is paired with all_reduce at train.py:71 on rank 1, "
         "and the other way round"
     )
@@ -237,7 +237,7 @@ def test_a_rank_that_exits_while_another_waits_left_early() -> None:
     job.wait_in_last(0)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit, divergence.hung) == ("DDP306", 1, True)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "rank 1 left with exit code 1 while rank 0 waits in all_reduce (DDP backward) at train.py:50"
     )
 
@@ -251,7 +251,7 @@ def test_a_rank_that_is_killed_left_early_although_the_others_then_die_too() -> 
         job.leave(rank, "signalled", signal=15)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP306", 2)
-    assert "rank 2 was killed by SIGSEGV" in account.title(divergence)
+    assert "rank 2 was killed by SIGSEGV" in describe.title(divergence)
 
 
 def test_a_rank_killed_for_its_memory_left_early_although_the_launcher_ends_the_other() -> None:
@@ -273,7 +273,7 @@ def test_a_rank_that_died_is_named_although_the_launcher_ended_the_other_before_
     job.leave(1, end, **details)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP306", 1)
-    assert account.title(divergence).startswith(("rank 1 was killed by SIGKILL", "rank 1 left with exit code 3"))
+    assert describe.title(divergence).startswith(("rank 1 was killed by SIGKILL", "rank 1 left with exit code 3"))
 
 
 def test_a_rank_that_died_in_a_collective_that_it_had_entered_is_named_by_what_the_other_lost() -> None:
@@ -301,10 +301,10 @@ def test_the_first_exception_is_the_root_and_its_echo_is_not() -> None:
     job.fail(0, "RuntimeError", 50, "Connection closed by peer", communication=True)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP706", 1)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "rank 1 raised KeyError: 'label' at train.py:33 while rank 0 waits in all_reduce (DDP backward) at train.py:50"
     )
-    assert account.locations(divergence)[0].line == 33
+    assert describe.locations(divergence)[0].line == 33
 
 
 def test_an_exception_before_any_collective_of_that_rank_is_found() -> None:
@@ -313,7 +313,7 @@ def test_an_exception_before_any_collective_of_that_rank_is_found() -> None:
     job.wait_in_store("init_process_group", 20, 0)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP706", 1)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "rank 1 raised FileNotFoundError: bad at train.py:12 while rank 0 waits in init_process_group at train.py:20"
     )
 
@@ -386,7 +386,7 @@ def test_ranks_that_wait_in_different_groups_for_each_other_stand_still() -> Non
     job.tick(2_000)
     divergence, code = diagnose(job.record())
     assert (code, divergence.form, divergence.culprit) == ("DDP301", "standstill", None)
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "the ranks wait for each other: rank 0 waits in all_reduce at train.py:10; "
         "rank 1 waits in all_reduce at train.py:20"
     )
@@ -417,7 +417,7 @@ def test_a_stuck_rank_is_a_hang_and_a_busy_one_is_not() -> None:
     job.of_rank[1]["stuck"] = True
     divergence, code = diagnose(job.record(stacks=stacks))
     assert (code, divergence.culprit, divergence.form) == ("DDP305", 1, "stuck")
-    assert account.title(divergence) == (
+    assert describe.title(divergence) == (
         "rank 1 stands at train.py:66 while ranks 0 and 2 wait in barrier at train.py:70"
     )
 
@@ -435,7 +435,7 @@ def test_facts_tell_each_rank_with_its_line_and_stack() -> None:
     job.call(0, "all_reduce", 57, 1, 99, reduce_op="sum")
     job.call(1, "broadcast", 40, 64, origin="ddp-forward", root=0)
     divergence, _ = diagnose(job.record())
-    facts = account.facts(divergence, "rehearsal")
+    facts = describe.facts(divergence, "rehearsal")
     assert [fact.rank for fact in facts] == [None, 0, 1, None, 0]
     assert facts[1].stack == (Frame(SCRIPT, 57, "train"), Frame(SCRIPT, 99, "main"))
     assert facts[1].text == "rank 0 calls all_reduce at train.py:57 (1 element, float32, sum) in step 3"
@@ -451,7 +451,7 @@ def test_a_stack_that_was_taken_elsewhere_is_not_shown_as_that_of_the_call() -> 
         StackDump(rank=0, thread="Main", main=True, frames=teardown),
         StackDump(rank=1, thread="Main", main=True, frames=inside),
     )
-    facts = account.facts(diagnose(job.record(stacks=stacks))[0], "rehearsal")
+    facts = describe.facts(diagnose(job.record(stacks=stacks))[0], "rehearsal")
     chains = {fact.rank: fact.stack for fact in facts if fact.stack}
     assert chains == {0: (Frame(SCRIPT, 57, "train"),), 1: inside}
 
@@ -463,5 +463,5 @@ def test_a_thousand_ranks_share_their_facts() -> None:
     job.call(0, "broadcast", 30, root=0)
     divergence, _ = diagnose(job.record())
     assert divergence.culprit == 0
-    assert len(account.facts(divergence, "rehearsal")) == 5
-    assert "ranks 1-999 call all_reduce" in account.title(divergence)
+    assert len(describe.facts(divergence, "rehearsal")) == 5
+    assert "ranks 1-999 call all_reduce" in describe.title(divergence)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.divergence import Divergence
-from ddpdoctor.diagnosis.live import Watch, live_verdict
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 

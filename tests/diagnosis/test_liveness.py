@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.diagnosis.liveness import Sample, at_rest, judge_liveness
+from ddpdoctor.diagnosis.live.liveness import Sample, at_rest, judge_liveness
 
 
 def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a") -> list[Sample]:

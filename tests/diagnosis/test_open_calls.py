@@ -6,13 +6,13 @@ from array import array
 
 import pytest
 
-from ddpdoctor.diagnosis.live import Watch, live_verdict
-from ddpdoctor.diagnosis.matching import Matcher
-from ddpdoctor.diagnosis.waiting import blocked_ranks
+from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
+from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
-from ddpdoctor.record.measured import CallTrack, Pulse
 from ddpdoctor.record.model import Group, Job, Rank, RunRecord, Site
+from ddpdoctor.record.streams.measured import CallTrack, Pulse
 
 SECOND = 1_000_000_000
 

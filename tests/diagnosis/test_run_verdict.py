@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpdoctor.diagnosis.run_verdict import run_verdict
-from ddpdoctor.diagnosis.summarise import summarise
-from ddpdoctor.diagnosis.summary import RunSummary
+from ddpdoctor.diagnosis.performance.summarise import summarise
+from ddpdoctor.diagnosis.performance.summary import RunSummary
+from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.monitor.snapshot import StallView
 from tests.diagnosis.measured_job import MeasuredJob

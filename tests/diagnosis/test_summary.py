@@ -5,11 +5,11 @@ from array import array
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.measured_steps import recent
-from ddpdoctor.diagnosis.summarise import summarise
-from ddpdoctor.diagnosis.summary import Phases, RunSummary
-from ddpdoctor.record.measured import CallTrack, StepTrack
+from ddpdoctor.diagnosis.performance.summarise import summarise
+from ddpdoctor.diagnosis.performance.summary import Phases, RunSummary
+from ddpdoctor.diagnosis.steps import recent
 from ddpdoctor.record.model import Group, Rank, Wrap
+from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 from tests.diagnosis.measured_job import GRADIENT_BYTES, MILLISECOND_NS, MeasuredJob
 
 EVEN = {"data_wait": 2.0, "forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 3.0}

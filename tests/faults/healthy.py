@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.examine import ExamineRequest, examine
+from ddpdoctor.examine.one_script import ExamineRequest, examine
 from tests.faults.cases import NORM, on_loader
 from tests.faults.script import training_script, whole_script
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine import ExamineRequest, examine
+from ddpdoctor.examine.one_script import ExamineRequest, examine
 from ddpdoctor.finding import Finding
 from tests.faults.cases import Fault
 from tests.faults.script import STAMPS_VARIABLE

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.fix.edits import Edit, after, first_in_body, with_keyword, without_keyword
 from ddpdoctor.fix.rewriting import CannotRewrite, edited
-from ddpdoctor.source.module import Module
+from ddpdoctor.source.script.module import Module
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ import psutil
 
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine import ExamineRequest
+from ddpdoctor.examine.one_script import ExamineRequest
+from ddpdoctor.examine.run_gate import GateRequest, Mode, run_gate, target_of
 from ddpdoctor.gate.baseline import Entry, Rehearsed, read_baseline, write_entries
 from ddpdoctor.launch.request import Launch, LaunchLine
-from ddpdoctor.run_gate import GateRequest, Mode, run_gate, target_of
 from tests.benchmarks.faults import in_directory
 from tests.faults.cases import FAULTS
 from tests.faults.healthy import HEALTHY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.gate.budget import Budget, Metric
 from ddpdoctor.gate.compare import compared
-from ddpdoctor.gate.section import Figure
+from ddpdoctor.gate_section import Figure
 from tests.gate.budgets import budget, place, share
 
 

@@ -12,15 +12,15 @@ import pytest
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.gate.compare import compared
-from ddpdoctor.gate.section import GateSection
 from ddpdoctor.gate.together import together
-from ddpdoctor.monitor.demo import Demo
-from ddpdoctor.report import html
+from ddpdoctor.gate_section import GateSection
+from ddpdoctor.monitor.demo.demo import Demo
+from ddpdoctor.report.formats import html
 from ddpdoctor.report.own_reports import encoded, is_own_report, sealed
-from tests.face.examples import at, examination, finding, result
-from tests.face.test_reports import EXAMINATIONS
 from tests.gate.browser import browser, looked_at
 from tests.gate.budgets import budget, place, share
+from tests.report.examples import at, examination, finding, result
+from tests.report.test_reports import EXAMINATIONS
 
 HOSTILE = "<script>ran=1</script><img src=x onerror=ran=1>\"'&{{7*7}}</style>.py"
 needs_a_browser = pytest.mark.skipif(browser() is None, reason="no Chromium is installed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ddpdoctor.record.measured import Gpu, GpuSample, StepTrack
 from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.streams.measured import Gpu, GpuSample, StepTrack
 
 STARTED_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

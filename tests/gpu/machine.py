@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.record.measured import Gpu, GpuSample
+from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
 SOURCE = Path(__file__).with_name("nvml.c")
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ import time
 
 import msgspec
 
-from ddpdoctor.monitor.gpu import GpuSampler
-from ddpdoctor.monitor.node_gpus import NodeGpus
-from ddpdoctor.record.measured import Gpu
+from ddpdoctor.monitor.gpus.gpu import GpuSampler
+from ddpdoctor.monitor.gpus.node_gpus import NodeGpus
 from ddpdoctor.record.model import Job, Rank, RunRecord
+from ddpdoctor.record.streams.measured import Gpu
 
 if __name__ == "__main__":
     sampler, node = GpuSampler(sample_every_s=0.02, silent_after_s=1.0), None

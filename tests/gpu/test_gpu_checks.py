@@ -5,10 +5,10 @@ import pytest
 
 from ddpdoctor.checks.death import gpu_fault
 from ddpdoctor.checks.speed import gpu_throttled, idle_gpu
-from ddpdoctor.diagnosis.gpu_use import gpu_uses, mean_utilisation
+from ddpdoctor.diagnosis.performance.gpus import gpu_uses, mean_utilisation
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.throttling import CLOCKS_SET, HARDWARE_SLOWDOWN, POWER_LIMIT, TOO_HOT, reasons_in_words
+from ddpdoctor.record.streams.throttling import CLOCKS_SET, HARDWARE_SLOWDOWN, POWER_LIMIT, TOO_HOT, reasons_in_words
 from tests.gpu.jobs import gpu, looks, record, steps
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from ddpdoctor.checks.launch import cpu_oversubscription, small_shared_memory
 from ddpdoctor.finding import Finding
-from ddpdoctor.monitor.hosts import LOOK_EVERY_NS, Hosts
-from ddpdoctor.record.measured import HostUse
+from ddpdoctor.monitor.processes.hosts import LOOK_EVERY_NS, Hosts
 from ddpdoctor.record.model import Job, RunRecord, StreamState
+from ddpdoctor.record.streams.measured import HostUse
 
 S = 1_000_000_000
 MIB = 1 << 20

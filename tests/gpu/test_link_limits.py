@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.link_limits import Link, link_of
-from ddpdoctor.monitor.link_speeds import nvlink_bytes_per_s, pcie_bytes_per_s
-from ddpdoctor.record.measured import Gpu
+from ddpdoctor.diagnosis.performance.link_limits import Link, link_of
+from ddpdoctor.monitor.gpus.link_speeds import nvlink_bytes_per_s, pcie_bytes_per_s
 from ddpdoctor.record.model import Group
+from ddpdoctor.record.streams.measured import Gpu
 from tests.gpu.jobs import gpu, record
 
 ALL = (0, 1, 2, 3)

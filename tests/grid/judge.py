@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checks import BUILT_IN
-from ddpdoctor.source.script import read_script
+from ddpdoctor.source.script.script import read_script
 from tests.grid.cases import ACTIONS, PLACES, SHAPES, TESTS, Case, grid
 
 CODES = ("DDP301", "DDP302", "DDP303", "DDP309", "DDP314")

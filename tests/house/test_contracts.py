@@ -12,17 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 VIOLATIONS = {
     "the core reaches the screen": ("ddpdoctor/cli/check.py", "import ddpdoctor.tui"),
-    "the core reaches a check": ("ddpdoctor/examine.py", "import ddpdoctor.checks.data"),
-    "a check starts something": ("checks/data/missing_set_epoch.py", "import ddpdoctor.launch.processes"),
-    "the reader of sources imports torch": ("ddpdoctor/source/script.py", "import torch"),
+    "the core reaches a check": ("ddpdoctor/examine/one_script.py", "import ddpdoctor.checks.data"),
+    "a check starts something": ("checks/data/missing_set_epoch/__init__.py", "import ddpdoctor.launch.processes"),
+    "the reader of sources imports torch": ("ddpdoctor/source/script/script.py", "import torch"),
     "the diagnosis reaches the monitor": ("ddpdoctor/diagnosis/__init__.py", "import ddpdoctor.monitor"),
     "the diagnosis starts a process": ("ddpdoctor/diagnosis/__init__.py", "import subprocess"),
     "the probe needs a library": ("ddpdoctor/probe/__init__.py", "import msgspec"),
     "the probe needs the model": ("ddpdoctor/probe/__init__.py", "import ddpdoctor.finding"),
-    "a report asks for a check": ("ddpdoctor/report/concise.py", "import ddpdoctor.examine"),
-    "the screen asks for a check": ("tui/app.py", "import ddpdoctor.registry"),
+    "a report asks for a check": ("ddpdoctor/report/formats/concise.py", "import ddpdoctor.examine.one_script"),
+    "the screen asks for a check": ("tui/app.py", "import ddpdoctor.catalogue.registry"),
     "the autopsy runs something": ("ddpdoctor/postmortem/read.py", "import subprocess"),
-    "the autopsy asks the diagnosis": ("ddpdoctor/postmortem/read.py", "import ddpdoctor.diagnosis.log_causes"),
+    "the autopsy asks the diagnosis": ("ddpdoctor/postmortem/read.py", "import ddpdoctor.diagnosis.logs.causes"),
     "the record reaches up": ("ddpdoctor/record/model.py", "import ddpdoctor.monitor"),
 }
 

@@ -12,10 +12,9 @@ PACKAGE = ROOT / "ddpdoctor"
 LINKS = ("checks", "tui")
 IN_THE_RANKS = (
     "probe",
-    "rehearsal",
     "record/descriptors.py",
     "record/layout.py",
-    "record/numbered_ring.py",
+    "record/ring_writer.py",
     "record/writer.py",
 )
 """What is loaded into the processes of the job."""

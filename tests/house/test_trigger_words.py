@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
-from ddpdoctor.source.script import Script, read_script
-from ddpdoctor.source.words import mentions_any
-from tests.markdown.blocks import cases_of
+from ddpdoctor.source.script.script import Script, read_script
+from ddpdoctor.source.script.text_search import mentions_any
+from tests.checks.case_blocks import cases_of
 
 TESTS = Path(__file__).parents[1]
-MARKDOWN = sorted((TESTS / "markdown").glob("*/*.md"))
+MARKDOWN = sorted((TESTS.parent / "checks").glob("*/*/cases.md"))
 SCRIPTS = [*sorted((TESTS / "source" / "correct").glob("*.py")), *sorted((TESTS.parent / "examples").glob("*.py"))]
 
 
-@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.parent.name)
 def test_no_check_fires_on_an_example_without_its_words(path: Path, tmp_path: Path) -> None:
     for number, case in enumerate(cases_of(path)):
         directory = tmp_path / str(number)

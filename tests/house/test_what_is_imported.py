@@ -81,7 +81,7 @@ print(sorted(name for name in new if name.partition(".")[0] not in sys.stdlib_mo
 
 def test_public_functions_stand_where_submodules_have_the_same_name() -> None:
     probe = """
-import ddpdoctor, ddpdoctor.examine
+import ddpdoctor, ddpdoctor.examine.one_script
 from ddpdoctor.check import Check
 print(callable(ddpdoctor.check), callable(ddpdoctor.watch), sorted(set(ddpdoctor.__all__) - set(dir(ddpdoctor))))
 assert all(getattr(ddpdoctor, name) is not None for name in ddpdoctor.__all__)

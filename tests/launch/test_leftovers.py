@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from ddpdoctor.cli.main import ddpdoctor
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.created_files import CHANGED, HOLDS_OTHERS, IN_USE
-from ddpdoctor.launch.leftovers import clean_up, leftovers, told
-from ddpdoctor.launch.owner import OWNER_FILE, this_process
-from ddpdoctor.launch.run_directory import state_directory
+from ddpdoctor.launch.runs.created_files import CHANGED, HOLDS_OTHERS, IN_USE
+from ddpdoctor.launch.runs.leftovers import clean_up, leftovers, told
+from ddpdoctor.launch.runs.owner import OWNER_FILE, this_process
+from ddpdoctor.launch.runs.run_directory import state_directory
+from ddpdoctor.probe.rehearsal.files.created_log import CreatedFiles
+from ddpdoctor.probe.rehearsal.files.identity import identity_of
 from ddpdoctor.record import layout
-from ddpdoctor.rehearsal.created_log import CreatedFiles
-from ddpdoctor.rehearsal.identity import identity_of
 
 
 @pytest.fixture(autouse=True)

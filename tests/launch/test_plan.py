@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import plan
+from ddpdoctor.launch import rehearsal_plan
 from ddpdoctor.launch.devices import on_cpu
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 
@@ -21,8 +21,8 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert [plan.time_limit_s(request(), ranks) for ranks in (1, 2, 3, 8)] == [120, 120, 180, 480]
-    assert plan.time_limit_s(request(time_limit_s=30.0), 8) == 30
+    assert [rehearsal_plan.time_limit_s(request(), ranks) for ranks in (1, 2, 3, 8)] == [120, 120, 180, 480]
+    assert rehearsal_plan.time_limit_s(request(time_limit_s=30.0), 8) == 30
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
 def test_what_differs_from_the_command_is_said(
     launch: Launch, device: str, fields: dict[str, object], words: list[str]
 ) -> None:
-    said = list(plan.notes_before(request(launch, **fields), device))
+    said = list(rehearsal_plan.notes_before(request(launch, **fields), device))
     assert len(said) == min(1, len(words))
     assert all(word in said[0] for word in words)
 
 
 def test_a_script_that_starts_other_ranks_than_were_asked_for_is_said_to() -> None:
-    assert list(plan.notes_after(request(spawns_ranks=True, nproc=4), 8)) == [
+    assert list(rehearsal_plan.notes_after(request(spawns_ranks=True, nproc=4), 8)) == [
         "the script starts its 8 ranks itself, so `--nproc 4` did not count"
     ]
     for spawns, nproc, world in ((True, 2, 8), (True, 4, 4), (True, 4, 0), (False, 4, 2)):
-        assert not list(plan.notes_after(request(spawns_ranks=spawns, nproc=nproc), world))
+        assert not list(rehearsal_plan.notes_after(request(spawns_ranks=spawns, nproc=nproc), world))
 
 
 def test_accelerate_is_told_that_there_is_no_gpu() -> None:
@@ -72,9 +72,9 @@ def test_a_module_is_looked_for_here_then_on_the_pythonpath_then_where_its_pytho
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "shell")
     here = Path.cwd()
-    assert plan.module_places(Launch(), None, static=True) == (here, here / "shell", here / "src")
+    assert rehearsal_plan.module_places(Launch(), None, static=True) == (here, here / "shell", here / "src")
     launch = Launch(environment={"PYTHONPATH": f"command{os.pathsep}nowhere"})
-    places = plan.module_places(launch, sys.executable, static=False)
+    places = rehearsal_plan.module_places(launch, sys.executable, static=False)
     assert places[:2] == (here, here / "command")
     assert any(place.name in ("site-packages", "dist-packages") for place in places)
     assert here / "src" not in places

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.run_directory import (
+from ddpdoctor.launch.runs.run_directory import (
     keep_for_cleaning,
     rehearsal_directories,
     state_directory,

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.monitor.playback import final_snapshot
+from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.tui.screens.pages import paint_screen
 from ddpdoctor.tui.view import View
 from tests.faults.script import STAMPS_VARIABLE

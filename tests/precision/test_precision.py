@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.registry import read_catalogue
-from ddpdoctor.runner import run_checks
-from ddpdoctor.source.library import Library
-from ddpdoctor.source.script import script_at
+from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.run_checks import run_checks
+from ddpdoctor.source.script.library import Library
+from ddpdoctor.source.script.script import script_at
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.host_reads import FIRST_AFTER, METHODS, SAMPLED, HostReads
+from ddpdoctor.probe.live.host_syncs import FIRST_AFTER, METHODS, SAMPLED, HostReads
 from ddpdoctor.probe.live.observer import Observer
-from ddpdoctor.probe.live.steps import Source
+from ddpdoctor.probe.live.timing.steps import Source
 
 
 def _observer(directory: Path) -> Observer:

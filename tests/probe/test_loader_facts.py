@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from ddpdoctor.probe.loader_facts import loader_facts
+from ddpdoctor.probe.facts.loaders import loader_facts
 
 DATA = TensorDataset(torch.zeros(12, 1))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.probe.environment import Settings
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.settings import Settings
 
 PUT, REMOVE = os.putenv, os.unsetenv
 

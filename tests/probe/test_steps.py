@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpdoctor.probe.live.device_times import MEASURED_EVERY, DeviceTimes
-from ddpdoctor.probe.live.steps import Source, Steps
-from ddpdoctor.probe.live.stopwatch import (
+from ddpdoctor.probe.live.timing.device_times import MEASURED_EVERY, DeviceTimes
+from ddpdoctor.probe.live.timing.steps import Source, Steps
+from ddpdoctor.probe.live.timing.stopwatch import (
     BACKWARD,
     DATA_WAIT,
     EPOCH_NS,

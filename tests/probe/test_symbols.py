@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import sys, threading, time
-from ddpdoctor.probe.live import symbols
+from ddpdoctor.probe.live.flights import symbols
 
 symbols._NEEDED = "outer.ours"
 importing, let_go = threading.Event(), threading.Event()

@@ -106,7 +106,7 @@ def read_all(scripts: Sequence[Labelled], mirror: Path, directory: Path, jobs: i
 
 def _read(script: Labelled, place: Path | str) -> Reading:
     from ddpdoctor.errors import DdpDoctorError
-    from ddpdoctor.examine import ExamineRequest, examine
+    from ddpdoctor.examine.one_script import ExamineRequest, examine
 
     if isinstance(place, str):
         return Reading(script=script, failure=place)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ddpdoctor.record.assemble_lines import LineRows
+from ddpdoctor.record.assembly.lines import LineRows
 
 
 def test_the_lines_of_all_processes_that_were_a_rank_count() -> None:

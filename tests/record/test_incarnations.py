@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record import layout
-from ddpdoctor.record.incarnations import superseded
-from ddpdoctor.record.numbered_ring import NumberedRing
+from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.assembly.restarts import superseded
 from ddpdoctor.record.plan import RunPlan
-from ddpdoctor.record.ranks import RankBook
+from ddpdoctor.record.ring_writer import NumberedRing
 
 
 def book(*processes: tuple[int, int | None, int, bool]) -> RankBook:

@@ -9,8 +9,8 @@ import pytest
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
-from ddpdoctor.record.numbered_ring import NumberedRing
-from ddpdoctor.record.numbered_tail import NumberedTail
+from ddpdoctor.record.ring_reader import NumberedTail
+from ddpdoctor.record.ring_writer import NumberedRing
 
 FIELDS = len(layout.CALL_FIELDS)
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.record import layout
-from ddpdoctor.record.assemble import Assembly
+from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.writer import CollectiveRing, EventWriter

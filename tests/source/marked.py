@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
 from ddpdoctor.finding import Finding
-from ddpdoctor.source.script import Script, read_script
+from ddpdoctor.source.script.script import Script, read_script
 
 HEAD = """\
 import os

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import project
-from ddpdoctor.source.script import Script, read_script
+from ddpdoctor.source.script.script import Script, read_script
 from tests.source.marked import findings_of
 
 CORRECT = Path(__file__).parent / "correct"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.errors import UsageError
-from ddpdoctor.registry import read_catalogue
-from ddpdoctor.runner import run_checks
-from ddpdoctor.source.script import read_script
+from ddpdoctor.source.script.script import read_script
 
 ROOT = Path(__file__).parents[2]
 CORRECT = Path(__file__).parent / "correct"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.source.events import Branch, Event, Loop
+from ddpdoctor.source.interpreter.values import Const, Unknown, Value
 from ddpdoctor.source.projection import Projection, project
-from ddpdoctor.source.script import read_script
-from ddpdoctor.source.trace import Branch, Event, Loop
-from ddpdoctor.source.values import Const, Unknown, Value
+from ddpdoctor.source.script.script import read_script
 
 HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 

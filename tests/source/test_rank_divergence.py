@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.finding import Severity
-from ddpdoctor.source.script import read_script
+from ddpdoctor.source.script.script import read_script
 from tests.source.marked import check_marks, findings_of, written
 
 DIVERGENCES = ("DDP301", "DDP302", "DDP303", "DDP309", "DDP314")

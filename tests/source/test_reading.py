@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.source.effort import MAXIMUM_STEPS
-from ddpdoctor.source.gaps import take_gap
-from ddpdoctor.source.module import Module
+from ddpdoctor.source.interpreter.budget import MAXIMUM_STEPS
 from ddpdoctor.source.projection import project, whole_projection
-from ddpdoctor.source.script import MAXIMUM_BYTES, read_script
-from ddpdoctor.source.start_up import starts_own_ranks, wants_cuda
+from ddpdoctor.source.queries.start_up import starts_own_ranks, wants_cuda
+from ddpdoctor.source.script.incomplete import take_gap
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import MAXIMUM_BYTES, read_script
 from tests.source.marked import findings_of, written
 
 
@@ -301,7 +301,7 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     path = written(tmp_path, "dist.init_process_group('gloo')\n")
     code = (
         "import sys, pathlib\n"
-        "from ddpdoctor.source.script import read_script\n"
+        "from ddpdoctor.source.script.script import read_script\n"
         "from ddpdoctor.source.projection import project\n"
         f"project(read_script(pathlib.Path({str(path)!r})))\n"
         "heavy = {'torch', 'textual', 'psutil', 'click', 'rich', 'numpy', 'asyncio'} & set(sys.modules)\n"
@@ -311,8 +311,8 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
 
 
 def test_checks_of_a_script_with_such_a_function_are_inconclusive_and_name_it(tmp_path: Path) -> None:
-    from ddpdoctor.registry import read_catalogue
-    from ddpdoctor.runner import run_checks
+    from ddpdoctor.catalogue.registry import read_catalogue
+    from ddpdoctor.catalogue.run_checks import run_checks
 
     script = read_script(
         written(tmp_path, PATHOLOGICAL["deep calls"] + "if dist.get_rank() == 0:\n    dist.barrier()\n")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.rehearsal.stand_in.install import StandIn
+from ddpdoctor.probe.stand_in.install import StandIn
 
 STEPS = 3
 SPLIT = 5

@@ -6,11 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.rehearsal_variants import Variant, noted, variants, with_variant
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.further import Variant, noted, variants, with_variant
-from ddpdoctor.merge import merge
-from ddpdoctor.runner import CheckResult
+from ddpdoctor.findings.merge import merge
 from tests.check_command import check
 
 SCRIPT = """

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.rehearsal.stand_in.install import StandIn
+from ddpdoctor.probe.stand_in.install import StandIn
 
 warnings.simplefilter("ignore")
 CPU = torch.device("cpu")

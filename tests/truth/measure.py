@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.diagnosis.measured_steps import between
-from ddpdoctor.diagnosis.summarise import summarise
-from ddpdoctor.diagnosis.summary import RunSummary
+from ddpdoctor.diagnosis.performance.summarise import summarise
+from ddpdoctor.diagnosis.performance.summary import RunSummary
+from ddpdoctor.diagnosis.steps import between
 from ddpdoctor.launch.environment import free_port, observed
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
-from ddpdoctor.registry import load, read_catalogue
 from tests.jobs_of_tests import kill_marked, marked
 
 SCRIPT = Path(__file__).with_name("training.py")

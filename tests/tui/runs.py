@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.summary import Phases, RunVerdict, StepTimes, Traffic
+from ddpdoctor.diagnosis.performance.summary import Phases, RunVerdict, StepTimes, Traffic
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
 from ddpdoctor.monitor.snapshot import (
     BucketView,
@@ -15,7 +15,7 @@ from ddpdoctor.monitor.snapshot import (
     StallSide,
     StallView,
 )
-from ddpdoctor.record.measured import Gpu, GpuSample
+from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
 NOW = 1_700_000_000_000_000_000
 S = 1_000_000_000

@@ -6,11 +6,11 @@ import asyncio
 import re
 from pathlib import Path
 
-from ddpdoctor.autopsy import AutopsyRequest, autopsy, concluded
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy, concluded
+from ddpdoctor.autopsy.live_job import Seen, record_of
 from ddpdoctor.launch.running_ranks import RunningRank
-from ddpdoctor.live_autopsy import Seen, record_of
-from ddpdoctor.monitor.autopsy_view import AutopsySource, snapshot_of
-from ddpdoctor.monitor.py_spy import Look
+from ddpdoctor.monitor.processes.py_spy import Look
+from ddpdoctor.monitor.views.autopsy_view import AutopsySource, snapshot_of
 from ddpdoctor.postmortem.read import Postmortem
 from tests.autopsy.test_live import BARRIER, at
 from tests.autopsy.test_logs import LOST, RAISED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.monitor.demo import LENGTH_S, Demo, demo_snapshot
+from ddpdoctor.monitor.demo.demo import LENGTH_S, Demo, demo_snapshot
 from ddpdoctor.tui.screens.pages import PAGES, paint_screen
 from ddpdoctor.tui.view import View
 from tests.tui import runs

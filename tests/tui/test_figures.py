@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.tui import figures
+from ddpdoctor.tui.draw import figures
 
 S = 1_000_000_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.monitor.demo import demo_snapshot
+from ddpdoctor.monitor.demo.demo import demo_snapshot
 from ddpdoctor.monitor.snapshot import Snapshot
 from tests.tui import runs
 from tests.tui.golden import GOLDEN, assert_picture

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.summary import RunVerdict
+from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.tui.screens.pages import PAGES, paint_screen
 from ddpdoctor.tui.timeline import Timeline

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, line
-from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, line
+from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import heading
 from ddpdoctor.tui.view import View
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpdoctor.monitor.snapshot import RankView, Snapshot
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, beside, cut, line, padded, paragraph, shown
-from ddpdoctor.tui.charts import (
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, cut, line, padded, paragraph, shown
+from ddpdoctor.tui.draw.charts import (
     ceiling_of,
     flowing,
     gauge,
@@ -16,8 +16,8 @@ from ddpdoctor.tui.charts import (
     sparkline,
     spread,
 )
-from ddpdoctor.tui.figures import duration, percent, share, span, three
-from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.draw.figures import duration, percent, share, span, three
+from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, finding_line, heading, verdict_lines
 from ddpdoctor.tui.view import View
 

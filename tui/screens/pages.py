@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddpdoctor.tui.cells import Cell, paragraph
-from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.draw.cells import Cell, paragraph
+from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.communication import paint_communication
 from ddpdoctor.tui.screens.findings import paint_finding, paint_findings
 from ddpdoctor.tui.screens.frame import FRAME_LINES, Tab, framed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, fitted, line, paragraph
-from ddpdoctor.tui.glyphs import Glyphs
-from ddpdoctor.tui.painting import Painting
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, fitted, line, paragraph
+from ddpdoctor.tui.draw.glyphs import Glyphs
+from ddpdoctor.tui.draw.painting import Painting
 
 WIDTH = 60
 

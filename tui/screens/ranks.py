@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddpdoctor.monitor.snapshot import RankView
-from ddpdoctor.record.measured import Gpu, GpuSample
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, in_role, line, shown
-from ddpdoctor.tui.charts import heat_strip
-from ddpdoctor.tui.figures import count, degrees, duration, memory, percent, span, three, watts
-from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.record.streams.measured import Gpu, GpuSample
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, in_role, line, shown
+from ddpdoctor.tui.draw.charts import heat_strip
+from ddpdoctor.tui.draw.figures import count, degrees, duration, memory, percent, span, three, watts
+from ddpdoctor.tui.draw.painting import Painting, stacked
+from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
 from ddpdoctor.tui.screens.sections import aged_heading, heading
-from ddpdoctor.tui.table import Column, figure_column, paint_table
 from ddpdoctor.tui.view import View
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Frame, Severity
+from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
-from ddpdoctor.places import in_user_code
-from ddpdoctor.source_text import line_of
-from ddpdoctor.tui.cells import Cell, Line, cut, cut_left, fitted, in_role, line, paragraph, shown, width_of
-from ddpdoctor.tui.figures import span
-from ddpdoctor.tui.glyphs import Glyphs
+from ddpdoctor.tui.draw.cells import Cell, Line, cut, cut_left, fitted, in_role, line, paragraph, shown, width_of
+from ddpdoctor.tui.draw.figures import span
+from ddpdoctor.tui.draw.glyphs import Glyphs
 from ddpdoctor.tui.view import View
 
 SEVERITY_ROLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.ADVICE: "advice"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpdoctor.tui.cells import EMPTY, Cell, Line, cut, line, shown
-from ddpdoctor.tui.painting import Painting, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, cut, line, shown
+from ddpdoctor.tui.draw.painting import Painting, stacked
 
 
 def paint_starting(width: int, height: int, note: str) -> Painting:

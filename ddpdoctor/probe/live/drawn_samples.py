@@ -8,8 +8,8 @@ from __future__ import annotations
 from array import array
 from typing import Any, Optional
 
-from ..digests import leaves
-from ..index_lists import base_indices
+from ..facts.digests import leaves
+from ..facts.index_lists import base_indices
 from ..journal import Journal
 
 

@@ -6,12 +6,12 @@ import threading
 from typing import Any, Callable, Optional
 
 from ...record import layout
-from ...record.numbered_ring import NumberedRing
+from ...record.ring_writer import NumberedRing
 from ..journal import Journal
-from .course import Course
-from .moments import Moments
-from .steps import Steps
-from .stopwatch import Stopwatch
+from .event_queue import Moments
+from .timing.phases import Course
+from .timing.steps import Steps
+from .timing.stopwatch import Stopwatch
 
 _NOBODY = -1
 MOST_FAULTS = 3

@@ -9,11 +9,11 @@ import functools
 import weakref
 from typing import Any, Callable, Optional
 
-from ..capabilities import Capabilities
-from .device_times import DeviceTimes
+from ..torch_compat import Capabilities
 from .observer import Observer
-from .searches import Searches
-from .stopwatch import EPOCH_NS
+from .timing.device_times import DeviceTimes
+from .timing.stopwatch import EPOCH_NS
+from .unused_parameter_searches import Searches
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""

@@ -1,9 +1,9 @@
-"""What Python itself does to files: all the writers of ``tests.no_touch`` on an old file, and what they leave out."""
+"""What Python itself does to files: all the writers of ``tests.probe.no_touch`` on an old file, and what they leave."""
 
 from __future__ import annotations
 
 from tests.no_harm.way import Way, of_python
-from tests.no_touch.writers import REMOVERS, WRITERS
+from tests.probe.no_touch.writers import REMOVERS, WRITERS
 
 _WRITERS = tuple(
     Way(

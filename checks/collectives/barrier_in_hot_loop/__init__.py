@@ -1,0 +1,118 @@
+"""The ranks wait for each other in every step, for nothing.
+
+What it finds
+    A barrier that every training step runs; in a live run it is advice as long as it takes less than 1 % of the step,
+    not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
+    What a sum is for, only the source tells; a rehearsal counts how often it runs, and clears it where that is rare.
+
+Why it is bad
+    DDP synchronises the ranks in backward already. A barrier more keeps the fastest rank from running ahead and makes
+    the CPU wait for the GPU, so that kernels are no longer queued in advance; a reduction for the log costs a round of
+    latency a step.
+
+Example
+    for batch in loader:
+        model(batch).mean().backward()
+        optimizer.step()
+        dist.barrier()
+
+Remedy
+    Remove the barrier. Reduce what is logged when it is logged, every hundred steps, or sum it up on each rank and
+    reduce it once an epoch.
+
+When it is wrong
+    Where the loop measures the time of single steps.
+
+References
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.barrier_in_hot_loop.source import every_step
+from ddpdoctor.finding import Fact, Finding, SaidOfRun, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord, Site
+
+CHECK = Check(
+    code="DDP313",
+    name="barrier-in-hot-loop",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"backwards", "collectives", "forwards"}),
+    needs_live=frozenset({"step_tracks", "call_tracks"}),
+    advice_in_run=True,
+)
+_REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report barriers, and reductions for the log, in every training step."""
+    for found in every_step(whole_projection(script)):
+        event, beside = found.event, found.backward.module.location(found.backward.node)
+        yield CHECK.finding(
+            "source",
+            f"every training step waits in {event.name}, though backward synchronises the ranks already"
+            if found.is_barrier
+            else f"every training step runs {event.name} for a number that is only looked at",
+            remedy=_REMEDY if found.is_barrier else "Reduce it only in the steps that log it, or once an epoch.",
+            locations=(event.module.location(event.node),),
+            evidence=(Fact(text="this backward runs in the same turn of the loop", basis="source", location=beside),),
+            severity=None if found.is_barrier else Severity.ADVICE,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[SaidOfRun]:
+    """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
+    if record.job.kind == "run":
+        yield from _in_live_run(record)
+        return
+    from ddpdoctor.checks.collectives.barrier_in_hot_loop.reductions_run import counted_reductions
+    from ddpdoctor.checks.collectives.barrier_in_hot_loop.run import hot_barriers
+    from ddpdoctor.diagnosis.wording import count, place
+
+    for hot in hot_barriers(record):
+        told = f"{place(hot.site.innermost)}: {count(hot.calls, 'call')} in {count(hot.steps, 'step')} of each rank"
+        yield _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
+    yield from counted_reductions(record)
+
+
+def _in_live_run(record: RunRecord) -> Iterator[Finding]:
+    from ddpdoctor.checks.collectives.barrier_in_hot_loop.run import live_barriers
+    from ddpdoctor.diagnosis.wording import milliseconds_text, place
+
+    for hot in live_barriers(record):
+        at = f" at {place(hot.site.innermost)}" if hot.site.frames else ""
+        waiting = f", {milliseconds_text(hot.waiting_ns)} of it for the last rank" if hot.waiting_ns else ""
+        numbers = {"calls": hot.calls, "steps": hot.steps, "blocked_ns_per_step": hot.blocked_ns}
+        found = _finding(record, hot.kind, hot.site, f"{at} ({milliseconds_text(hot.blocked_ns)}{waiting})", numbers)
+        yield found if hot.costly else msgspec.structs.replace(found, severity=Severity.ADVICE)
+
+
+def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mapping[str, int | float]) -> Finding:
+    from ddpdoctor.diagnosis.wording import site_location
+
+    location = site_location(site)
+    return CHECK.finding(
+        record.job.kind,
+        f"every training step waits in {kind}{told}, though backward synchronises the ranks already",
+        remedy=_REMEDY,
+        locations=() if location is None else (location,),
+        evidence=(
+            Fact(
+                text=f"each rank called it {numbers['calls']:,} times",
+                basis=record.job.kind,
+                numbers=numbers,
+                location=location,
+                stack=site.frames,
+            ),
+        ),
+    )

@@ -1,0 +1,72 @@
+"""Collectives in every step of training that the step does not need."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
+
+_BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
+_REDUCTIONS = frozenset({"all_reduce", "reduce"})
+_FOR_LOGGING = re.compile(r"loss|acc|correct|top_?[15]|prec|err|metric|logged|log_(vals?|stats)$", re.IGNORECASE)
+
+
+class EveryStep(msgspec.Struct, frozen=True, eq=False):
+    """A collective in every turn of a loop that trains."""
+
+    event: Event
+    backward: Event
+    is_barrier: bool
+    """A barrier; otherwise a reduction whose result is only looked at."""
+
+
+def every_step(projection: Projection) -> Iterator[EveryStep]:
+    """Barriers, and reductions of a loss or metric that nothing is decided by, which run as often as a backward."""
+    backwards = [event for event in projection.of_kind("backward") if event.loops]
+    seen: set[ast.AST] = set()
+    for event in projection.of_kind("collective"):
+        if event.node in seen or not event.loops or event.guards or event.ranks != ALL_LANES:
+            continue
+        is_barrier = event.name in _BARRIERS
+        if not is_barrier and not (event.name in _REDUCTIONS and _for_logging(event)):
+            continue
+        for backward in backwards:
+            if _as_often(event, backward):
+                seen.add(event.node)
+                yield EveryStep(event, backward, is_barrier)
+                break
+
+
+def _as_often(event: Event, backward: Event) -> bool:
+    """Whether a collective runs in every turn of the innermost loop around a backward, whatever the step's number."""
+    loop = event.loops[-1]
+    if loop.node is not backward.loops[-1].node or loop.once:
+        return False
+    return event.conditions == backward.conditions[: len(event.conditions)]
+
+
+def _for_logging(event: Event) -> bool:
+    """Whether the name says loss or metric, and no condition, backward or assignment to an attribute uses it."""
+    arguments = getattr(event.node, "args", [])
+    if not arguments or not isinstance(arguments[0], ast.Name) or not event.positional:
+        return False
+    name = arguments[0].id
+    if not _FOR_LOGGING.search(name) or not any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0])):
+        return False
+    function = function_around(event.module, event.node)
+    for node in nodes_of(function):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)) and mentions(node.test, (name,)):
+            return False
+        is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if is_method and ast.unparse(node).partition("(")[0].endswith(".backward") and mentions(node, (name,)):
+            return False
+        if isinstance(node, ast.Return) and node.value is not None and mentions(node.value, (name,)):
+            return False
+    return True

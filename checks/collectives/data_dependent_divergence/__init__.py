@@ -1,0 +1,120 @@
+"""A rank decides by its own data, files or clock whether it joins in.
+
+What it finds
+    A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock, files
+    on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
+    of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
+    keys of a loss dict. Or collectives for each string of a set. As advice: leaving because its own loss is not finite.
+    In a run: ranks that part at lines which each had run before, and batches that only some ranks trained on.
+
+Why it is bad
+    The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective that the others
+    wait in: the job hangs, or averages gradients of different steps from then on.
+
+Example
+    for batch in loader:
+        if batch["boxes"].numel() == 0:
+            continue                        # this rank alone skips backward
+        model(batch).backward()
+
+Remedy
+    Decide together: all-reduce the condition (MAX for "any rank", MIN for "all ranks") and branch on the result; or run
+    the backward on every rank and multiply the loss by 0 where it should not count.
+
+When it is wrong
+    Where the ranks' data is alike by construction: all read one shared file, or draw the same samples.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+    https://github.com/open-mmlab/mmdetection/issues/6495
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.data_dependent_divergence.source import WORDS, OwnParting, own_partings
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP302",
+    name="data-dependent-divergence",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
+)
+_TOGETHER = (
+    "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run the "
+    "collective on every rank and let its result count for nothing."
+)
+_REMEDIES = {
+    "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
+    "loop": "Go over something that is the same on every rank, such as a sorted, fixed list of names.",
+    "files": "Let rank 0 look and broadcast the answer, then branch on it.",
+    "store": "Give every rank as many pieces, or end together: all-reduce whether any rank is left without one.",
+}
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report conditions of a rank's own that decide over collectives."""
+    for parting in own_partings(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            _title(parting),
+            remedy=_remedy(parting),
+            locations=(parting.location, parting.collective_location),
+            evidence=_evidence(parting),
+            severity=Severity.ADVICE if parting.how == "raise" or parting.of_inputs else None,
+        )
+
+
+def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
+    asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'asks'} {WORDS[parting.kind]}"
+    needed = f"every rank has to come to this {parting.collective} together"
+    first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
+    return first, Fact(text=needed, basis="source", location=parting.collective_location)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report ranks that part where they went on alike before, and batches that some ranks passed over."""
+    from ddpdoctor.diagnosis.divergence import describe
+    from ddpdoctor.diagnosis.divergence.divergence import find_divergence
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code, skip_behind
+    from ddpdoctor.diagnosis.training.skipped_batches import skipped_batches
+
+    basis = record.job.kind
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        skip = skip_behind(divergence, record)
+        title, ranks, places = describe.title(divergence), describe.ranks(divergence), describe.locations(divergence)
+        if skip is not None:
+            title, ranks = f"{skip.sentence}; then {title}", skip.named
+            places = tuple(dict.fromkeys((*skip.locations, *places)))
+        facts = describe.facts(divergence, basis)
+        yield CHECK.finding(basis, title, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
+    elif find_divergence(record) is None and (skip := next(skipped_batches(record), None)) is not None:
+        luck = f"{skip.sentence}, and nothing hung only because as many were passed over elsewhere"
+        yield CHECK.finding(
+            basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
+        )
+
+
+def _title(parting: OwnParting) -> str:
+    line = f"{parting.collective} at line {parting.collective_location.line}"
+    if parting.how == "raise":
+        return f"one rank can end the job alone: `{parting.condition}` asks {WORDS[parting.kind]}"
+    if parting.kind == "order":
+        return f"ranks run {line} in different orders: `{parting.condition}` is {WORDS[parting.kind]}"
+    if parting.how == "loop":
+        return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
+    return f"`{parting.condition}` asks {WORDS[parting.kind]} and decides whether this rank runs {line}"
+
+
+def _remedy(parting: OwnParting) -> str:
+    return _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)

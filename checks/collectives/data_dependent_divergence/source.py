@@ -1,0 +1,191 @@
+"""Where every rank decides by something of its own which collectives it runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.checks.collectives.data_dependent_divergence.set_order import collectives_in_set_order
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.divergence import partings
+from ddpdoctor.source.queries.file_uses import writes
+from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
+
+WORDS: Mapping[OwnKind, str] = {
+    "batch": "the rank's own batch",
+    "clock": "the rank's own clock",
+    "files": "the rank's own view of the file system",
+    "random": "random numbers that the ranks do not share",
+    "store": "the number that this rank drew from the store",
+    "state": "what the rank decided by its own data before",
+    "order": "a set, which has another order in every process",
+}
+"""What a condition asks, for titles."""
+_ASKS_FINITE = re.compile(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
+
+
+class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition of a rank's own that decides over collectives."""
+
+    how: Literal["branch", "loop", "raise"]
+    """It chooses an arm, bounds a loop, or ends the rank."""
+    kind: OwnKind
+    condition: str
+    """Source of the condition."""
+    location: Location
+    """The condition, or what the loop goes over."""
+    chain: tuple[Frame, ...]
+    collective: str
+    """The first collective that only one of the outcomes runs."""
+    collective_location: Location
+    leaves: bool
+    """An outcome leaves the turn, the loop or the function."""
+    of_inputs: bool = False
+    """It asks for files that nothing in the job makes: ranks see the same unless a disk is missing."""
+
+
+def own_partings(projection: Projection) -> Iterator[OwnParting]:
+    """Every such condition once, except where a rank test already keeps the same collective from some ranks."""
+    made = _made_files(projection)
+    told = {(parting.location.file, parting.location.line) for parting in partings(projection)}
+    seen: set[ast.AST] = set()
+    for walk in projection.walks:
+        trees: list[Tree] = []
+        for rank, tree in enumerate(walk.trees):
+            if not walk.uncertain and not walk.raised >> rank & 1 and not any(same(tree, other) for other in trees):
+                trees.append(tree)
+        for test, how, event, leaves in (found for tree in trees for found in _in_tree(tree, None, set())):
+            place = event.module.location(event.node)
+            if test.node not in seen and (place.file, place.line) not in told:
+                seen.add(test.node)
+                found = _described(test, how, event, leaves)
+                inputs = test.kind == "files" and not _is_made(made, test, event)
+                yield msgspec.structs.replace(found, of_inputs=inputs)
+    yield from _raises(projection, seen)
+    for event, loop in collectives_in_set_order(projection):
+        if loop.iter not in seen:
+            yield _described(OwnTest(loop.iter, event.module, "order", event.chain), "loop", event, False)
+
+
+_Made = tuple[Event, frozenset[str]]
+"""A call that makes a file or a directory, and the words by which it names it."""
+
+
+def _made_files(projection: Projection) -> list[_Made]:
+    """What the job makes: by variables, attributes and texts in the paths."""
+    makers = {*FILE_CALLS, *FILE_METHODS, "torch.save", "extractall"}
+    found = [(use.event, frozenset(_words(use.node))) for use in writes(projection) if use.node is not None]
+    for event in projection.events:
+        if event.kind in ("call", "save", "training") and event.name in makers and isinstance(event.node, ast.Call):
+            nodes = [*event.node.args, *([event.node.func] if event.name in FILE_METHODS else [])]
+            found.append((event, frozenset(word for node in nodes for word in _words(node))))
+    return found
+
+
+def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
+    """Whether a condition speaks of something that the job may have made by then: before, or in a turn before."""
+    words = set(_words(test.node))
+    body = test.module.body_around(test.node)
+    words |= {word for node in made_from(test.node, body) for word in _words(node)}
+    loops = {loop.node for loop in decided.loops}
+    return any(
+        words & named and (event.ordinal < decided.ordinal or any(loop.node in loops for loop in event.loops))
+        for event, named in made
+    )
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for inner in descend(node):
+        if isinstance(inner, ast.Attribute):
+            if inner.attr not in _PLAIN_WORDS:
+                yield inner.attr
+        elif isinstance(inner, ast.Name):
+            if inner.id not in _PLAIN_WORDS:
+                yield inner.id
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value) > 3:
+            yield inner.value
+
+
+_PLAIN_WORDS = frozenset(
+    {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
+    | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}
+)
+"""What conditions and paths have in common whatever they are about."""
+_Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
+
+
+def _in_tree(tree: Tree, around: Loop | None, seen: set[int]) -> Iterator[_Found]:
+    """What stands in a tree; parts that alternatives share are looked at once."""
+    for item in tree:
+        if id(item) in seen:
+            continue
+        if isinstance(item, (Loop, Branch)):
+            seen.add(id(item))
+        if isinstance(item, Loop):
+            first = next(events_in(item.body), None)
+            if item.test is not None and first is not None:
+                yield item.test, "branch" if isinstance(item.node, ast.While) else "loop", first, False
+            yield from _in_tree(item.body, item, seen)
+        elif isinstance(item, Branch):
+            if item.test is not None:
+                event = _difference(item.arms) or _first_in(around)
+                if event is not None:
+                    yield item.test, "branch", event, item.leaves
+            for arm in item.arms:
+                yield from _in_tree(arm, around, seen)
+
+
+def _difference(arms: tuple[Tree, ...]) -> Event | None:
+    """The first collective that one arm runs and another does not."""
+    for one, other in pairwise(arms):
+        position = 0
+        while position < min(len(one), len(other)) and same((one[position],), (other[position],)):
+            position += 1
+        for rest in (one[position:], other[position:]):
+            event = next(events_in(rest), None)
+            if event is not None:
+                return event
+    return None
+
+
+def _first_in(loop: Loop | None) -> Event | None:
+    """What a rank that leaves a loop misses in the turns that the others still make."""
+    return None if loop is None else next(events_in(loop.body), None)
+
+
+def _raises(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
+    """Exits with an error because a loss is not finite, in a job whose ranks average gradients."""
+    met = [
+        event
+        for walk in projection.walks
+        for event in events_in(walk.trees[0])
+        if event.kind in ("backward", "collective")
+    ]
+    trained = next((event for event in met if event.kind == "backward"), met[0] if met else None)
+    for test, _ in projection.machine.own_raises:
+        if trained is None or test.node in seen or test.kind != "batch":
+            continue
+        if _ASKS_FINITE.search(test.module.excerpt(test.node, 1_000)):
+            seen.add(test.node)
+            yield _described(test, "raise", trained, True)
+
+
+def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Event, leaves: bool) -> OwnParting:
+    return OwnParting(
+        how=how,
+        kind=test.kind,
+        condition=test.module.excerpt(test.node),
+        location=test.module.location(test.node),
+        chain=test.chain,
+        collective=event.name,
+        collective_location=event.module.location(event.node),
+        leaves=leaves,
+    )

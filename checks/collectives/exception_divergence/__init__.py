@@ -1,0 +1,66 @@
+"""A rank catches a failure and goes on without its peers.
+
+What it finds
+    A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except) around a
+    collective or a backward of the DDP model, or in a loop with one, that does not end the rank: it goes on to later
+    collectives, or leaves a loop in which the others go on.
+
+Why it is bad
+    The rank that failed skipped collectives which the others still wait in. From there on it is one behind: the job
+    hangs, or pairs its next gradients with those of another step. The log shows a harmless "skipping batch".
+
+Example
+    try:
+        loss = model(batch).mean()
+        loss.backward()
+    except RuntimeError:                # out of memory on this rank only
+        optimizer.zero_grad()
+        continue
+
+Remedy
+    Let the exception end the rank, so that the launcher ends the job; or all-reduce whether all ranks succeeded, before
+    the first collective of the step, and skip the step together.
+
+When it is wrong
+    Where the caught failure happens on every rank at the same place.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.exception_divergence.source import swallowed
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+CHECK = Check(code="DDP311", name="exception-divergence", severity={"source": Severity.WARNING})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report handlers that swallow a failure of one rank around or before its collectives."""
+    for found in swallowed(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            f"a rank that fails here skips {found.collective} at line {found.collective_location.line} and goes on, "
+            "while the others wait for it",
+            remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them "
+            "skip the step.",
+            locations=(found.location, found.collective_location),
+            evidence=(
+                Fact(
+                    text=f"this handler catches {found.caught} and can go on as if nothing had happened",
+                    basis="source",
+                    location=found.location,
+                ),
+                Fact(
+                    text=f"every rank has to come to this {found.collective}",
+                    basis="source",
+                    location=found.collective_location,
+                ),
+            ),
+        )

@@ -1,0 +1,120 @@
+"""The ranks wait for one that is busy with something long.
+
+What it finds
+    Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
+    does, while the others go on to their next collective, in a script that keeps the default timeout. In a run: a wait
+    of half the group's timeout or more; in a rehearsal an error when the timeout struck (in a live run that is DDP308).
+
+Why it is bad
+    The others stand in that collective until the first rank comes: all but one GPU idle. Once the work takes longer
+    than the timeout of the group (10 minutes with NCCL, 30 with gloo), the job is ended, and that happens with all of
+    the data, not in a test with a little of it.
+
+Example
+    if rank == 0:
+        dataset = raw.map(tokenize)         # 25 minutes on the whole corpus
+    dist.barrier()                          # NCCL gives up after 10
+
+Remedy
+    Divide the work between the ranks, or do it before the job. Where one rank must do it, pass
+    timeout=timedelta(hours=2) to init_process_group.
+
+When it is wrong
+    Where the work is short, or its result is cached from an earlier run.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.long_wait.source import long_waits
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+    Places = tuple[Location | None, ...]
+
+CHECK = Check(
+    code="DDP307",
+    name="long-wait",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "collectives"}),
+    needs_live=frozenset({"groups", "step_tracks", "call_tracks"}),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report long work of the first rank with a collective behind it."""
+    for wait in long_waits(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            f"the first rank {wait.what} here while the others wait in {wait.collective} at line "
+            f"{wait.collective_location.line}, for no longer than the default timeout",
+            remedy="Divide the work between the ranks or do it before the job; or give init_process_group a timeout "
+            "that covers it.",
+            locations=(wait.location, wait.collective_location, wait.condition_location),
+            evidence=(
+                Fact(
+                    text=f"`{wait.condition}` lets the first rank through",
+                    basis="source",
+                    location=wait.condition_location,
+                ),
+                Fact(
+                    text=f"the others wait in this {wait.collective}",
+                    basis="source",
+                    location=wait.collective_location,
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the wait that came nearest to its timeout, or went beyond it; of a live run the longest of each group."""
+    from ddpdoctor.checks.collectives.shared import live_waits_run
+    from ddpdoctor.diagnosis.divergence import long_waits
+    from ddpdoctor.diagnosis.wording import duration_text, location_of, site_location
+
+    if record.job.kind == "run":
+        for lived, timeout_ns in live_waits_run.long_waits(record):
+            title = f"{live_waits_run.told(lived)}; the timeout is {duration_text(timeout_ns)}"
+            places = (site_location(lived.site), site_location(lived.late_site))
+            yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
+        return
+    wait = long_waits.longest_wait(record)
+    if wait is not None:
+        busy = None if wait.before is None else location_of(wait.before.line)
+        places = (location_of(wait.turn.line), busy)
+        found = _finding(record, long_waits.told(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
+        yield msgspec.structs.replace(found, severity=Severity.ERROR) if wait.timed_out else found
+
+
+def _finding(
+    record: RunRecord, title: str, places: Places, late: tuple[int, ...], waited_ns: int, timeout_ns: int
+) -> Finding:
+    from ddpdoctor.diagnosis.wording import duration_text
+
+    return CHECK.finding(
+        record.job.kind,
+        title,
+        remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
+        locations=tuple(place for place in places if place is not None),
+        ranks=late,
+        evidence=(
+            Fact(
+                text=f"the timeout of the group is {duration_text(timeout_ns)}",
+                basis=record.job.kind,
+                numbers={"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
+                location=places[0],
+            ),
+        ),
+    )

@@ -1,0 +1,87 @@
+"""Ranks run different collectives.
+
+What it finds
+    A collective, or a backward of the DDP model, that a rank test keeps from some ranks: by a branch, by leaving a
+    function or a loop early, by an exception that is caught, by a loop's bound. In a run: the first place where the
+    ranks' next collectives come from different lines and do not fit. Building DDP, making a group and a forward on some
+    ranks only have checks of their own.
+
+Why it is bad
+    A collective waits for every rank of its group. A rank that never calls it leaves the others waiting until the
+    timeout, 10 to 30 minutes later; where the sizes happen to fit, ranks exchange numbers that mean different things.
+
+Example
+    if rank == 0:
+        dist.all_reduce(total)          # ranks 1.. never come here
+
+Remedy
+    Call the collective on every rank and put only its consequences (printing, saving) under the rank test.
+
+When it is wrong
+    Where the other ranks reach a matching collective elsewhere; a run that ends well proves it.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html
+    https://github.com/pytorch/pytorch/issues/54059
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.divergence import finding_of, partings_by, remedy_of
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence.divergence import Divergence
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP301",
+    name="rank-divergent-collective",
+    severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives"}),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report collectives that a rank test keeps from some ranks, with nothing that matches them on the others."""
+    for parting in partings_by(whole_projection(script), "collective"):
+        yield finding_of(CHECK, parting, remedy_of(parting))
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when the ranks part at different lines."""
+    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield accuse(CHECK, record, divergence, _remedy(divergence))
+
+
+def _remedy(divergence: Divergence) -> str:
+    from ddpdoctor.diagnosis.divergence import describe
+
+    if divergence.form == "standstill" and len({turn.group for turn in divergence.turns}) > 1:
+        return "Use the groups in the same order on every rank."
+    if divergence.form == "standstill" and all(turn.row is not None for turn in divergence.turns):
+        return "Let the ranks come to these calls in the same order."
+    return (
+        f"Make every rank call {describe.disputed_call(divergence)}, or none: move it out of the branch that only some "
+        "ranks take."
+    )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report ranks that were in different collectives, by the logs or by the dumps."""
+    from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
+
+    yield from from_dumps(CHECK, record, _remedy)
+    yield from from_log(
+        CHECK, record, "Make every rank call the same collectives in the same order: move them out of rank tests."
+    )

@@ -1,0 +1,109 @@
+"""One rank alone runs the DDP model, whose forward talks to the others.
+
+What it finds
+    A forward through the DDP module of a model with buffers (BatchNorm's statistics, for instance) that only some ranks
+    run. An error when it records gradients, a warning under `no_grad`.
+
+Why it is bad
+    Such a forward broadcasts the buffers from rank 0, and the other ranks are not there: it hangs. Under `no_grad` it
+    works by luck: DDP broadcasts in the first forward after a training step only, so rank 0's broadcast of validation
+    is taken for its next one of training. A collective in between ends the luck.
+
+Example
+    if rank == 0:
+        model.eval()
+        with torch.no_grad():
+            validate(model)             # model is the DDP module
+
+Remedy
+    Validate with model.module on that rank (it holds the same weights and talks to nobody), or on all ranks.
+
+When it is wrong
+    Under `no_grad`, where nothing else than training steps follows.
+
+References
+    https://github.com/pytorch/pytorch/issues/54059
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.rank_zero_forward.source import lone_forwards
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.divergence import finding_of, partings_by
+from ddpdoctor.source.ranks.ranks import spoken
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP303",
+    name="rank-zero-forward",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives", "forwards"}),
+)
+_REMEDY = (
+    "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report forwards of a DDP model with buffers that a rank test keeps from some ranks."""
+    projection = whole_projection(script)
+    for parting in partings_by(projection, "forward"):
+        yield finding_of(CHECK, parting, _REMEDY)
+    for lone in lone_forwards(projection):
+        yield CHECK.finding(
+            "source",
+            f"this forward of a DDP model with buffers is run by {spoken(lone.ranks)} of 4 only: without gradients it "
+            "works as long as its broadcast of buffers is taken for the next one of training",
+            remedy=_REMEDY,
+            locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
+            evidence=(
+                Fact(
+                    text="this forward broadcasts the buffers when a training step came before",
+                    basis="source",
+                    location=lone.location,
+                    stack=lone.chain,
+                ),
+            ),
+            severity=Severity.WARNING,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when a lone forward caused it, or the broadcasts that met others by luck."""
+    from ddpdoctor.diagnosis.divergence import describe
+    from ddpdoctor.diagnosis.divergence.divergence import find_divergence
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code, lone_turns
+    from ddpdoctor.diagnosis.training.lone_forwards import lucky_broadcasts
+
+    basis = record.job.kind
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        lone = lone_turns(divergence, record)
+        yield CHECK.finding(
+            basis,
+            describe.lone_forward(divergence, lone),
+            remedy=_REMEDY,
+            locations=describe.locations(divergence),
+            ranks=tuple(turn.rank for turn in lone),
+            evidence=describe.facts(divergence, basis),
+        )
+    elif find_divergence(record) is None:
+        for lucky in lucky_broadcasts(record):
+            yield CHECK.finding(
+                basis,
+                lucky.sentence,
+                remedy=_REMEDY,
+                locations=lucky.locations,
+                ranks=lucky.ranks,
+                evidence=(Fact(text=lucky.pairing, basis=basis, location=lucky.locations[0]),),
+                severity=Severity.WARNING,
+            )

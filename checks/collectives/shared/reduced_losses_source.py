@@ -1,0 +1,69 @@
+"""Losses that a collective changes before their backward."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.sync_points import function_around, nodes_of, stores
+
+_IN_PLACE = frozenset({"all_reduce", "reduce"})
+
+
+class ReducedLoss(msgspec.Struct, frozen=True, eq=False):
+    """A loss that is reduced in place and then differentiated."""
+
+    name: str
+    collective: Event
+    backward: Event
+
+
+def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
+    """Collectives that write a variable of which the same call of a function takes the backward afterwards."""
+    backwards = list(projection.of_kind("backward"))
+    seen: set[ast.AST] = set()
+    for event in reductions(projection):
+        name = argument_name(event)
+        for backward in backwards:
+            later = backward.ordinal > event.ordinal and backward.scopes == event.scopes
+            if not later or event.node in seen or not _starts_from(backward.node, name):
+                continue
+            if not _assigned_between(event, backward, name):
+                seen.add(event.node)
+                yield ReducedLoss(name, event, backward)
+
+
+def reductions(projection: Projection) -> Iterator[Event]:
+    """Collectives that write the sum, or the like, of a variable of all ranks into that variable."""
+    for event in projection.of_kind("collective"):
+        if event.name in _IN_PLACE and argument_name(event):
+            yield event
+
+
+def argument_name(event: Event) -> str:
+    """The variable or attribute that a collective is given; empty when it is given anything else."""
+    arguments = getattr(event.node, "args", [])
+    if arguments and isinstance(arguments[0], (ast.Name, ast.Attribute)):
+        return arguments[0].id if isinstance(arguments[0], ast.Name) else ast.unparse(arguments[0])
+    return ""
+
+
+def _starts_from(node: ast.AST, name: str) -> bool:
+    """``name.backward()``, ``scaler.scale(name).backward()``, ``accelerator.backward(name)``."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    receiver = node.func.value
+    starts = [receiver, *node.args, *(receiver.args if isinstance(receiver, ast.Call) else ())]
+    return any(isinstance(start, (ast.Name, ast.Attribute)) and ast.unparse(start) == name for start in starts)
+
+
+def _assigned_between(event: Event, backward: Event, name: str) -> bool:
+    first, last = getattr(event.node, "lineno", 0), getattr(backward.node, "lineno", 0)
+    if first >= last:
+        return True
+    nodes = nodes_of(function_around(event.module, event.node))
+    return any(stores(node, name) and first <= getattr(node, "lineno", 0) <= last for node in nodes)

@@ -1,0 +1,156 @@
+"""Nothing hangs, but ranks exchange numbers that do not belong together.
+
+What it finds
+    Ranks whose step counters differ when DDP averages their gradients: one of them skipped or repeated a backward, and
+    from then on gradients of different steps are averaged. Ranks that go through one loop in different orders, so that
+    a collective mixes up two tensors of one shape, told apart by the key, variable or parameter that the turn is about.
+    In a live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients
+    different numbers of times, and ranks that draw more batches for as many steps, as warnings while the job goes on;
+    and a backward that a rank left out which ends while
+    the others wait in one. As a warning, too: two lines whose collectives are paired crosswise (A with B, then B with
+    A).
+
+Why it is bad
+    No error, exit code 0, wrong gradients from that step on. Often it sticks only at the end of training, when one rank
+    has a step more than the others, far from the cause.
+
+Example
+    if loss > 100:                      # true on one rank only
+        continue                        # skips backward there
+    loss.backward()
+
+Remedy
+    Decide together: all-reduce the condition so that all ranks skip, or keep the backward and multiply the loss by 0.
+    Go over sorted names, not over a set or a dict that each rank fills in its own order.
+
+When it is wrong
+    The warnings: where a rank chooses by itself between two branches that reduce the same quantity; and in a live run
+    where training ends after a number of steps that each rank counts without the batches that it leaves out.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence.divergence import Divergence
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP312",
+    name="silent-desync",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives"}),
+    needs_live=frozenset({"ranks", "wraps", "loaders", "passes", "step_tracks"}),
+)
+_REMEDIES = {
+    "crossed": "Call the two collectives in the same order on every rank.",
+    "swapped": "Go over the same order on every rank, such as sorted names.",
+}
+_SKIP_TOGETHER = (
+    "Let all ranks skip a step together (all-reduce the condition first), or run backward on every rank and multiply "
+    "the loss by 0 where it should not count."
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when ranks pair different steps, or lines crosswise; else where they drifted."""
+    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is None or divergence.form not in ("desync", *_REMEDIES):
+        yield from _drifts(record, divergence)
+        return
+    severity = Severity.WARNING if divergence.form == "crossed" else None
+    yield accuse(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
+
+
+def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
+    """Report the passes in which the ranks drifted apart, with what became of it; else the backward left out."""
+    from ddpdoctor.diagnosis.divergence import describe
+    from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
+    from ddpdoctor.diagnosis.wording import count
+
+    basis = record.job.kind
+    blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)
+    consequence = "gradients of different steps are averaged from there on"
+    if divergence is not None:
+        consequence = f"in the end {describe.title(divergence)}"
+    at_end = () if divergence is None else describe.locations(divergence)
+    found = list(drifts(record, blocked))
+    for drift in found:
+        facts = tuple(
+            Fact(
+                text=f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in pass {drift.ordinal} of "
+                f"this loader, which gave it {count(drift.batches, 'batch', 'batches')}",
+                basis=basis,
+                numbers={"averaged": averaged, "batches": drift.batches},
+                rank=rank,
+                location=drift.location,
+            )
+            for rank, averaged in drift.averaged[:8]
+        )
+        yield CHECK.finding(
+            basis,
+            f"{drift.sentence}: {consequence}",
+            remedy=_SKIP_TOGETHER,
+            locations=tuple(dict.fromkeys((*((drift.location,) if drift.location is not None else ()), *at_end))),
+            ranks=drift.named,
+            evidence=facts + (() if divergence is None else describe.facts(divergence, basis)),
+            severity=Severity.WARNING if divergence is None else None,
+        )
+    if not found and divergence is None:
+        yield from _ahead(record)
+    skipped = None if found or divergence is None else skipped_backward(record, divergence)
+    if skipped is not None and divergence is not None:
+        yield CHECK.finding(
+            basis,
+            f"{skipped.sentence}: {consequence}",
+            remedy=_SKIP_TOGETHER,
+            locations=at_end,
+            ranks=skipped.named,
+            evidence=describe.facts(divergence, basis),
+        )
+
+
+def _ahead(record: RunRecord) -> Iterator[Finding]:
+    """Report the ranks that have passed over batches while the job goes on."""
+    from ddpdoctor.checks.collectives.silent_desync.run import batches_ahead
+    from ddpdoctor.diagnosis.wording import count
+
+    basis = record.job.kind
+    for ahead in batches_ahead(record):
+        yield CHECK.finding(
+            basis,
+            f"{ahead.sentence}: it trains on other batches than the others from there on, and in the end it will be a "
+            "step short, unless they pass over as many",
+            remedy=_SKIP_TOGETHER,
+            locations=() if ahead.location is None else (ahead.location,),
+            ranks=(ahead.rank,),
+            evidence=(
+                Fact(
+                    text=f"rank {ahead.rank} has drawn {count(ahead.lead, 'batch', 'batches')} more than the others in "
+                    f"as many steps",
+                    basis=basis,
+                    numbers={"batches": ahead.lead, "step": ahead.step},
+                    rank=ahead.rank,
+                    location=ahead.location,
+                ),
+            ),
+            severity=Severity.WARNING,
+        )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report it by the ranks' collectives in flight-recorder dumps."""
+    from ddpdoctor.diagnosis.logs.findings import from_dumps
+
+    yield from from_dumps(CHECK, record, lambda divergence: _REMEDIES.get(divergence.form, _SKIP_TOGETHER))

@@ -1,0 +1,89 @@
+"""A process group is made by some ranks only.
+
+What it finds
+    A call of `new_group` that a rank test keeps from some ranks. As a warning: a collective that a rank calls on a
+    group which it is no member of.
+
+Why it is bad
+    Every rank of the job has to call `new_group`, members or not, and in the same order: the ranks agree on the new
+    group through the store. The ranks that call it wait there, in no collective, so that neither the flight recorder
+    nor the watchdog of NCCL names it. A collective on a group that the caller is no member of only warns: the tensor of
+    that rank stays as it was.
+
+Example
+    if rank in (0, 1):
+        pair = dist.new_group([0, 1])       # ranks 2.. never come here
+
+Remedy
+    Call new_group on every rank and use the group on its members only; or pass use_local_synchronization=True, with
+    which only the members take part.
+
+When it is wrong
+    The warning, where the rank does not use the result.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.subset_new_group.source import repeated_groups
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.divergence import finding_of, partings_by
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP309",
+    name="subset-new-group",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks", "groups", "waits", "outsider_calls"}),
+)
+_REMEDY = "Move new_group out of the rank test, so that every rank calls it, or pass use_local_synchronization=True."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report groups that a rank test lets only some ranks make."""
+    for parting in partings_by(whole_projection(script), "group"):
+        yield finding_of(CHECK, parting, _REMEDY)
+    for made in repeated_groups(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "every turn of this loop makes a new process group of the same ranks, and none is ever destroyed",
+            remedy="Make the group once, before the loop.",
+            locations=(made.module.location(made.node),),
+            severity=Severity.WARNING,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
+    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
+
+    divergence = divergence_with_code(record, CHECK.code)
+    if divergence is not None:
+        yield accuse(CHECK, record, divergence, _REMEDY)
+    by_call: dict[tuple[str, int], set[int]] = {}
+    for call in record.outsider_calls:
+        by_call.setdefault((call.operation, call.site), set()).add(call.rank)
+    for (operation, number), ranks in by_call.items():
+        site = record.site(number)
+        location = site_location(site)
+        yield CHECK.finding(
+            record.job.kind,
+            f"{rank_list(ranks)} {verb(ranks, 'calls', 'call')} {operation} at {place(site.innermost)} on a group "
+            f"without {verb(ranks, 'it', 'them')}, which does nothing there",
+            remedy="Call it on members of the group only, or on a group that holds every rank that needs the result.",
+            locations=() if location is None else (location,),
+            ranks=tuple(sorted(ranks)),
+            severity=Severity.WARNING,
+        )

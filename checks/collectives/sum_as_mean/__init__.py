@@ -1,0 +1,50 @@
+"""A sum over the ranks is shown as if it were their mean.
+
+What it finds
+    A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
+    own name or the text beside it), with no division anywhere: in the same function, or by those that it returns it to.
+
+Why it is bad
+    The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
+    goes above 100 %, and runs of different sizes cannot be compared.
+
+Example
+    dist.all_reduce(loss)
+    print(f"loss {loss.item():.3f}")
+
+Remedy
+    Divide by dist.get_world_size(), or pass op=dist.ReduceOp.AVG (NCCL). With different numbers of samples per rank,
+    reduce sum and count and divide them.
+
+When it is wrong
+    Where the sum is what is meant; a name such as total_loss says so.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.ReduceOp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.sum_as_mean.source import shown_sums
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+CHECK = Check(code="DDP317", name="sum-as-mean", severity={"source": Severity.WARNING})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report means that are summed over the ranks and shown."""
+    for found in shown_sums(whole_projection(script)):
+        event = found.collective
+        shown = found.module.location(found.shown)
+        yield CHECK.finding(
+            "source",
+            f"`{found.name}` is the sum over all ranks when line {shown.line} shows it, world size times the mean",
+            remedy="Divide by dist.get_world_size() after the reduction, or reduce with op=dist.ReduceOp.AVG.",
+            locations=(event.module.location(event.node), shown),
+            evidence=(Fact(text=f"`{found.name}` is shown here, undivided", basis="source", location=shown),),
+        )

@@ -1,0 +1,191 @@
+"""Numbers that are summed over the ranks and shown as a mean, in the same function or by who called it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from ddpdoctor.checks.collectives.shared.reduced_losses_source import argument_name, reductions
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import External, constant
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend, last_name
+
+_MEANS = re.compile(r"loss|acc|mean|avg|average|err|top_?[15]$", re.IGNORECASE)
+_SUMS = re.compile(r"total|sum|num|count|correct|size|^n_|_n$|seen", re.IGNORECASE)
+_SHOWS = frozenset({"print", "info", "log", "add_scalar", "write", "debug", "set_postfix", "log_metric", "log_metrics"})
+_TELLING = frozenset({ast.Assign, ast.AugAssign, ast.BinOp, ast.Call, ast.Return})
+"""Classes of nodes that show a sum, make it a mean, or give it another name."""
+_AVERAGES = frozenset({"div", "div_", "mul", "mul_", "mean", "true_divide", "divide", "divide_"})
+_DIVIDING = (ast.Div, ast.FloorDiv, ast.Mult)
+_AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float"})
+"""Methods whose result is the number itself."""
+FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+
+
+_SIZES = re.compile(r"world|size|n?procs?\b|num_(gpus?|ranks|processes)|n_?gpus?\b|device_count", re.IGNORECASE)
+"""In a division: by the number of ranks."""
+
+
+class ShownSum(msgspec.Struct, frozen=True, eq=False):
+    """A number that is summed over the ranks and shown without having been divided."""
+
+    name: str
+    """The variable that holds it where it is shown, or the call that gives it."""
+    collective: Event
+    module: Module
+    """Where it is shown."""
+    shown: ast.Call
+
+
+class _Part(msgspec.Struct, frozen=True, eq=False):
+    """What a function does with a sum from some line on."""
+
+    module: Module
+    nodes: Sequence[ast.AST]
+    names: frozenset[str]
+    """The variables that hold it."""
+    after_line: int
+
+    @property
+    def averages(self) -> bool:
+        """It may become a mean here, or in what cannot be followed."""
+        returned = (node.value for node in self.nodes if isinstance(node, ast.Return) and node.value is not None)
+        given_back = any(mentions(value, self.names) and not self.is_sum(value) for value in returned)
+        return given_back or any(_divides(node, self.names) for node in self.nodes)
+
+    @property
+    def returns_it(self) -> bool:
+        """The sum itself is given back."""
+        returned = (node.value for node in self.nodes if isinstance(node, ast.Return) and node.value is not None)
+        return any(map(self.is_sum, returned))
+
+    def is_sum(self, node: ast.expr) -> bool:
+        """Whether an expression is one of the variables, or its number."""
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AS_IT_IS:
+            node = node.func.value
+        return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in self.names
+
+    def shown(self) -> Iterator[ast.Call]:
+        """The calls that show it."""
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and last_name(node.func) in _SHOWS and node.lineno > self.after_line:
+                inside = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if any(mentions(part, self.names) for part in inside):
+                    yield node
+
+
+def shown_sums(projection: Projection) -> Iterator[ShownSum]:
+    """Sums over ranks of what is called a loss, an accuracy or a mean, shown and nowhere divided."""
+    modules = projection.machine.script.modules
+    seen: set[ast.AST] = set()
+    for event in reductions(projection):
+        name = argument_name(event)
+        if event.node in seen or not _is_sum(event) or _SUMS.search(name.rpartition(".")[2]):
+            continue
+        seen.add(event.node)
+        function = function_around(event.module, event.node)
+        if not _may_be_shown(modules):
+            continue
+        part = _part(event.module, function, name, getattr(event.node, "lineno", 0))
+        if part.averages or _is_share(event, function, name):
+            continue
+        if not part.returns_it:
+            yield from _shown_in(part, event, name)
+        elif isinstance(function, ast.FunctionDef) and not _SUMS.search(function.name):
+            yield from _shown_by_callers(modules, function, event)
+
+
+def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:
+    """The first call that shows a sum under the name of a mean."""
+    meant = _MEANS.search(name.rpartition(".")[2]) is not None
+    calls = [call for call in part.shown() if meant or _says_mean(call)]
+    if calls:
+        yield ShownSum(name, event, part.module, min(calls, key=lambda call: call.lineno))
+
+
+def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: Event) -> Iterator[ShownSum]:
+    """Where the callers of a function show the sum that it gives back; none when one of them may divide it."""
+    found: list[ShownSum] = []
+    for module in modules:
+        others = [node for node in module.index.of(ast.FunctionDef) if node.name == function.name]
+        if any(node is not function for node in others):
+            return
+        for call in module.calls_by_name.get(function.name, ()):
+            statement = module.parents.get(call)
+            if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+                return
+            target = statement.targets[0]
+            if not isinstance(target, ast.Name) or _SUMS.search(target.id):
+                return
+            part = _part(module, function_around(module, call), target.id, call.lineno)
+            if part.averages or part.returns_it:
+                return
+            found.extend(_shown_in(part, event, target.id))
+    yield from found[:1]
+
+
+def _may_be_shown(modules: Sequence[Module]) -> bool:
+    return any(not _SHOWS.isdisjoint(module.calls_by_name) for module in modules)
+
+
+def _part(module: Module, function: ast.AST, name: str, after_line: int) -> _Part:
+    nodes = [node for node in nodes_of(function) if node.__class__ in _TELLING]
+    return _Part(module, nodes, frozenset(_followers(nodes, name)), after_line)
+
+
+def _is_sum(event: Event) -> bool:
+    operation = event.argument("op", 1 if event.name == "all_reduce" else 2)
+    if operation is None:
+        return event.complete
+    return isinstance(operation, External) and operation.name.endswith(".SUM") and constant(operation) is ...
+
+
+def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
+    """A variable and those that are assigned from it."""
+    names = {name}
+    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
+    for _ in range(3):
+        known = len(names)
+        for node in assignments:
+            if mentions(node.value, names):
+                targets = [target for target in node.targets if isinstance(target, (ast.Name, ast.Attribute))]
+                names.update(ast.unparse(target) for target in targets)
+        if len(names) == known:
+            break
+    return names
+
+
+def _is_share(event: Event, function: ast.AST, name: str) -> bool:
+    """Whether what is summed was divided before, where its variable is assigned: shares add up to the mean."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(ast.unparse(target) == name for target in node.targets)
+        and node.lineno < getattr(event.node, "lineno", 0)
+        and any(isinstance(inner, ast.BinOp) and isinstance(inner.op, _DIVIDING) for inner in descend(node.value))
+        and _SIZES.search(ast.unparse(node.value)) is not None
+        for node in descend(function)
+    )
+
+
+def _divides(node: ast.AST, names: frozenset[str]) -> bool:
+    """Whether a node makes a mean of one of some variables."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _DIVIDING) and mentions(node, names)
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, _DIVIDING) and mentions(node.target, names)
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AVERAGES
+    return is_method and mentions(node, names)
+
+
+def _says_mean(call: ast.Call) -> bool:
+    """Whether what is shown is called a loss, an accuracy or a mean, and no sum, by a text beside it."""
+    texts = [node.value for part in call.args for node in descend(part) if isinstance(node, ast.Constant)]
+    words = " ".join(text for text in texts if isinstance(text, str))
+    return _MEANS.search(words) is not None and not _SUMS.search(words)

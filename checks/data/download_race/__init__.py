@@ -1,0 +1,74 @@
+"""Every rank downloads or extracts to the same path at once.
+
+What it finds
+    A dataset with `download=True`, a call that fetches a file, or an archive that is extracted, reached by all ranks
+    without one of them going first. In a run: data that several ranks fetch, or write where it is missing and then
+    read, with no collective between one rank's write and what the other does.
+
+Why it is bad
+    The ranks write over each other: a rank reads a file that another is still writing, checksums fail now and then, an
+    archive is extracted while it is being replaced. It also asks the server as many times as there are ranks.
+
+Example
+    dataset = torchvision.datasets.CIFAR10("data", download=True)
+
+Remedy
+    Let rank 0 (the first rank of each node, where disks are not shared) download, then a barrier, then let all ranks
+    open what is there: if rank == 0: CIFAR10("data", download=True), dist.barrier(), CIFAR10("data").
+
+When it is wrong
+    Where the files are in place before the job starts, or every rank has a disk of its own.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.data.download_race.source import by_directory, shared_downloads
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP109",
+    name="download-race",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+)
+REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report downloads that all ranks do at the same time, one finding for a directory."""
+    for downloads in by_directory(shared_downloads(whole_projection(script))):
+        event = downloads[0].event
+        place = event.module.location(event.node)
+        yield CHECK.finding(
+            "source",
+            f"every rank {downloads[0].what} to the same path at once",
+            remedy=REMEDY,
+            locations=tuple(one.event.module.location(one.event.node) for one in downloads),
+            evidence=(
+                Fact(
+                    text="no rank test and no barrier lets one rank go first",
+                    basis="source",
+                    location=place,
+                    stack=event.chain,
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report data that several ranks prepare at once; refute where one goes first."""
+    from ddpdoctor.diagnosis.divergence_findings import accuse_paths
+
+    yield from accuse_paths(CHECK, record, REMEDY)

@@ -1,0 +1,94 @@
+"""Downloads and extractions that every rank does at once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, constant, is_varying
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.torch_model.recorded_training_names import TRAINING_CALLS
+from ddpdoctor.source.vocabulary import speaks_of_ranks
+
+_DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
+_FETCHERS = frozenset(
+    name for name in TRAINING_CALLS if name.endswith((".urlretrieve", ".download", ".unpack_archive"))
+)
+_IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
+"""Words in a context manager that may let the ranks in one after the other."""
+
+
+class SharedDownload(msgspec.Struct, frozen=True, eq=False):
+    """A download to one path by all ranks at once."""
+
+    event: Event
+    what: str
+    """``downloads`` or ``extracts``."""
+
+
+def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
+    """Downloads of a distributed job that all ranks come to, none of them before the others."""
+    if not is_distributed(projection):
+        return
+    events = [event for event in projection.in_course("object", "training") if _fetches(event)]
+    seen: set[ast.AST] = set()
+    for event in events:
+        if event.ranks != ALL_LANES or event.guards or event.node in seen or _own_path(event):
+            continue
+        if any(speaks_of_ranks(condition) for condition in event.conditions):
+            continue
+        if any(_IN_TURN.search(context.module.excerpt(context.node, 200)) for context in event.contexts):
+            continue
+        if _rank_by_rank(projection, event) or _done_before(events, event):
+            continue
+        seen.add(event.node)
+        yield SharedDownload(
+            event, "extracts" if event.name.endswith(("extractall", "unpack_archive")) else "downloads"
+        )
+
+
+def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownload]]:
+    """Downloads of one function into one directory together: the training and the test part of a data set."""
+    found: dict[tuple[str, str, str, str], list[SharedDownload]] = {}
+    for download in downloads:
+        event, call = download.event, download.event.node
+        where = ""
+        if isinstance(call, ast.Call):
+            roots = [entry.value for entry in call.keywords if entry.arg == "root"] or call.args[:1]
+            where = ast.unparse(roots[0]) if roots else ""
+        key = (str(event.module.path), event.name, download.what, where or str(event.ordinal))
+        found.setdefault(key, []).append(download)
+    return list(found.values())
+
+
+def _fetches(event: Event) -> bool:
+    if event.kind == "object":
+        return _DATASETS.match(event.name) is not None and constant(event.named.get("download", NONE)) is True
+    return event.name in _FETCHERS or event.name == "extractall"
+
+
+def _own_path(event: Event) -> bool:
+    return any(is_varying(value) for value in (*event.positional, *event.named.values()))
+
+
+def _rank_by_rank(projection: Projection, event: Event) -> bool:
+    """Whether some ranks wait in a barrier of their own before, as where rank 0 goes first."""
+    return any(
+        barrier.name in {"barrier", "monitored_barrier", "wait_for_everyone"}
+        and barrier.ranks != ALL_LANES
+        and barrier.ordinal < event.ordinal
+        for barrier in projection.in_course("collective")
+    )
+
+
+def _done_before(events: list[Event], event: Event) -> bool:
+    """Whether fewer ranks did the same before, so that the others find everything in place."""
+    return any(
+        earlier.name == event.name and earlier.ranks != ALL_LANES and earlier.ordinal < event.ordinal
+        for earlier in events
+    )

@@ -1,0 +1,103 @@
+"""A shuffling DistributedSampler repeats the same order in every epoch.
+
+What it finds
+    A shuffling sampler that shards by rank, used for more than one training pass without `set_epoch`. In a run two
+    passes that draw the same indices in the same order.
+
+Why it is bad
+    The sampler derives its shuffle from its seed and its epoch number, which stays 0. Every epoch then shows each rank
+    the same samples in the same order, in the same batches; ranks never exchange samples.
+
+Example
+    sampler = DistributedSampler(dataset)
+    for epoch in range(epochs):
+        for batch in loader: ...
+
+Remedy
+    Call sampler.set_epoch(epoch) at the start of each epoch.
+
+When it is wrong
+    Where a fixed order is wanted, for instance to overfit a few batches on purpose; shuffle=False says so.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.data.shared.epochs_source import forgotten_epochs
+from ddpdoctor.checks.data.shared.set_epoch_fix import tell_epoch
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP102",
+    name="missing-set-epoch",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
+    needs=frozenset({"loaders", "passes"}),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loaders under a shuffling DistributedSampler that is never told the epoch."""
+    for forgotten in forgotten_epochs(whole_projection(script)):
+        loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
+        yield CHECK.finding(
+            "source",
+            "this DataLoader is shuffled by a DistributedSampler that is never told the epoch, so every epoch has the "
+            "same order"
+            if not forgotten.told
+            else "this DataLoader is shuffled by a DistributedSampler that is told the same epoch every time, so every "
+            "epoch has the same order",
+            remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
+            locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
+            evidence=(
+                Fact(
+                    text="this loop goes over the loader several times, and nothing in it tells the sampler the epoch",
+                    basis="source",
+                    location=epochs.module.head_location(epochs.node),
+                ),
+            ),
+        )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to tell the sampler the epoch."""
+    for forgotten in forgotten_epochs(whole_projection(script)):
+        if forgotten.loader.module.location(forgotten.loader.node) == finding.location:
+            yield from tell_epoch(forgotten, finding)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
+    from ddpdoctor.checks.data.missing_set_epoch.run import judge_epochs
+
+    for epochs in judge_epochs(record):
+        if epochs.location is None:
+            continue
+        if not epochs.repeated:
+            yield Refuted(location=epochs.location, reason=epochs.sentence)
+            continue
+        fact = Fact(
+            text=f"passes {epochs.first_pass} and {epochs.second_pass} of this loader have the same digest of "
+            f"{epochs.samples:,} indices, and set_epoch was not called",
+            basis=record.job.kind,
+            numbers={"samples": epochs.samples, "passes": epochs.passes},
+            location=epochs.location,
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            epochs.sentence,
+            remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
+            locations=(epochs.location,),
+            evidence=(fact,),
+        )

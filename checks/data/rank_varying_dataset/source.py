@@ -1,0 +1,79 @@
+"""Data sets that differ between ranks although one sampler divides them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.checks.data.shared.random_numbers_source import Draw, draws_in_constructor
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, Built, Lanes, Value, is_guessed, is_varying, options_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+
+_RANK_WORDS = frozenset({"rank", "get_rank", "global_rank", "RANK"})
+
+
+class RankDataset(msgspec.Struct, frozen=True, eq=False):
+    """A data set that each rank builds differently, under a DistributedSampler."""
+
+    sampler: Event
+    dataset: Event | None
+    """Its construction, where the rank is among the arguments."""
+    draw: Draw | None
+    """Random numbers in its constructor that no common seed fixes."""
+
+
+def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
+    """Every DistributedSampler over a data set that certainly differs between ranks."""
+    seen: set[ast.AST] = set()
+    for sampler in projection.in_course("sampler"):
+        if sampler.name != DISTRIBUTED_SAMPLER or sampler.node in seen or sampler.ranks != ALL_LANES:
+            continue
+        if not sampler.complete or len(sampler.positional) > 1 or {"num_replicas", "rank"} & sampler.named.keys():
+            continue
+        dataset = sampler.argument("dataset", 0)
+        options = list(options_of(dataset)) if dataset is not None else []
+        if len(options) != 1:
+            continue
+        found = _judge(projection, sampler, options[0])
+        if found is not None:
+            seen.add(sampler.node)
+            yield found
+
+
+def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDataset | None:
+    draw = draws_in_constructor(projection, dataset)
+    if draw is not None:
+        return RankDataset(sampler, None, draw)
+    made = projection.machine.object(dataset) if isinstance(dataset, Built) else None
+    if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(made):
+        return RankDataset(sampler, made, None)
+    return None
+
+
+def _by_rank(made: Event) -> bool:
+    """Whether the indices of a subset are computed from the rank in its own construction or one assignment before."""
+    indices = made.argument("indices", 1)
+    if indices is None or not is_varying(indices) or (isinstance(indices, Lanes) and is_guessed(indices)):
+        return False
+    if not isinstance(made.node, ast.Call):
+        return False
+    names = {node.id for node in descend(made.node) if isinstance(node, ast.Name)}
+    texts: list[ast.AST] = [made.node, *_assigned(made.module, names)]
+    return any(_speaks_of_rank(node) for text in texts for node in descend(text))
+
+
+def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
+    for node in module.index.of(ast.Assign):
+        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+            yield node.value
+
+
+def _speaks_of_rank(node: ast.AST) -> bool:
+    word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return word in _RANK_WORDS or (isinstance(node, ast.Constant) and node.value == "RANK")

@@ -1,0 +1,1 @@
+"""What several checks of this family share."""

@@ -1,0 +1,95 @@
+"""Shuffling DistributedSamplers that train for several epochs and are never told the epoch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event, LoopAround
+from ddpdoctor.source.interpreter.values import NONE, Bound, Built, Const, constant, options_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
+
+
+class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
+    """A sampler that repeats its order."""
+
+    sampler: Event
+    loader: Event
+    epochs: LoopAround
+    """The loop of epochs."""
+    told: bool = False
+    """``set_epoch`` is called, with the same number every time."""
+
+
+def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
+    """Samplers that shuffle, feed training in several epochs, and on which ``set_epoch`` is certainly never called."""
+    told = _told(projection)
+    if told is None:
+        return
+    constant_calls = any(event.kind == "set-epoch" and _says_the_same(event) for event in projection.events)
+    for feeding in feedings(projection):
+        loop = loop_of_epochs(feeding)
+        if loop is None or not feeding.certain:
+            continue
+        for name, position in (("sampler", 3), ("batch_sampler", 4)):
+            value = feeding.loader.argument(name, position) or NONE
+            for sampler in samplers_of(projection.machine, value):
+                made_in_loop = any(around.node is loop.node for around in sampler.loops)
+                if sampler.ordinal not in told and _shuffles(sampler) and not made_in_loop:
+                    yield ForgottenEpoch(sampler, feeding.loader, loop, constant_calls)
+
+
+def _shuffles(sampler: Event) -> bool:
+    if not sampler.complete:
+        return False
+    shuffle = sampler.argument("shuffle", 3)
+    return shuffle is None or constant(shuffle) is True
+
+
+def _told(projection: Projection) -> set[int] | None:
+    """Numbers of the samplers that are told their epoch; None when a call cannot be assigned to a sampler."""
+    told: set[int] = set()
+    walked: set[ast.AST] = set()
+    for event in projection.events:
+        if event.kind != "set-epoch":
+            continue
+        walked.add(event.node)
+        if event.receiver is None:
+            return None
+        if _says_the_same(event):
+            continue
+        for option in options_of(event.receiver):
+            receiver = option.receiver if isinstance(option, Bound) else option
+            made = projection.machine.object(receiver)
+            if isinstance(receiver, Built) and made is not None:
+                told.add(receiver.number)
+                told.update(
+                    sampler.ordinal
+                    for value in (*made.positional, *made.named.values())
+                    for sampler in samplers_of(projection.machine, value)
+                )
+            elif constant(receiver) is not None:
+                return None
+    for module in projection.machine.script.modules:
+        for node in module.calls_by_name.get("set_epoch", ()) if "set_epoch" in module.text else ():
+            if isinstance(node.func, ast.Attribute) and node not in walked:
+                return None
+    return told
+
+
+def _says_the_same(event: Event) -> bool:
+    """Whether every turn of a loop tells the same number, as ``set_epoch(0)`` does."""
+    number = event.argument("epoch", 0)
+    return number is not None and isinstance(number, Const) and any(not loop.once for loop in event.loops)
+
+
+def loop_of_epochs(feeding: Feeding) -> LoopAround | None:
+    """The innermost loop around the loop over the loader that makes more than one turn."""
+    if feeding.loop is None:
+        return None
+    position = next(i for i, loop in enumerate(feeding.backward.loops) if loop is feeding.loop)
+    outer = [loop for loop in feeding.backward.loops[:position] if not loop.once]
+    return outer[-1] if outer else None

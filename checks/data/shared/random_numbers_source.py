@@ -1,0 +1,192 @@
+"""Where a script fixes and draws random numbers, and whether the ranks draw the same."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, Built, Instance, Value, constant, is_varying
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.torch_model.recorded_training_names import SEEDING
+from ddpdoctor.source.vocabulary import RANK_NAMES
+
+Library = Literal["torch", "numpy", "random"]
+_DRAWS: dict[str, Library] = {
+    "torch.utils.data.random_split": "torch",
+    "torch.randperm": "torch",
+    "sklearn.model_selection.train_test_split": "numpy",
+    "numpy.random.permutation": "numpy",
+    "numpy.random.shuffle": "numpy",
+    "numpy.random.choice": "numpy",
+    "random.shuffle": "random",
+    "random.sample": "random",
+}
+_SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split"})
+_RANK_WORDS = RANK_NAMES | {"get_rank"}
+_SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
+
+
+class Draw(msgspec.Struct, frozen=True, eq=False):
+    """A draw of random numbers that differs between ranks."""
+
+    event: Event
+    seed: Event | None
+    """The seed before it, which differs between ranks; None when there is none."""
+
+
+def unshared_splits(projection: Projection) -> Iterator[Draw]:
+    """Random splits of a data set that every rank makes on its own and differently."""
+    if not is_distributed(projection):
+        return
+    for event in projection.in_course("training"):
+        if event.name in _DRAWS and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
+            draw = unshared_draw(projection, event)
+            if draw is not None:
+                yield draw
+
+
+def unshared_parts(projection: Projection) -> Iterator[Draw]:
+    """Lists that every rank shuffles on its own and differently, before each takes its part of them by its number."""
+    if not is_distributed(projection):
+        return
+    for event in projection.in_course("training"):
+        if event.name not in _DRAWS or event.name in _SPLITS or not _on_every_rank(event):
+            continue
+        if _is_taken_by_rank(event) and not _shared_after(projection, event):
+            draw = unshared_draw(projection, event)
+            if draw is not None:
+                yield draw
+
+
+def unshared_draw(projection: Projection, event: Event) -> Draw | None:
+    """The draw that a call makes when its numbers certainly differ between ranks."""
+    own = _own_generator(event)
+    if own is not None and constant(own) is not None:
+        return Draw(event, None) if is_varying(own) else None
+    seeds = [seed for seed in seeds_of(projection, _DRAWS[event.name]) if seed.ordinal < event.ordinal]
+    if not seeds:
+        return Draw(event, None)
+    last = seeds[-1]
+    if all(_differs(seed) for seed in seeds if seed.conditions or seed is last):
+        return Draw(event, last)
+    return None
+
+
+def seeds_of(projection: Projection, library: Library) -> list[Event]:
+    """The calls that fix the random numbers of a library, or by their names may."""
+    return [event for event in projection.of_kind("training") if _seeds(event, library)]
+
+
+def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
+    """A draw in the constructor of a project's data set that differs between ranks."""
+    if not isinstance(dataset, Instance):
+        return None
+    constructor = f"{dataset.cls.node.name}.__init__"
+    for event in projection.in_course("training"):
+        if (
+            event.name in _DRAWS
+            and _on_every_rank(event)
+            and any(frame.function == constructor for frame in event.chain)
+        ):
+            return unshared_draw(projection, event)
+    return None
+
+
+def _on_every_rank(event: Event) -> bool:
+    return event.ranks == ALL_LANES and not event.guards and event.complete
+
+
+def _own_generator(event: Event) -> Value | None:
+    """The generator or seed that a call is given."""
+    for name, position in (("generator", 2), ("random_state", -1)):
+        if name == "generator" and event.name != "torch.utils.data.random_split":
+            position = -1
+        value = event.argument(name, position)
+        if value is not None:
+            return value
+    return None
+
+
+def _seeds(event: Event, library: Library) -> bool:
+    last = event.name.rpartition(".")[2]
+    if not SEEDING.search(last) or last in {"initial_seed", "get_seed"}:
+        return False
+    if isinstance(event.receiver, Built) and event.receiver.name == "torch.Generator":
+        return False
+    head = event.name.partition(".")[0]
+    return head == library or head not in {"torch", "numpy", "random"}
+
+
+def _differs(seed: Event) -> bool:
+    arguments = [*seed.positional, *seed.named.values()]
+    return bool(arguments) and seed.ranks == ALL_LANES and any(is_varying(value) for value in arguments)
+
+
+def _shared_after(projection: Projection, event: Event) -> bool:
+    return any(
+        later.ordinal > event.ordinal and later.name in _SHARED_LATER for later in projection.of_kind("collective")
+    )
+
+
+def _splits(event: Event) -> bool:
+    """Whether the result of a draw divides a data set."""
+    if event.name in _SPLITS:
+        shuffle = event.named.get("shuffle", NONE)
+        return constant(shuffle) is not False
+    body = event.module.body_around(event.node)
+    return len(_slices(event, body)) >= 2 and _makes_subsets(body)
+
+
+def _is_taken_by_rank(event: Event) -> bool:
+    """Whether each rank takes a part of what a draw has put in order, by its number."""
+    body, drawn_at = event.module.body_around(event.node), getattr(event.node, "lineno", 0)
+    return any(
+        subscript.lineno >= drawn_at
+        and any(
+            last_name(node) in _RANK_WORDS or (isinstance(node, ast.Constant) and node.value == "RANK")
+            for limit in (limits.lower, limits.step)
+            if limit is not None
+            for node in made_from(limit, body)
+        )
+        for subscript, limits in _slices(event, body)
+    )
+
+
+def _slices(event: Event, body: ast.AST) -> list[tuple[ast.Subscript, ast.Slice]]:
+    """Where a body takes slices of the variable that a draw fills."""
+    name = _drawn_name(event)
+    return [
+        (node, node.slice)
+        for node in descend(body)
+        if name
+        and isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Slice)
+        and ast.unparse(node.value) == name
+    ]
+
+
+def _drawn_name(event: Event) -> str:
+    """The variable or attribute that a draw fills: the one assigned, or the list shuffled in place."""
+    if event.name.endswith(".shuffle") and isinstance(event.node, ast.Call) and event.node.args:
+        target: ast.AST = event.node.args[0]
+    else:
+        statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.stmt)), None)
+        if not isinstance(statement, ast.Assign):
+            return ""
+        target = statement.targets[0]
+    return ast.unparse(target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+
+
+def _makes_subsets(body: ast.AST) -> bool:
+    for node in descend(body):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in {"Subset", "SubsetRandomSampler", "DistributedSampler"}:
+                return True
+    return False

@@ -1,0 +1,97 @@
+"""Parameters are frozen, unfrozen or added after the DDP wrap.
+
+What it finds
+    After `DistributedDataParallel(model)` and before training: a changed `requires_grad` of its parameters, or a new
+    layer set on the wrapped model. In a run: gradients of parameters that DDP did not list, different on each rank, or
+    none for parameters that it waits for.
+
+Why it is bad
+    DDP lists the parameters that need a gradient when it is built, and never again. One that is unfrozen or added later
+    is not averaged: its values drift apart between ranks, silently. One that is frozen later is still waited for, and
+    the next forward raises "Expected to have finished reduction in the prior iteration".
+
+Example
+    model = DistributedDataParallel(net)
+    for parameter in model.module.backbone.parameters():
+        parameter.requires_grad = True
+
+Remedy
+    Change the model first and wrap it last; to change it during training, wrap it again: DistributedDataParallel(net).
+
+When it is wrong
+    Where all parameters of a model are switched off and on again in turn, as GANs do; that is recognised when both
+    switches are in the script.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.shared.after_wrap_source import changes_after_wrap
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.streams.stream_groups import AVERAGING
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP213",
+    name="module-changed-after-wrap",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=AVERAGING,
+)
+REMEDY = "Change the model before the wrap, or wrap it again after the change."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report changes of a wrapped model's parameters."""
+    for change in changes_after_wrap(whole_projection(script)):
+        place = change.event.module.location(change.node)
+        yield CHECK.finding(
+            "source",
+            f"{change.what} after the model was wrapped: DDP listed what it averages when it was built",
+            remedy=REMEDY,
+            locations=(place,),
+            evidence=(
+                Fact(text=f"{change.what} here", basis="source", location=place),
+                Fact(
+                    text="the model is wrapped here",
+                    basis="source",
+                    location=change.wrap.module.location(change.wrap.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report what came into a wrapped model and is not averaged, and what DDP waits for in vain."""
+    from ddpdoctor.checks.gradients.shared.changes_run import frozen_after_wrap
+    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+
+    basis = record.job.kind
+    for found in unaveraged(record):
+        if found.why == "unlisted":
+            yield CHECK.finding(
+                basis,
+                f"{found.unequal:,} parameters of {found.model} were added or unfrozen after the wrap, and their "
+                f"gradients are not averaged: {', '.join(found.names)}",
+                remedy=REMEDY,
+                locations=() if found.wrap_location is None else (found.wrap_location,),
+                evidence=found.facts(basis),
+            )
+    for frozen in frozen_after_wrap(record):
+        yield CHECK.finding(
+            basis,
+            f"{frozen.parameters:,} parameters of {frozen.model} were frozen after the wrap, and DDP waits for their "
+            f"gradients: {', '.join(frozen.names)}",
+            remedy=REMEDY,
+            locations=() if frozen.wrap_location is None else (frozen.wrap_location,),
+            evidence=(Fact(text="frozen before this forward", basis=basis, location=frozen.forward_location),),
+        )

@@ -1,0 +1,101 @@
+"""find_unused_parameters is on, and every parameter is used.
+
+What it finds
+    `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and comes to
+    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen;
+    advice where a framework set the option.
+
+Why it is bad
+    After every forward DDP walks the whole autograd graph in search of parameters that it does not find, and its
+    buckets wait for a bitmap that is all-reduced as well. It costs time in every step, and it hides the error that a
+    really unused parameter would raise.
+
+Example
+    model = DistributedDataParallel(model, device_ids=[local_rank], find_unused_parameters=True)
+
+Remedy
+    Leave find_unused_parameters out, and run once to see that no error about unused parameters is raised.
+
+When it is wrong
+    Where the loss uses only a part of what forward returns, or hooks change which parameters are used.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.needless_find_unused_parameters.fix import stop_searching
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.parameters import needless_searches
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP202",
+    name="needless-find-unused-parameters",
+    severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
+    needs=frozenset({"wraps", "wrap_changes", "backwards", "missing_gradients"}),
+    needs_live=frozenset({"wraps", "unused_searches"}),
+)
+REMEDY = (
+    "Leave find_unused_parameters out if no input makes forward skip a layer: an unused parameter would raise an error."
+)
+FRAMEWORK_REMEDY = (
+    "Turn it off in the framework that wraps the model if no input makes forward skip a layer: "
+    "ddp_find_unused_parameters=False for the Trainer, DDPStrategy or DistributedDataParallelKwargs elsewhere."
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps that search for unused parameters in modules that use all of them."""
+    for needless in needless_searches(whole_projection(script)):
+        wrap = needless.wrap
+        used = f"all {needless.parts} parts" if needless.parts > 1 else "the one part"
+        yield CHECK.finding(
+            "source",
+            f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
+            remedy="Leave find_unused_parameters out, and run once: an unused parameter would raise an error.",
+            locations=(wrap.module.location(wrap.node),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
+    from ddpdoctor.checks.gradients.shared.wrap_options_run import searches
+
+    for search in searches(record):
+        if search.unused and search.location is not None:
+            reason = f"some parameters of {search.model} got no gradient in a step"
+            yield Refuted(location=search.location, reason=reason)
+        elif not search.unused:
+            steps = "measured steps" if record.job.kind == "run" else "synchronised backwards"
+            yield CHECK.finding(
+                record.job.kind,
+                f"DDP searches for unused parameters in every step, and in {search.backwards} {steps} "
+                f"every parameter of {search.model} got a gradient on every rank",
+                remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
+                severity=None if search.by_user else Severity.ADVICE,
+                locations=() if search.location is None else (search.location,),
+                evidence=(
+                    Fact(
+                        text=f"on each rank {search.backwards} {steps} were seen, and each of the "
+                        f"{search.parameters:,} parameters got its gradient in all of them",
+                        basis=record.job.kind,
+                        numbers={"backwards": search.backwards, "parameters": search.parameters},
+                    ),
+                ),
+            )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to leave the option out."""
+    yield from stop_searching(script, finding)

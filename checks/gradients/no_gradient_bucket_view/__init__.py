@@ -1,0 +1,97 @@
+"""Gradients are stored twice.
+
+What it finds
+    A DDP wrap without `gradient_as_bucket_view=True`, of a model whose gradients take at least 100 MB.
+
+Why it is bad
+    DDP copies each gradient into a bucket before it is all-reduced, and back. The buckets take as much memory as the
+    gradients, and the copies take time.
+
+Example
+    model = DistributedDataParallel(large_model, device_ids=[local_rank])
+
+Remedy
+    Pass gradient_as_bucket_view=True: gradients are then views into the buckets, and the
+    peak of memory is lower by their size.
+
+When it is wrong
+    Where .grad is detached in place (detach_()) or must not be a view.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.no_gradient_bucket_view.source import known_parameters
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP211",
+    name="no-gradient-bucket-view",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"wraps"}),
+)
+WORTH_SAYING_BYTES = 100_000_000
+"""Bytes of gradients from which the second copy is worth a line."""
+BYTES_PER_PARAMETER = 4
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps of large models that store their gradients twice."""
+    projection = whole_projection(script)
+    for wrap in projection.in_course("wrap"):
+        module = wrap.argument("module", 0)
+        if module is None or not wrap.complete or "gradient_as_bucket_view" in wrap.named:
+            continue
+        size_bytes = known_parameters(projection.machine, module) * BYTES_PER_PARAMETER
+        if size_bytes < WORTH_SAYING_BYTES:
+            continue
+        place = wrap.module.location(wrap.node)
+        yield CHECK.finding(
+            "source",
+            f"gradients are stored twice: at least {size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
+            remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
+            locations=(place,),
+            evidence=(
+                Fact(
+                    text=f"the layers whose sizes are in the source hold {size_bytes:,} bytes of float32 gradients",
+                    basis="source",
+                    numbers={"bytes": size_bytes},
+                    location=place,
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the wraps whose buckets hold a second copy of large gradients."""
+    from ddpdoctor.checks.gradients.shared.wrap_options_run import gradient_copies
+
+    for copies in gradient_copies(record):
+        if copies.size_bytes >= WORTH_SAYING_BYTES:
+            yield CHECK.finding(
+                record.job.kind,
+                f"gradients are stored twice: {copies.size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
+                remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
+                locations=() if copies.location is None else (copies.location,),
+                evidence=(
+                    Fact(
+                        text=f"DDP's buckets hold a copy of {copies.size_bytes:,} bytes of gradients",
+                        basis=record.job.kind,
+                        numbers={"bytes": copies.size_bytes},
+                    ),
+                ),
+            )
+        elif copies.location is not None:
+            amount = f"{copies.size_bytes:,} bytes" if copies.size_bytes else "no gradient"
+            yield Refuted(location=copies.location, reason=f"{amount} would be stored once instead of twice")

@@ -1,0 +1,198 @@
+"""Replicas whose parameters differ although their gradients were averaged, and jobs that train one model a rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.checks.gradients.shared.loads_run import lone_loads
+from ddpdoctor.diagnosis.divergence.unused_parameters import folded
+from ddpdoctor.diagnosis.training.replicas import (
+    NO_WRAP,
+    ReplicaStep,
+    averaged_by_hand,
+    contributions,
+    gradients_around_steps,
+    judged_wraps,
+    may_be_averaged_later,
+    parameters_around_steps,
+)
+from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.record.model import RunRecord, Wrap
+
+Cause = Literal["after-the-wrap", "learning-rates", "gradients", "unknown"]
+"""They differed before the first step; the learning rates differ; the gradients of a synchronised backward differ; or
+none of these."""
+
+
+class Diverged(msgspec.Struct, frozen=True, kw_only=True):
+    """The first moment at which the parameters of one wrap differ between the ranks."""
+
+    cause: Cause
+    model: str
+    ranks: tuple[int, ...]
+    step: int
+    """n-th step of the optimizer; 0 before the first."""
+    unequal: int
+    compared: int
+    names: tuple[str, ...]
+    """Folded names of the parameters that differ."""
+    first_name: str
+    learning_rates: tuple[tuple[float, ...], ...]
+    """Of the step, by rank; empty before the first."""
+    location: Location | None
+    """The step, or the wrap for the moment before the first."""
+    wrap_location: Location | None
+
+
+class Independent(msgspec.Struct, frozen=True, kw_only=True):
+    """An optimizer whose ranks train models of their own."""
+
+    ranks: tuple[int, ...]
+    steps: int
+    """Steps compared; the gradients differ in every one."""
+    unequal: int
+    compared: int
+    names: tuple[str, ...]
+    """Of those that differ: their places in the optimizer, and their shapes."""
+    alone: bool
+    """The script wraps nothing in DDP at all; otherwise these parameters are in no wrapped module."""
+    backward_location: Location | None
+    step_location: Location | None
+    loader_location: Location | None
+
+
+def diverged_replicas(record: RunRecord) -> Iterator[Diverged]:
+    """Yield the wraps whose parameters differ between the ranks, where nothing more specific is the reason.
+
+    More specific are collectives that were paired wrongly, gradients that DDP did not average, and a state that was
+    loaded on some ranks only. Parameters that DDP ignores, wraps with a communication hook, steps without a
+    synchronised backward and models that are averaged by hand are left out.
+    """
+    lone = lone_loads(record)
+    explained: dict[int, int] = {}
+    for reason in unaveraged(record):
+        if reason.why != "unknown":
+            explained[reason.wrap] = min(reason.step, explained.get(reason.wrap, reason.step))
+    for wraps in judged_wraps(record):
+        wrap, ranks = wraps[min(wraps)], tuple(wraps)
+        if any(not load.wraps or wrap.wrap in load.wraps for load in lone):
+            continue
+        first = next(filter(None, (_of_interest(record, s, wraps) for s in _moments(record, wrap.wrap, ranks))), None)
+        if first is not None and first.ordinal < explained.get(wrap.wrap, first.ordinal + 1):
+            yield _described(record, first, wraps)
+
+
+def independent_models(record: RunRecord) -> Iterator[Independent]:
+    """Yield the optimizers whose parameters are in no wrapped module and whose gradients differ in every step.
+
+    Only where every rank draws its own part of the data, every rank makes the steps, no collective of the user moves as
+    much as the model, and no call that could was left unreached. Besides a DDP module only parameters that began equal
+    on all ranks count, and those that take the place of a wrapped model: others are meant to differ.
+    """
+    ranks = record.rank_numbers()
+    sharding = [
+        loader for loader in record.loaders if loader.sampler_shards and _trains(record, loader.rank, loader.loader)
+    ]
+    if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
+        return
+    begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
+    after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}
+    by_optimizer: dict[int, list[ReplicaStep]] = {}
+    for step in gradients_around_steps(record, NO_WRAP, ranks):
+        by_optimizer.setdefault(step.optimizer, []).append(step)
+    for optimizer, steps in by_optimizer.items():
+        first = steps[0]
+        began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
+        meant = bool(record.wraps) and began_apart and not _takes_the_place_of_a_wrap(record, first)
+        parted = all(s.unequal and (a := after.get((optimizer, s.ordinal))) is not None and a.unequal for s in steps)
+        elements = first.steps[min(ranks)].elements
+        if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):
+            continue
+        step_ns = first.steps[ranks[0]].time_ns
+        own = [b for b in record.backwards if b.rank == ranks[0] and b.time_ns < step_ns]
+        before = [b for b in own if not b.wraps] or own
+        yield Independent(
+            ranks=ranks,
+            steps=len(steps),
+            unequal=len(first.unequal),
+            compared=first.compared,
+            names=folded(first.unequal),
+            alone=not record.wraps,
+            backward_location=site_location(record.site(before[-1].site)) if before else None,
+            step_location=site_location(record.site(first.steps[ranks[0]].site)),
+            loader_location=site_location(record.site(sharding[0].site)),
+        )
+
+
+def _takes_the_place_of_a_wrap(record: RunRecord, step: ReplicaStep) -> bool:
+    """Tell whether the line of the backward before a step has reached a wrap before, of as many parameters."""
+    rank = min(step.steps)
+    own = [entry for entry in record.backwards if entry.rank == rank and entry.time_ns < step.steps[rank].time_ns]
+    if not own:
+        return False
+    reached = {wrap for entry in own if entry.site == own[-1].site for wrap in entry.wraps}
+    sizes = {
+        (len(trained), sum(math.prod(tensor.shape) for tensor in trained))
+        for wrap in record.wraps
+        if wrap.rank == rank and wrap.wrap in reached
+        if (trained := [tensor for tensor in wrap.parameters if tensor.requires_grad])
+    }
+    return (step.compared, step.steps[rank].elements) in sizes
+
+
+def _trains(record: RunRecord, rank: int, loader: int) -> bool:
+    return any(entry.rank == rank and entry.loader == loader and entry.backwards for entry in record.passes)
+
+
+def _moments(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
+    yield from sorted(parameters_around_steps(record, wrap, ranks), key=lambda step: (step.ordinal, step.optimizer))
+
+
+def _of_interest(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> ReplicaStep | None:
+    """The moment with what must not differ in it; None when nothing does or when it need not be equal."""
+    wrap = wraps[min(wraps)]
+    listed = {tensor.name for tensor in wrap.parameters if tensor.requires_grad} - set(wrap.ignored)
+    unequal = tuple(name for name in moment.unequal if name in listed)
+    for rank, step in moment.steps.items():
+        used = contributions(record, step, moment.wrap)
+        if not any(moment.wrap in backward.synchronised for backward in used):
+            return None
+        if averaged_by_hand(record, rank, step.elements):
+            return None
+    return msgspec.structs.replace(moment, unequal=unequal) if unequal else None
+
+
+def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> Diverged:
+    rank = min(wraps)
+    place = site_location(record.site(wraps[rank].site))
+    rates = tuple(moment.steps[rank].learning_rates for rank in sorted(moment.steps))
+    return Diverged(
+        cause=_cause(record, moment, wraps, rates),
+        model=wraps[rank].module_class or "the model",
+        ranks=tuple(wraps),
+        step=moment.ordinal,
+        unequal=len(moment.unequal),
+        compared=moment.compared,
+        names=folded(moment.unequal),
+        first_name=moment.unequal[0],
+        learning_rates=rates,
+        location=site_location(record.site(moment.steps[rank].site)) if moment.ordinal else place,
+        wrap_location=place,
+    )
+
+
+def _cause(
+    record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap], rates: tuple[tuple[float, ...], ...]
+) -> Cause:
+    if not moment.ordinal:
+        return "after-the-wrap"
+    for step in gradients_around_steps(record, moment.wrap, tuple(wraps)):
+        if (step.optimizer, step.ordinal) == (moment.optimizer, moment.ordinal) and step.unequal:
+            return "gradients"
+    return "learning-rates" if len(set(rates)) > 1 else "unknown"

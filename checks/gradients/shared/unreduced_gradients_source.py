@@ -1,0 +1,131 @@
+"""Gradients of a DDP model that its reduction never sees, and training state that one rank alone loads."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event, Guard
+from ddpdoctor.source.interpreter.values import ALL_LANES, Built, options_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.queries.optimizers import is_training_state
+from ddpdoctor.source.queries.wrapped_models import (
+    averages_by_hand,
+    innermost_loop,
+    loop_nodes,
+    training_events,
+    training_forwards,
+    wrap_numbers,
+)
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.vocabulary import OPTIMIZER
+
+FIRST_RANKS = frozenset({0b0001, 0b0101})
+"""Masks of the first rank of the job and of the first rank of each node."""
+_SHARES_STATE = (
+    "broadcast_object_list",
+    "scatter_object_list",
+    "scatter_full_optim",
+    "distribute_bn",
+    "broadcast_optimizer",
+)
+
+
+class UnreducedGradient(msgspec.Struct, frozen=True, eq=False):
+    """A call that takes gradients of a DDP model past its reduction."""
+
+    event: Event
+    first: Event | None
+    """The backward before, which used up the forward; None for a call of ``torch.autograd.grad``."""
+
+
+class LonelyLoad(msgspec.Struct, frozen=True, eq=False):
+    """A ``load_state_dict`` of training state on the first rank only."""
+
+    event: Event
+    guard: Guard
+    what: str
+    """Class of the object that is loaded."""
+
+
+def unreduced_gradients(projection: Projection) -> Iterator[UnreducedGradient]:
+    """Calls of ``torch.autograd.grad`` for parameters, and second backward passes through one forward."""
+    if averages_by_hand(projection.machine.script):
+        return
+    asked = {event.node for event in training_events(projection, "parameters")}
+    for event in training_events(projection, "torch.autograd.grad"):
+        outputs = event.argument("outputs", 0)
+        inputs = _argument_node(event.node, "inputs", 1)
+        for_parameters = inputs is not None and any(node in asked for node in descend(inputs))
+        if outputs is not None and wrap_numbers(outputs) and for_parameters:
+            yield UnreducedGradient(event, None)
+    yield from _second_backwards(projection)
+
+
+def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
+    """Loads of an optimizer, a scheduler or a scaler that only the first rank comes to."""
+    if not is_distributed(projection) or mentions_any(projection.machine.script, _SHARES_STATE):
+        return
+    seen: set[ast.AST] = set()
+    loads = [event for event in projection.in_course("call") if event.name == "load_state_dict"]
+    for event in loads:
+        guard = _guard(projection, event)
+        if event.ranks not in FIRST_RANKS or event.receiver is None or guard is None or event.node in seen:
+            continue
+        options = [option for option in options_of(event.receiver) if isinstance(option, Built)]
+        elsewhere = any(load.receiver == event.receiver and load.ranks & ~event.ranks for load in loads)
+        if options and all(is_training_state(option) for option in options) and not elsewhere:
+            seen.add(event.node)
+            yield LonelyLoad(event, guard, _class_of(options))
+
+
+def _class_of(options: list[Built]) -> str:
+    names = {option.name for option in options}
+    if len(names) == 1 and OPTIMIZER not in names:
+        return options[0].name.rpartition(".")[2]
+    return "scheduler" if all("lr_scheduler" in name for name in names) else "optimizer"
+
+
+def _guard(projection: Projection, event: Event) -> Guard | None:
+    """The condition that keeps the other ranks out: around a call, or one under which they left before it."""
+    if event.guards:
+        return event.guards[-1]
+    for left in reversed(projection.exits):
+        passed = left.ordinal < event.ordinal and (not left.scope or left.scope in event.scopes)
+        if passed and left.ranks == ALL_LANES & ~event.ranks:
+            return left.guard
+    return None
+
+
+def _second_backwards(projection: Projection) -> Iterator[UnreducedGradient]:
+    """Backward passes through the only DDP model after one with ``retain_graph=True``, with no forward between."""
+    wraps = list(projection.of_kind("wrap"))
+    if len(wraps) != 1:
+        return
+    number = wraps[0].ordinal
+    forwards = training_forwards(projection, number)
+    passes = [event for event in projection.in_course("backward") if wrap_numbers(event.receiver) == {number}]
+    for first, second in itertools.pairwise(passes):
+        flag = _argument_node(first.node, "retain_graph", 1)
+        retains = isinstance(flag, ast.Constant) and flag.value is True
+        alike = loop_nodes(first) == loop_nodes(second) and first.conditions == second.conditions
+        between = any(first.ordinal < event.ordinal < second.ordinal for event in forwards)
+        before = any(
+            event.ordinal < first.ordinal and innermost_loop(event) is innermost_loop(first) for event in forwards
+        )
+        if retains and alike and before and not between and first.node is not second.node:
+            yield UnreducedGradient(second, first)
+
+
+def _argument_node(call: ast.AST, name: str, position: int) -> ast.expr | None:
+    if not isinstance(call, ast.Call):
+        return None
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    return call.args[position] if position < len(call.args) else None

@@ -1,0 +1,181 @@
+"""Training whose gradients DDP does not see: the wrap is missing, or the forward goes past it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, Built, Instance, Unknown, Value, options_of, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.optimizers import holders, optimizers, steps
+from ddpdoctor.source.queries.training_loops import division
+from ddpdoctor.source.queries.wrapped_models import averages_by_hand, innermost_loop, training_events, wrap_numbers
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.vocabulary import DDP
+
+_OTHER_WRAPPERS = (
+    "FullyShardedDataParallel",
+    "fully_shard",
+    "FSDP",
+    "deepspeed",
+    "horovod",
+    "apex.parallel",
+    "ccelerat",
+    "lightning",
+    "fairscale",
+    "bagua",
+    "colossalai",
+    "megatron",
+    "smdistributed",
+    "torch_xla",
+    "parallelize_module",
+    "distribute_tensor",
+    "distributed.rpc",
+    "pipelining",
+    "ZeroRedundancy",
+    "average_parameters",
+    "Trainer(",
+    "mmengine",
+    "mmcv",
+    "ignite",
+    "fastai",
+    "composer",
+    "_ddp_",
+)
+_KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "segmentation_models_pytorch.")
+
+
+class MissingWrap(msgspec.Struct, frozen=True, eq=False):
+    """A training loop over a sharded loader whose gradients nobody averages."""
+
+    backward: Event
+    init: Event
+    loader: Event
+
+
+class BypassingForward(msgspec.Struct, frozen=True, eq=False):
+    """A training forward of a module inside a DDP object that does not go through it."""
+
+    forward: Event
+    backward: Event
+    wrap: Event
+
+
+def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
+    """Backward passes of a job with ranks and sharded data, in a script that never averages gradients."""
+    script = projection.machine.script
+    init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
+    if init is None or init.ranks != ALL_LANES or any(projection.of_kind("wrap")):
+        return
+    if mentions_any(script, _OTHER_WRAPPERS) or _names_ddp(script) or averages_by_hand(script):
+        return
+    trained = steps(projection)
+    if not any(_trains_known_models(projection, optimizer) for optimizer in optimizers(projection)):
+        return
+    for backward in projection.in_course("backward"):
+        loop = innermost_loop(backward)
+        if backward.ranks != ALL_LANES or not backward.gradients or loop is None:
+            continue
+        loader = _sharded_loader(projection, backward)
+        if loader is not None and any(innermost_loop(step) is loop for step in trained):
+            yield MissingWrap(backward, init, loader)
+            return
+
+
+def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
+    """Backward passes whose loss comes from a wrapped module and from no DDP forward at all."""
+    script = projection.machine.script
+    if averages_by_hand(script):
+        return
+    wraps = {event.ordinal: event for event in projection.of_kind("wrap")}
+    forwards = [event for event in training_events(projection, "bare forward") if event.gradients]
+    seen: set[ast.AST] = set()
+    for backward in projection.in_course("backward"):
+        if wrap_numbers(backward.receiver) or any(wrap_numbers(value) for value in backward.positional):
+            continue
+        for number in sorted(wrap_numbers(backward.receiver, "bare")):
+            forward = _forward_before(forwards, backward, projection.machine.wrapped, number)
+            if forward is None or number not in wraps or forward.node in seen or _has_ddp_forward(projection, backward):
+                continue
+            seen.add(forward.node)
+            yield BypassingForward(forward, backward, wraps[number])
+
+
+def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, int], number: int) -> Event | None:
+    found: Event | None = None
+    for event in forwards:
+        inside = isinstance(event.receiver, (Instance, Built)) and wrapped.get(event.receiver.number) == number
+        near = event.ordinal < backward.ordinal and innermost_loop(event) is innermost_loop(backward)
+        if inside and near and (found is None or len(event.chain) <= len(found.chain)):
+            found = event
+    return found
+
+
+def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
+    """Whether a DDP forward that records gradients is in the same loop, for instance of a loss that is summed up."""
+    loop = innermost_loop(backward)
+    return any(event.gradients and innermost_loop(event) is loop for event in projection.in_course("ddp-forward"))
+
+
+def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
+    for loop in backward.loops:
+        numbers = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}
+        numbers |= {option.number for option in options_of(loop.iterable) if isinstance(option, Built)}
+        for number in sorted(numbers):
+            loader = projection.machine.events.get(number)
+            if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
+                return loader
+    return None
+
+
+def _names_ddp(script: Script) -> bool:
+    """Whether DDP is called or passed around anywhere, reached or not."""
+    return any(
+        module.resolve(node) == DDP
+        for module in script.modules
+        if "DataParallel" in module.text
+        for kind in (ast.Name, ast.Attribute)
+        for node in module.index.of(kind)
+    )
+
+
+def _trains_known_models(projection: Projection, optimizer: Event) -> bool:
+    """Whether everything that an optimizer holds was made by code that certainly does not wrap it."""
+    held = holders(projection, optimizer)
+    return bool(held) and all(_is_known_model(optimizer.module, optimizer, value) for value in held)
+
+
+def _is_known_model(module: Module, optimizer: Event, value: Value) -> bool:
+    for option in options_of(value):
+        if isinstance(option, Unknown):
+            if not _made_by_known_library(module, optimizer):
+                return False
+        elif not isinstance(option, (Instance, Built)):
+            return False
+    return True
+
+
+def _made_by_known_library(module: Module, optimizer: Event) -> bool:
+    """Whether the variables in an optimizer's arguments are assigned from calls of well-known libraries only."""
+    names = {node.id for node in descend(optimizer.node) if isinstance(node, ast.Name)}
+    found = False
+    for node in module.index.of(ast.Assign):
+        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+            head = node.value
+            while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
+                if module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                    found = True
+                    break
+                head = head.func.value
+            else:
+                if isinstance(head, ast.Call) and module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                    found = True
+                elif not isinstance(head, ast.Name) or head.id not in names:
+                    return False
+    return found

@@ -1,0 +1,110 @@
+"""Parameters of a DDP model receive no gradient.
+
+What it finds
+    Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
+    where neither `find_unused_parameters=True` nor `static_graph=True` serves it. In the source: attributes of a
+    wrapped module that have parameters, and that nothing which forward leads to mentions.
+
+Why it is bad
+    DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
+    have finished reduction in the prior iteration"; where ranks disagree about which parameters are used, the others
+    hang in an all-reduce.
+
+Example
+    def forward(self, x):
+        return self.head(self.body(x))      # self.auxiliary_head is never called
+
+Remedy
+    Remove or freeze (requires_grad_(False), before the wrap) what is never used; pass find_unused_parameters=True
+    where the use depends on the input.
+
+When it is wrong
+    Where the gradient is produced by a hook of the user outside autograd.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.parameters import unused_parts
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP201",
+    name="unused-parameters",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
+    needs=frozenset({"wraps", "missing_gradients"}),
+    needs_live=frozenset({"ranks", "wraps"}),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report attributes with parameters that forward never comes to."""
+    for unused in unused_parts(whole_projection(script)):
+        names = ", ".join(f"self.{name}" for name in unused.names)
+        yield CHECK.finding(
+            "source",
+            f"forward of {unused.owner} never comes to {names}, so DDP waits in vain for "
+            + ("its gradients" if len(unused.names) == 1 else "their gradients"),
+            remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
+            "find_unused_parameters=True.",
+            locations=unused.places,
+            evidence=(
+                Fact(
+                    text="DDP is told neither find_unused_parameters=True nor static_graph=True",
+                    basis="source",
+                    location=unused.wrap.module.location(unused.wrap.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the parameters without gradient of each wrap."""
+    from ddpdoctor.diagnosis.divergence.unused_parameters import unused_parameters
+
+    for unused in unused_parameters(record):
+        facts = tuple(
+            Fact(
+                text=f"{group.ranks}: no gradient for {', '.join(group.names)}: {group.tensors:,} parameters, "
+                f"{group.elements:,} elements, {group.size_bytes:,} bytes"
+                + (f"; {group.elsewhere}" if group.elsewhere else ""),
+                basis=record.job.kind,
+                numbers={"parameters": group.tensors, "elements": group.elements, "bytes": group.size_bytes},
+                rank=group.first_rank,
+                location=group.location,
+                stack=group.stack,
+            )
+            for group in unused.groups
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            unused.sentence,
+            remedy=unused.remedy,
+            locations=unused.locations,
+            ranks=unused.ranks,
+            evidence=facts,
+        )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report the ranks that DDP told of parameters without gradient."""
+    from ddpdoctor.diagnosis.logs.findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "If they are not needed, remove or freeze them before the wrap; if their use depends on the input, pass "
+        "find_unused_parameters=True.",
+    )

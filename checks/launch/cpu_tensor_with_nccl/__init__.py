@@ -1,0 +1,87 @@
+"""A tensor in the host's memory goes into a collective of NCCL.
+
+What it finds
+    A collective of a process group that has NCCL only, on a tensor which was made without a device in the same function
+    and never moved.
+
+Why it is bad
+    NCCL reads and writes GPU memory only. The call fails with "No backend type associated with device type cpu" (older
+    versions: "Tensors must be CUDA and dense"), often at the end of an epoch, when a metric is averaged for the first
+    time.
+
+Example
+    dist.init_process_group("nccl")
+    total = torch.tensor([loss_sum, count])
+    dist.all_reduce(total)
+
+Remedy
+    Make the tensor on the rank's GPU (`device=device`), or leave the backend out of init_process_group: torch then has
+    gloo for CPU tensors beside NCCL.
+
+When it is wrong
+    Where the default device was changed outside of what was read.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#backends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.launch.shared.backends_source import cpu_tensors
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP515",
+    name="cpu-tensor-with-nccl",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
+REMEDY = "Make the tensor on the rank's GPU with device=, or move it there before the call."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report CPU tensors in collectives of an NCCL group."""
+    for found in cpu_tensors(whole_projection(script)):
+        event = found.collective
+        yield CHECK.finding(
+            "source",
+            f"{event.name} gets {found.tensor}, a CPU tensor, and the process group is NCCL's",
+            remedy=REMEDY,
+            locations=(event.module.location(event.node),),
+            evidence=(
+                Fact(
+                    text="the tensor is made here, without a device",
+                    basis="source",
+                    location=event.module.location(found.made),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report calls that NCCL refused because of a CPU tensor."""
+    from ddpdoctor.diagnosis.failures.named import named_failures
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    if record.job.backend and "nccl" not in record.job.backend:
+        return
+    for failure in named_failures(record, CHECK.code):
+        yield CHECK.finding(
+            record.job.kind,
+            f"{rank_list(failure.ranks)} gave a CPU tensor to a process group that has NCCL only",
+            remedy=REMEDY,
+            locations=() if failure.location is None else (failure.location,),
+            ranks=failure.ranks,
+            evidence=(
+                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
+            ),
+        )

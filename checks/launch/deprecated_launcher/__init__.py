@@ -1,0 +1,68 @@
+"""The script is written for torch.distributed.launch, which torchrun has replaced.
+
+What it finds
+    A `--local_rank` argument that is required, or in a script that never reads LOCAL_RANK from the environment, an
+    argument of that name with a number as default and no `type=int`, and imports of torch.distributed.launch itself.
+
+Why it is bad
+    torchrun passes the local rank in the environment and never on the command line: the argument keeps its default on
+    every rank, so all of them take GPU 0 or believe that they run alone; a required one ends every rank. Newer versions
+    of the old launcher write the option as --local-rank, which a parser for --local_rank refuses. Without `type=int`
+    the number arrives as text, and "0" is not 0.
+
+Example
+    parser.add_argument("--local_rank", type=int, default=0)
+
+Remedy
+    Read int(os.environ["LOCAL_RANK"]) and start the script with torchrun.
+
+When it is wrong
+    Where the job's own launcher passes the option, as DeepSpeed's does; scripts that import DeepSpeed are left out.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.queries.rendezvous import legacy_launches
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(code="DDP503", name="deprecated-launcher", severity={"source": Severity.WARNING, "log": Severity.ERROR})
+_TITLES = {
+    "argument": "the local rank is read from the command line only: under torchrun it keeps its default on every rank",
+    "required": "the local rank is a required argument, which torchrun passes to no rank: each ends with a usage error",
+    "text": "this argument has no type=int: a local rank from the command line arrives as text",
+    "module": "torch.distributed.launch is the launcher that torchrun has replaced",
+}
+_REMEDIES = {
+    "argument": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set.',
+    "required": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set, and drop the argument.',
+    "text": 'Add type=int, or read int(os.environ["LOCAL_RANK"]).',
+    "module": "Start the job with torchrun, or call torch.distributed.run.",
+}
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report what only the old launcher serves."""
+    for launch in legacy_launches(script):
+        yield CHECK.finding("source", _TITLES[launch.form], remedy=_REMEDIES[launch.form], locations=(launch.location,))
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report a script that does not know the argument of torch.distributed.launch."""
+    from ddpdoctor.diagnosis.logs.findings import from_log
+
+    yield from from_log(
+        CHECK,
+        record,
+        "Launch with torchrun and read LOCAL_RANK from the environment; or let the script accept --local-rank.",
+    )

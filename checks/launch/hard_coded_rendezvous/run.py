@@ -1,0 +1,95 @@
+"""Whether the ranks met where their launcher told them to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.diagnosis.failures.named import failed_initialisations, named_failures
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.setup import Setting
+from ddpdoctor.record.streams.waits import Wait
+
+_TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
+_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT = re.compile(r"port: ?(\d+)|:(\d{2,5})\b")
+
+
+class Misled(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of meeting that is not the launcher's, or that was taken."""
+
+    sentence: str
+    location: Location | None
+    ranks: tuple[int, ...]
+    followed: str
+    """What came of it, as a sentence without a full stop."""
+    remedy: str
+
+
+def misled_ranks(record: RunRecord) -> Iterator[Misled]:
+    """Yield what leads the ranks away from their launcher's place of meeting, and ports that were in use."""
+    settings: dict[tuple[str, int], list[Setting]] = {}
+    for setting in record.settings:
+        told = setting.name in _TOLD_BY_LAUNCHER and setting.launched and not setting.joined
+        if told and setting.previous and setting.previous != setting.value:
+            settings.setdefault((setting.name, setting.site), []).append(setting)
+    followed = _what_followed(record)
+    for (name, site), found in settings.items():
+        first = found[0]
+        yield Misled(
+            sentence=f"{name} is set to {first.value!r} over the launcher's {first.previous!r}",
+            location=site_location(record.site(site)),
+            ranks=_ranks(found),
+            followed=followed,
+            remedy=f'Remove the line, or write os.environ.setdefault("{name}", ...), which keeps what is there.',
+        )
+    elsewhere: dict[tuple[str, int], list[Wait]] = {}
+    for wait in record.waits:
+        if wait.meets_elsewhere:
+            elsewhere.setdefault((wait.meets_elsewhere, wait.site), []).append(wait)
+    for (method, site), waits in elsewhere.items():
+        yield Misled(
+            sentence=f"the ranks of a launcher meet at {method}, an address of the script's own",
+            location=site_location(record.site(site)),
+            ranks=_ranks(waits),
+            followed=followed,
+            remedy="Leave init_method out: the launcher's MASTER_ADDR and MASTER_PORT are used then.",
+        )
+    yield from _ports_in_use(record)
+
+
+def _what_followed(record: RunRecord) -> str:
+    waits = [wait for wait in record.waits if wait.kind == "init_process_group"]
+    if any(wait.error for wait in waits):
+        return "init_process_group failed"
+    if waits and not any(wait.ended_ns for wait in waits):
+        return "init_process_group never came back: nobody listens there"
+    return "init_process_group came back here; with another launcher, or on another machine, nobody listens there"
+
+
+def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
+    places: dict[Location | None, tuple[str, tuple[int, ...]]] = {}
+    for wait, place in failed_initialisations(record):
+        if _IN_USE.search(wait.error):
+            places.setdefault(place, (wait.error, _ranks([wait])))
+    for failure in named_failures(record, "DDP504"):
+        places.setdefault(failure.location, (failure.message, failure.ranks))
+    for place, (message, ranks) in places.items():
+        found = _PORT.search(message)
+        port = f"port {found[1] or found[2]}" if found else "the port of the rendezvous"
+        yield Misled(
+            sentence=f"{port} is in use: the ranks cannot meet there",
+            location=place,
+            ranks=ranks,
+            followed=f"the initialisation failed: {message[:160]}",
+            remedy="Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on what "
+            "the system gives.",
+        )
+
+
+def _ranks(found: list[Setting] | list[Wait]) -> tuple[int, ...]:
+    return tuple(sorted({entry.rank for entry in found if entry.rank >= 0}))

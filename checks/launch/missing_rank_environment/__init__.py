@@ -1,0 +1,91 @@
+"""Ranks that the script spawns read variables that only a launcher sets.
+
+What it finds
+    init_process_group with the default env:// rendezvous, in a script that starts its ranks itself with mp.spawn or
+    Process, without rank= and world_size= and without RANK and WORLD_SIZE in the environment; or with them, but with no
+    MASTER_ADDR and MASTER_PORT anywhere.
+
+Why it is bad
+    torchrun sets these variables; processes of mp.spawn start without them. The initialisation fails at once with
+    "environment variable RANK expected, but not set", in every rank.
+
+Example
+    def worker(rank, world_size):
+        dist.init_process_group("nccl")
+    mp.spawn(worker, args=(4,), nprocs=4)
+
+Remedy
+    Give rank= and world_size=, and set MASTER_ADDR and MASTER_PORT before; or drop the spawning and use torchrun.
+
+When it is wrong
+    Where MASTER_ADDR and MASTER_PORT come from the shell or the container; that case is a warning.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.rendezvous import missing_environments
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP510",
+    name="missing-rank-environment",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"waits"}),
+)
+REMEDY = "Give rank= and world_size= to init_process_group, and set MASTER_ADDR and MASTER_PORT before it."
+_MISSING = re.compile(r"environment variable (\w+) expected, but not set")
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report initialisations of spawned ranks that lack what they read from the environment."""
+    for found in missing_environments(whole_projection(script)):
+        event, names = found.initialisation, " and ".join(found.missing)
+        launch = script.spawns_ranks
+        are = "is" if len(found.missing) == 1 else "are"
+        facts: tuple[Fact, ...] = ()
+        if launch is not None:
+            facts = (Fact(text="the script starts its ranks here", basis="source", location=launch.location),)
+        yield CHECK.finding(
+            "source",
+            f"the ranks are spawned by the script itself, and {names} {are} not set",
+            remedy=REMEDY,
+            locations=(event.module.location(event.node),),
+            evidence=facts,
+            severity=None if found.certain else Severity.WARNING,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report initialisations that failed for want of a variable; refute suspicions about those that succeeded."""
+    from ddpdoctor.diagnosis.failures.named import failed_initialisations
+    from ddpdoctor.diagnosis.wording import site_location
+
+    failed = list(failed_initialisations(record))
+    for wait, location in failed:
+        missing = _MISSING.search(wait.error)
+        if missing is None:
+            continue
+        yield CHECK.finding(
+            record.job.kind,
+            f"init_process_group fails: {missing[1]} is not set in the ranks' environment",
+            remedy=REMEDY,
+            locations=() if location is None else (location,),
+            evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
+        )
+    if not failed:
+        met = {wait.site for wait in record.waits if wait.kind == "init_process_group" and wait.ended_ns}
+        for place in filter(None, (site_location(record.site(site)) for site in sorted(met))):
+            yield Refuted(location=place, reason="init_process_group came back: the ranks had what it needs")

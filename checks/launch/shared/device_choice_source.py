@@ -1,0 +1,142 @@
+"""Which GPU a process works on, and when it chooses it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Const, Lanes, constant, options_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.recorded_names import NOTED_CALLS, SET_VARIABLE
+
+_CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "cuda.device(", "init_distributed_device")
+_GUESSES = frozenset(
+    {
+        "barrier",
+        "monitored_barrier",
+        "all_gather_object",
+        "gather_object",
+        "broadcast_object_list",
+        "scatter_object_list",
+    }
+)
+"""Collectives that bring no tensor of their own: NCCL takes the process's current device."""
+
+
+class LateVisibility(msgspec.Struct, frozen=True, eq=False):
+    """A restriction of the visible GPUs that comes after CUDA looked at them."""
+
+    setting: Event
+    initialised: Event
+
+
+class EarlyCollective(msgspec.Struct, frozen=True, eq=False):
+    """A collective on the current device before the process chose it."""
+
+    collective: Event
+    choice: Event
+    """The later ``set_device``."""
+
+
+def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
+    """Moves to the current GPU, on all ranks, in a job in which no process ever chooses its GPU."""
+    script = projection.machine.script
+    if mentions_any(script, _CHOOSES) or framework(script):
+        return ()
+    joined = [event for event in initialisations(projection) if "device_id" not in event.named]
+    if not joined:
+        return ()
+    first: dict[ast.AST, Event] = {}
+    for event in projection.in_course("device", "call"):
+        if _moves_to_current(event) and on_every_rank(event) and not depends_on_mode(event):
+            first.setdefault(event.node, event)
+    return tuple(first.values())
+
+
+def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]:
+    """The constructions of an NCCL group after which tensors go to explicit GPUs, and no process chooses its GPU."""
+    script = projection.machine.script
+    if mentions_any(script, _CHOOSES) or framework(script) or not is_nccl_only(projection):
+        return ()
+    joined = [event for event in initialisations(projection) if "device_id" not in event.named]
+    placed = any(
+        event.name in {"cuda", "to", "device_ids"} and isinstance(event.positional[0], Lanes)
+        for event in projection.in_course("device")
+        if event.positional
+    )
+    return tuple(joined[:1]) if placed and _uses_current(projection) else ()
+
+
+def _uses_current(projection: Projection) -> bool:
+    """Whether something takes the current GPU unasked: a collective without a tensor, or pinned memory."""
+    if any(event.name in _GUESSES and "device_ids" not in event.named for event in projection.in_course("collective")):
+        return True
+    pinned = (event.named.get("pin_memory") for event in projection.in_course("loader"))
+    return any(value is not None and constant(value) is True for value in pinned)
+
+
+def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
+    """Assignments to CUDA_VISIBLE_DEVICES in a process that already initialised CUDA."""
+    seen: set[ast.AST] = set()
+    before: list[Event] = []
+    for event in projection.events:
+        if initialises_cuda(event):
+            before.append(event)
+        is_setting = event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES"
+        if is_setting and event.node not in seen:
+            earlier = _in_the_same_course(before, event)
+            if earlier is not None:
+                seen.add(event.node)
+                yield LateVisibility(event, earlier)
+
+
+def early_collectives(projection: Projection) -> Iterator[EarlyCollective]:
+    """The first collective without a tensor that comes before ``set_device`` in an NCCL job."""
+    if not is_nccl_only(projection):
+        return
+    if any("device_id" in event.named for event in initialisations(projection)):
+        return
+    choice = next((event for event in projection.in_course("device") if event.name == "set_device"), None)
+    if choice is None:
+        return
+    for event in projection.in_course("collective"):
+        if event.ordinal > choice.ordinal:
+            return
+        if event.name in _GUESSES and "device_ids" not in event.named and event.root == choice.root:
+            if "group" not in event.named and event.complete:
+                yield EarlyCollective(event, choice)
+            return
+
+
+def _moves_to_current(event: Event) -> bool:
+    if event.kind == "call":
+        return event.name == "cuda"
+    return event.name in {"cuda", "to"} and constant(event.positional[0]) == "cuda"
+
+
+def initialises_cuda(event: Event) -> bool:
+    """Tell whether CUDA is certainly initialised after an event, if it was not before."""
+    if event.kind == "call":
+        return event.name == "cuda" or (event.name.startswith("torch.cuda.") and event.name in NOTED_CALLS)
+    if event.kind != "device" or event.name == "device":
+        return False
+    if event.name in {"set_device", "cuda"}:
+        return True
+    return event.name == "to" and all(
+        isinstance(option, Const) and isinstance(option.value, str) and option.value.startswith("cuda")
+        for option in options_of(event.positional[0])
+    )
+
+
+def _in_the_same_course(earlier: Sequence[Event], event: Event) -> Event | None:
+    """The first of some events that happened before another in the same call of its function or below it."""
+    for other in earlier:
+        same = event.scopes[-1] in other.scopes and other.in_parent == event.in_parent and other.ranks & event.ranks
+        if same and set(other.conditions) <= set(event.conditions):
+            return other
+    return None

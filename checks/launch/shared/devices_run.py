@@ -1,0 +1,87 @@
+"""Whether each rank works on its own GPU, and chose it in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import rank_list, site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.devices import DeviceUse
+
+
+class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the GPUs that the ranks use at one line."""
+
+    wrong: bool
+    sentence: str
+    location: Location | None
+    ranks: tuple[int, ...] = ()
+    facts: tuple[str, ...] = ()
+
+
+def shared_first_gpu(record: RunRecord) -> Iterator[DeviceVerdict]:
+    """Yield the uses of GPU 0 by several ranks of one node, none of which chooses a GPU.
+
+    Refuted where each has its own. Processes that see one GPU each are left out: there GPU 0 is another in each.
+    """
+    if _sees_one_gpu(record):
+        return
+    uses: dict[int, list[DeviceUse]] = {rank: [] for rank in record.rank_numbers()}
+    for use in record.device_uses:
+        if not use.forked:
+            uses.setdefault(use.rank, []).append(use)
+    nodes: dict[int, list[int]] = {}
+    for rank in record.ranks:
+        nodes.setdefault(rank.node, []).append(rank.rank)
+    for ranks in nodes.values():
+        own = [uses[rank] for rank in ranks]
+        if len(ranks) < 2 or not all(own):
+            continue
+        first = [found[0] for found in own]
+        location = site_location(record.site(first[0].site))
+        on_first = all(use.index == 0 and not use.was_set for found in own for use in found)
+        if on_first and all(use.how == "current" for use in first):
+            yield DeviceVerdict(
+                wrong=True,
+                sentence=f"{rank_list(ranks)} of one node all use GPU 0: no process chooses its own",
+                location=location,
+                ranks=tuple(ranks),
+                facts=tuple(f"rank {use.rank} put its first tensor on the current GPU, {use.index}" for use in first),
+            )
+        elif len({use.index for use in first}) == len(first):
+            yield from _apart(record, [use for found in own for use in found])
+
+
+def barriers_before_choice(record: RunRecord) -> Iterator[DeviceVerdict]:
+    """Yield the barriers of NCCL jobs that come before the process chooses the GPU on which they are to run."""
+    asked = [wait for wait in record.waits if wait.kind == "init_process_group" and not wait.error]
+    if not asked or any(wait.named_device for wait in asked) or not all("nccl" in wait.backend for wait in asked):
+        return
+    choices: dict[int, Literal[True]] = {choice.rank: True for choice in record.device_choices if choice.chosen}
+    early: dict[int, list[int]] = {}
+    for choice in record.device_choices:
+        if not choice.chosen and choice.rank in choices:
+            early.setdefault(choice.site, []).append(choice.rank)
+    for site, ranks in early.items():
+        yield DeviceVerdict(
+            wrong=True,
+            sentence="this barrier runs on the current GPU, and the process chooses its GPU only afterwards",
+            location=site_location(record.site(site)),
+            ranks=tuple(sorted(set(ranks))),
+        )
+
+
+def _apart(record: RunRecord, uses: Sequence[DeviceUse]) -> Iterator[DeviceVerdict]:
+    for place in dict.fromkeys(site_location(record.site(use.site)) for use in uses if use.how == "current"):
+        yield DeviceVerdict(wrong=False, sentence="each rank of the node had its own current GPU here", location=place)
+
+
+def _sees_one_gpu(record: RunRecord) -> bool:
+    name = "CUDA_VISIBLE_DEVICES"
+    told = [setting.value for setting in record.settings if setting.name == name and not setting.removed]
+    outside = record.job.environment.get(name)
+    return any(value.count(",") == 0 for value in (*told, *(() if outside is None else (outside,))))

@@ -1,0 +1,77 @@
+"""Global and local ranks in each other's place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import RANKS, Items, Lanes, Value, constant, lane, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
+
+
+class RankMixUp(msgspec.Struct, frozen=True, eq=False):
+    """A rank of the wrong kind given to something."""
+
+    event: Event
+    given: str
+    """What was given: ``the global rank``."""
+    meant: str
+    """What belongs there: ``the local rank``."""
+    use: str
+    """What it is given as: ``a GPU index``."""
+
+
+def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
+    """Devices chosen by the global rank, and process groups joined with local numbers.
+
+    Only ranks whose origin was read count: a parameter that is merely called ``rank`` may hold a local rank. A script
+    that spawns its ranks has them on one node, where both are the same.
+    """
+    if projection.machine.spawns:
+        return
+    for event in projection.of_kind("device"):
+        if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
+            yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
+    for event in projection.of_kind("collective"):
+        if event.name != "init_process_group":
+            continue
+        if _constants(event.named.get("rank")) == LOCAL_RANK:
+            yield RankMixUp(event, "the local rank", "the global rank", "the rank in the process group")
+        elif ("local-world-size", 0) in tags_of(event.named.get("world_size", Lanes(()))):
+            yield RankMixUp(event, "the number of ranks of one node", "the world size", "the size of the process group")
+
+
+def _says_otherwise(event: Event) -> bool:
+    """Whether an index is called local, though it was read as global, or is the remainder by a node's GPUs."""
+    text = ast.unparse(event.node).lower()
+    return "local" in text or "%" in text
+
+
+def _lanes_of_device(value: Value) -> tuple[object, ...] | None:
+    if isinstance(value, Lanes) and not value.guessed:
+        if all(isinstance(entry, Items) and len(entry.values) == 1 for entry in value.values):
+            return tuple(constant(entry.values[0]) for entry in value.values if isinstance(entry, Items))
+        numbers = tuple(_index(constant(lane(value, rank))) for rank in RANKS)
+        return None if None in numbers else numbers
+    return None
+
+
+def _index(device: object) -> int | None:
+    """The GPU index of a device given as a number or as ``cuda:N``."""
+    if isinstance(device, bool):
+        return None
+    if isinstance(device, int):
+        return device
+    if isinstance(device, str) and device.startswith("cuda:") and device[5:].isdigit():
+        return int(device[5:])
+    return None
+
+
+def _constants(value: Value | None) -> tuple[object, ...] | None:
+    if not isinstance(value, Lanes):
+        return None
+    return tuple(constant(entry) for entry in value.values)

@@ -1,0 +1,102 @@
+"""DistributedSamplers that are told another rank or another number of ranks than the process group has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, Const, Lanes, Value, constant, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import initialisations, may_spawn
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+
+_ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
+
+
+class WrongSamplerRank(msgspec.Struct, frozen=True, eq=False):
+    """A sampler whose shards do not belong to the ranks that draw them."""
+
+    sampler: Event
+    given: str
+    """What it is given: ``the local rank as its rank``."""
+    effect: str
+    """What follows, as a clause."""
+    remedy: str
+    on_two_nodes: bool = False
+    """One node has no harm of it."""
+
+
+def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
+    """Samplers with a rank or a number of replicas that cannot be right for every rank of the job."""
+    made: dict[ast.AST, list[Event]] = {}
+    for event in projection.events:
+        if event.kind == "sampler" and event.name == DISTRIBUTED_SAMPLER:
+            made.setdefault(event.node, []).append(event)
+    seen: set[ast.AST] = set()
+    for sampler in projection.in_course("sampler"):
+        if sampler.node in seen or sampler.node not in made:
+            continue
+        seen.add(sampler.node)
+        if any(not event.complete or event.ranks != ALL_LANES or event.guards for event in made[sampler.node]):
+            continue
+        found = [_judge(projection, event) for event in made[sampler.node]]
+        if found[0] is not None and all(found):
+            yield found[0]
+
+
+def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
+    replicas, rank = sampler.argument("num_replicas", 1), sampler.argument("rank", 2)
+    one_node = replicas is not None and any(tags_of(replicas) == {tag} for tag in _ONE_NODE)
+    if constant(replicas or Const(None)) == 1:
+        return None
+    if rank is not None and constant(rank) == 0 and type(constant(rank)) is int:
+        return WrongSamplerRank(
+            sampler,
+            "rank 0 as its rank, whatever the process is",
+            "every rank draws the samples of rank 0, and the rest of the data set is never used",
+            "Leave rank= out: the sampler asks the process group. Or give it dist.get_rank().",
+        )
+    if may_spawn(projection.machine.script):
+        return None
+    if rank is not None and _is_local_rank(projection, rank) and not one_node:
+        return WrongSamplerRank(
+            sampler,
+            "the local rank as its rank",
+            "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are lost",
+            "Give it the global rank (dist.get_rank()), or leave rank= out.",
+            on_two_nodes=True,
+        )
+    if one_node and not (rank is not None and _is_local_rank(projection, rank)):
+        return WrongSamplerRank(
+            sampler,
+            "the number of GPUs or ranks of one node as its number of replicas",
+            "on two nodes there are more ranks than shards, and the sampler refuses the higher ranks",
+            "Give it dist.get_world_size(), or leave num_replicas= out.",
+            on_two_nodes=True,
+        )
+    fixed = constant(replicas) if replicas is not None else None
+    if type(fixed) is int and not _joins_with(projection, fixed):
+        return WrongSamplerRank(
+            sampler,
+            f"a fixed number of {fixed} replicas",
+            f"launched with another number of ranks than {fixed}, part of the data is never used or ranks are refused",
+            "Give it dist.get_world_size(), or leave num_replicas= out.",
+        )
+    return None
+
+
+def _is_local_rank(projection: Projection, rank: Value) -> bool:
+    if not isinstance(rank, Lanes) or tuple(constant(entry) for entry in rank.values) != LOCAL_RANK:
+        return False
+    return not rank.guessed or mentions_any(projection.machine.script, ("--local_rank", "--local-rank"))
+
+
+def _joins_with(projection: Projection, size: int) -> bool:
+    """Whether the script itself fixes the size of its process group to the same number, or joins none."""
+    found = list(initialisations(projection))
+    return not found or any(constant(event.argument("world_size") or Const(None)) == size for event in found)

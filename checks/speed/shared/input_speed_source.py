@@ -1,0 +1,125 @@
+"""What makes a GPU wait in every step: loading without workers, reads of its results, full precision."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Built, Instance, Value, constant, options_of, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
+from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.recorded_names import READING_METHODS
+
+_REDUCED_PRECISION = (
+    *("autocast", "use_amp", "GradScaler", ".half(", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
+    *("float64", ".double(", "bf16", "bf_16", "float16", "float_16", "fp16", "fp_16", "f16", "f_16"),
+)
+"""Any of these words shows that somebody has thought about precision."""
+_AMP = re.compile(r"amp(?<=\bamp)\b")
+"""So does this one."""
+_LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
+_IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
+
+
+class SlowLoader(msgspec.Struct, frozen=True, eq=False):
+    """A loader that does in the training process what workers or pinned memory could take off it."""
+
+    loader: Event
+    no_workers: bool
+    """Otherwise its memory is not pinned."""
+
+
+def slow_loaders(projection: Projection) -> Iterator[SlowLoader]:
+    """Loaders that feed the training of a DDP model on a GPU without worker processes, or without pinned memory."""
+    if framework(projection.machine.script) or not trains_on_cuda(projection):
+        return
+    for feeding in feedings(projection):
+        loader = feeding.loader
+        dataset = loader.argument("dataset", 0)
+        if not loader.complete or dataset is None or not _does_work(dataset):
+            continue
+        workers = loader.argument("num_workers", 5)
+        if workers is None or constant(workers) == 0:
+            yield SlowLoader(loader, True)
+            continue
+        pinned = loader.argument("pin_memory", 7)
+        if (pinned is None or constant(pinned) is False) and not _on_device(dataset):
+            yield SlowLoader(loader, False)
+
+
+def trains_on_cuda(projection: Projection) -> bool:
+    """Tell whether ranks certainly work on GPUs: one is chosen or asked for outside of conditions on the mode."""
+    if not may_use_cuda(projection.machine.script):
+        return False
+    for event in projection.in_course("device", "call"):
+        chosen = event.kind == "device" and event.name in {"set_device", "cuda"}
+        if (chosen or event.name == "cuda") and not depends_on_mode(event):
+            return True
+    return False
+
+
+def _does_work(dataset: Value) -> bool:
+    """Whether a data set reads or computes something for each item."""
+    for option in options_of(dataset):
+        if isinstance(option, Built):
+            last = option.name.rpartition(".")[2]
+            if not option.name.startswith(_LOADING) or last in _IN_MEMORY:
+                return False
+        elif isinstance(option, Instance):
+            if not _reads_files(option.cls.node):
+                return False
+        else:
+            return False
+    return True
+
+
+def _reads_files(cls: ast.ClassDef) -> bool:
+    """Whether ``__getitem__`` opens, loads or transforms what it returns."""
+    for method in cls.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
+            for node in descend(method):
+                if isinstance(node, ast.Call):
+                    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                    if last in {"open", "load", "imread", "read_image", "transform", "tokenizer", "decode", "read"}:
+                        return True
+    return False
+
+
+def _on_device(dataset: Value) -> bool:
+    return any(
+        isinstance(option, Instance) and "cuda" in ast.unparse(option.cls.node) for option in options_of(dataset)
+    )
+
+
+def reads_in_every_step(projection: Projection) -> Iterator[Event]:
+    """Reads of a result of the DDP model back from the GPU in every step of training, each once."""
+    if not trains_on_cuda(projection) or framework(projection.machine.script):
+        return
+    loops = {feeding.loop.node: feeding.backward for feeding in feedings(projection) if feeding.loop is not None}
+    seen: set[ast.AST] = set()
+    for event in noted(projection, *READING_METHODS):
+        backward = next((loops[loop.node] for loop in event.loops if loop.node in loops), None)
+        if backward is None or event.node in seen or not event.gradients or event.receiver is None:
+            continue
+        in_every_step = set(event.conditions) <= set(backward.conditions) and len(event.guards) <= len(backward.guards)
+        if in_every_step and any(kind == "ddp" for kind, _ in tags_of(event.receiver)):
+            seen.add(event.node)
+            yield event
+
+
+def full_precision_wraps(projection: Projection) -> Iterator[Event]:
+    """The DDP wrap of a model that trains on a GPU in a script that never mentions a lower precision."""
+    script = projection.machine.script
+    if framework(script) or not trains_on_cuda(projection):
+        return
+    if mentions_any(script, _REDUCED_PRECISION) or any(_AMP.search(module.text) for module in script.modules):
+        return
+    if any(feedings(projection)):
+        yield from list(projection.in_course("wrap"))[:1]

@@ -1,0 +1,82 @@
+"""Every rank loads the checkpoint of GPU 0 onto GPU 0.
+
+What it finds
+    torch.load without map_location, on several ranks and from one path, of what is a checkpoint by its name, by its
+    path or by the load_state_dict that it goes into, in a job with GPUs.
+
+Why it is bad
+    torch.save remembers the device of each tensor, and torch.load puts it back there. What rank 0 saved from GPU 0 is
+    loaded by all ranks onto GPU 0: it briefly holds as many copies as the node has ranks and runs out of memory, and
+    each process keeps a CUDA context there for the rest of the job.
+
+Example
+    model.load_state_dict(torch.load("checkpoint.pt"))
+
+Remedy
+    torch.load(path, map_location="cpu"), or map_location=f"cuda:{local_rank}".
+
+When it is wrong
+    Where the checkpoint holds CPU tensors only.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.load.html
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.state.load_without_map_location.fix import load_to_cpu
+from ddpdoctor.checks.state.shared.loads_source import unmapped_loads
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Fix
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP602",
+    name="load-without-map-location",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "checkpoint_loads"}),
+)
+
+REMEDY = 'Give it map_location="cpu", or the rank\'s own device.'
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loads of a checkpoint on all ranks that name no device."""
+    for load in unmapped_loads(whole_projection(script)):
+        location = load.module.location(load.node)
+        yield CHECK.finding(
+            "source",
+            "every rank loads this checkpoint onto the GPU that it was saved from",
+            remedy=REMEDY,
+            locations=(location,),
+            evidence=(
+                Fact(
+                    text="the path is the same on every rank, and map_location is not given",
+                    basis="source",
+                    location=location,
+                    stack=load.chain,
+                ),
+            ),
+        )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to load onto the CPU."""
+    yield from load_to_cpu(script, finding)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
+    from ddpdoctor.diagnosis.divergence_findings import accuse_loads
+    from ddpdoctor.diagnosis.files.checkpoints import judge_map_locations
+
+    yield from accuse_loads(CHECK, record, judge_map_locations(record), REMEDY)

@@ -1,0 +1,52 @@
+"""Every rank prints, shows a progress bar or opens a tracker.
+
+What it finds
+    print in a loop, progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all
+    ranks and with nothing in them that names the rank. All places of a file become one finding.
+
+Why it is bad
+    Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
+    opened by every rank makes eight runs, or eight writers to one directory.
+
+Example
+    for epoch in range(epochs):
+        print(f"epoch {epoch}: loss {loss.item():.3f}")
+
+Remedy
+    `if dist.get_rank() == 0:` around it, tqdm(..., disable=rank != 0), or the rank in the line where each one counts.
+
+When it is wrong
+    Where the launcher sends each rank's output to a file of its own.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.rank_logging import lines_of_every_rank
+from ddpdoctor.source.script.script import Script
+
+CHECK = Check(code="DDP605", name="log-on-all-ranks", severity={"source": Severity.ADVICE})
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report what every rank prints or tracks, one finding a file."""
+    files: dict[str, list[Event]] = {}
+    for event in lines_of_every_rank(whole_projection(script)):
+        files.setdefault(str(event.module.path), []).append(event)
+    for events in files.values():
+        events.sort(key=lambda event: getattr(event.node, "lineno", 0))
+        title = "every rank prints, shows or tracks this"
+        yield CHECK.finding(
+            "source",
+            title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
+            remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or name the rank in the line.",
+            locations=tuple(event.module.location(event.node) for event in events),
+        )

@@ -1,0 +1,94 @@
+"""Several ranks write the same file.
+
+What it finds
+    A checkpoint or another file that more than one rank writes under one path from one line; in the source by
+    torch.save, save_pretrained, numpy, joblib, safetensors or pandas. Logs, lock files, caches and files that the ranks
+    write in turn are left out.
+
+Why it is bad
+    The ranks write at the same time over each other: the file can end up torn, and nobody notices before it is loaded.
+    On a shared file system it also costs as many writes as there are ranks.
+
+Example
+    torch.save(model.state_dict(), "checkpoint.pt")
+
+Remedy
+    Guard the call with `if dist.get_rank() == 0:`, or put the rank into the path where every rank has its own state.
+
+When it is wrong
+    Where the path only looks the same, for instance on node-local disks with one rank a node.
+
+References
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.saving import shared_saves
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP601",
+    name="save-on-all-ranks",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"files"}),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report writes that every rank reaches with one path."""
+    for save in shared_saves(whole_projection(script)):
+        if save.by != "all":
+            continue
+        yield CHECK.finding(
+            "source",
+            f"every rank writes {save.path}, and the path does not depend on the rank",
+            remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
+            "file; or put the rank into the path.",
+            locations=(save.event.module.location(save.event.node),),
+            evidence=(
+                Fact(
+                    text="no rank test stands around this call or around its callers",
+                    basis="source",
+                    location=save.event.module.location(save.event.node),
+                    stack=save.event.chain,
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report lines at which several ranks wrote one path; refute those at which only one did."""
+    from ddpdoctor.checks.state.save_on_all_ranks.run import judge_writers
+
+    for writing in judge_writers(record):
+        if not writing.shared:
+            yield Refuted(location=writing.location, reason=writing.sentence)
+            continue
+        facts = tuple(
+            Fact(
+                text=sentence,
+                basis=record.job.kind,
+                location=writing.location,
+                stack=() if position else writing.stack,
+            )
+            for position, sentence in enumerate(writing.evidence)
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            writing.sentence,
+            remedy="Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
+            "file; or put the rank into the path.",
+            locations=(writing.location,),
+            ranks=writing.ranks,
+            evidence=facts,
+        )

@@ -1,0 +1,84 @@
+"""Checkpoints that ranks load, and onto which device."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import NONE, Value, constant
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import is_distributed, may_use_cuda, noted
+from ddpdoctor.source.queries.saving import is_one_path
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.vocabulary import speaks_of_ranks
+
+_CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
+_SHARDED_STATE = ("set_default_device", "FSDP", "fully_shard")
+_TO_CPU = re.compile(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
+
+
+def unmapped_loads(projection: Projection) -> Iterator[Event]:
+    """Loads of a checkpoint on several ranks, from one path, without ``map_location``, in a job with GPUs."""
+    script = projection.machine.script
+    if not is_distributed(projection) or not may_use_cuda(script):
+        return
+    if mentions_any(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
+        return
+    seen: set[ast.AST] = set()
+    for event in noted(projection, "torch.load"):
+        if event.node in seen or not is_read_by_several(event) or not event.complete:
+            continue
+        if constant(event.argument("map_location", 1) or NONE) is None and _is_checkpoint(event):
+            seen.add(event.node)
+            yield event
+
+
+def _saves_on_cpu(save: Event) -> bool:
+    """Whether what is saved was moved to the CPU before, in the call or where its variables are assigned."""
+    body = save.module.body_around(save.node)
+    return any(
+        isinstance(node, (ast.Call, ast.DictComp)) and _TO_CPU.search(ast.unparse(node)) is not None
+        for node in made_from(save.node, body)
+    )
+
+
+def is_read_by_several(event: Event) -> bool:
+    """Tell whether several ranks load from one path, with no hint of a rank test around it."""
+    return may_be_one_path(event, event.argument("f", 0))
+
+
+def may_be_one_path(event: Event, path: Value | None) -> bool:
+    """Tell whether several ranks do something with a path that is the same for them."""
+    several = event.ranks & (event.ranks - 1)
+    if path is None or not several or event.in_parent or not is_one_path(path):
+        return False
+    return not any(speaks_of_ranks(condition) for condition in event.conditions)
+
+
+def _is_checkpoint(event: Event) -> bool:
+    """Whether what is loaded is a model's state rather than data, by its use, its name or its path."""
+    call, module = event.node, event.module
+    if isinstance(call, ast.Call) and call.args and _CHECKPOINT.search(ast.unparse(call.args[0])):
+        return True
+    around = module.parents.get(call)
+    if isinstance(around, ast.Call) and getattr(around.func, "attr", "") == "load_state_dict":
+        return True
+    if isinstance(around, ast.Assign) and len(around.targets) == 1 and isinstance(around.targets[0], ast.Name):
+        name = around.targets[0].id
+        return _CHECKPOINT.search(name) is not None or _is_loaded_later(module, call, name)
+    return False
+
+
+def _is_loaded_later(module: Module, call: ast.AST, name: str) -> bool:
+    function = next((node for node in module.ancestors(call) if isinstance(node, ast.FunctionDef)), module.tree)
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "load_state_dict"
+        and any(isinstance(inner, ast.Name) and inner.id == name for entry in node.args for inner in descend(entry))
+        for node in descend(function)
+    )

@@ -1,0 +1,128 @@
+"""Files and directories that every rank creates, deletes or waits for under one path."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Value, constant
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.file_uses import FileUse, writes
+from ddpdoctor.source.queries.job_kind import is_distributed, noted, on_every_rank
+from ddpdoctor.source.queries.saving import is_one_path
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
+
+_PREPARATION = re.compile(
+    r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data",
+    re.IGNORECASE,
+)
+_CREATES = frozenset({"mkdir", "makedirs"})
+_PER_PROCESS = re.compile(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
+
+
+class SharedPath(msgspec.Struct, frozen=True, eq=False):
+    """One call that every rank makes on one path."""
+
+    event: Event
+    doing: Literal["creates", "deletes", "renames"]
+    path: str
+    """Source of the path."""
+    unguarded: bool
+    """The call fails when another rank was faster."""
+
+
+def shared_paths(projection: Projection) -> Iterator[SharedPath]:
+    """Creations, deletions and renames that all ranks of a job make at once under the same path.
+
+    What belongs to a download, an extraction or other preparation of data is left out.
+    """
+    if not is_distributed(projection):
+        return
+    seen: set[ast.AST] = set()
+    for event in noted(projection, *FILE_CALLS, *FILE_METHODS):
+        if event.node in seen or not event.complete or not on_every_rank(event):
+            continue
+        path = _path(event)
+        if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
+            continue
+        shared = _judge(event)
+        if shared is not None and not _PER_PROCESS.search(shared.path):
+            seen.add(event.node)
+            yield shared
+
+
+def rewritten_files(projection: Projection) -> Iterator[FileUse]:
+    """Small files that every rank writes from their beginning under one path: settings, lists, results."""
+    if not is_distributed(projection):
+        return
+    seen: set[ast.AST] = set()
+    for use in writes(projection):
+        event = use.event
+        if event.node in seen or event.name != "builtins.open" or not on_every_rank(event) or not event.complete:
+            continue
+        if is_one_path(use.path) and not _PER_PROCESS.search(use.source) and not _is_preparation(event):
+            seen.add(event.node)
+            yield use
+
+
+def _path(event: Event) -> Value | None:
+    if event.name in FILE_METHODS:
+        return event.receiver
+    return event.argument("name" if event.name == "os.makedirs" else "path", 0) or event.argument("src", 0)
+
+
+def _judge(event: Event) -> SharedPath | None:
+    last = event.name.rpartition(".")[2]
+    if last in _CREATES:
+        position = 1 if event.name == "os.makedirs" else -1
+        exist_ok = event.argument("exist_ok", 2 if position == 1 else -1)
+        if exist_ok is not None and constant(exist_ok) is not False:
+            return None
+        return SharedPath(event, "creates", _source(event), True)
+    if last in {"rename", "replace"}:
+        return SharedPath(event, "renames", _source(event), True)
+    tolerant = event.argument("ignore_errors", 1) if last == "rmtree" else event.named.get("missing_ok")
+    if tolerant is not None and last != "rmtree" and constant(tolerant) is not False:
+        return None
+    return SharedPath(event, "deletes", _source(event), tolerant is None or constant(tolerant) is False)
+
+
+def _source(event: Event) -> str:
+    call = event.node
+    if not isinstance(call, ast.Call):
+        return ""
+    if event.name in FILE_METHODS and isinstance(call.func, ast.Attribute):
+        return event.module.excerpt(call.func.value, 60)
+    where = call.args[0] if call.args else call.keywords[0].value if call.keywords else None
+    return event.module.excerpt(where, 60) if where is not None else ""
+
+
+def _is_preparation(event: Event) -> bool:
+    """Whether the function around a call, its callers' lines or its path prepare data for all ranks."""
+    if _PREPARATION.search(event.function) or _PREPARATION.search(_source(event)):
+        return True
+    for around in event.module.ancestors(event.node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return any(
+                isinstance(node, ast.Call) and _PREPARATION.search(ast.unparse(node.func)) for node in descend(around)
+            )
+    return False
+
+
+def _is_tried(module: Module, node: ast.AST) -> bool:
+    """Whether a failure of a call is expected: it stands in a ``try`` or under ``suppress``."""
+    for around in module.ancestors(node):
+        if isinstance(around, ast.Try) and around.handlers:
+            return True
+        if isinstance(around, ast.With) and "suppress" in ast.unparse(around.items[0].context_expr):
+            return True
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+    return False

@@ -1,0 +1,1 @@
+"""A dead or hanging job, from what it left or shows to the first cause."""

@@ -1,0 +1,223 @@
+"""Which checks there are and how each is loaded; imports a check only when somebody is about to run it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import msgspec
+
+from ddpdoctor.check import Check, LoadedCheck
+from ddpdoctor.errors import ConfigurationError, UsageError
+
+CHECKS_PACKAGE = "ddpdoctor.checks"
+"""The only place where the core names the package of the built-in checks."""
+
+
+class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that exists, known before its module is imported."""
+
+    code: str
+    name: str
+    module: str
+    """Dotted name."""
+    in_source: bool
+    """It has something to say about the source alone."""
+    after_launch: bool = False
+    """It looks at what only a job itself shows, and at no source and no rehearsal."""
+    triggers: tuple[str, ...] = ()
+    """A script without all of these words cannot have what the check looks for; empty when nothing is known."""
+    loaded: LoadedCheck | None = None
+    """Third-party checks are loaded while they are looked for: their code is not known before."""
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """Every check that exists, by code, and what was wrong with those that had to be left out."""
+
+    entries: tuple[CatalogueEntry, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_catalogue() -> Catalogue:
+    """List the built-in checks and those that other packages offer.
+
+    Raises ConfigurationError when there are no built-in checks: an empty catalogue would pass everything.
+    """
+    built_in = _built_in_entries()
+    known = {entry.code: entry for entry in built_in}
+    names = {entry.name for entry in built_in}
+    notes: list[str] = []
+    from ddpdoctor.catalogue.entry_points import third_party_modules
+
+    for offer in third_party_modules():
+        origin = f"the check {offer.name!r} of {offer.distribution}"
+        try:
+            loaded = _loaded(offer.load())
+        except (Exception, SystemExit) as error:
+            notes.append(f"{origin} was skipped: {type(error).__name__}: {error}")
+            continue
+        code, name = loaded.check.code, loaded.check.name
+        if code in known or name in names:
+            notes.append(f"{origin} was skipped: its code {code} or its name {name} is taken")
+            continue
+        names.add(name)
+        known[code] = CatalogueEntry(
+            code=code,
+            name=name,
+            module=offer.value,
+            in_source=loaded.in_source is not None,
+            after_launch=loaded.check.severity.keys().isdisjoint(("source", "rehearsal")),
+            loaded=loaded,
+        )
+    return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes))
+
+
+_LOADED: dict[tuple[str, str], tuple[ModuleType, LoadedCheck]] = {}
+"""Checks that were loaded, with the modules that they were loaded from."""
+
+
+def load(entry: CatalogueEntry) -> LoadedCheck:
+    """Import the module of a check.
+
+    Raises ConfigurationError when a built-in check cannot be imported or is not what the index says.
+    """
+    if entry.loaded is not None:
+        return entry.loaded
+    known = _LOADED.get((entry.module, entry.code))
+    if known is not None and known[0] is sys.modules.get(entry.module):
+        return known[1]
+    try:
+        module = importlib.import_module(entry.module)
+        loaded = _loaded(module)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the built-in check {entry.code} cannot be loaded: {type(error).__name__}: {error}", _REINSTALL
+        ) from error
+    if (loaded.check.code, loaded.check.name) != (entry.code, entry.name):
+        raise ConfigurationError(
+            f"the index lists {entry.code} {entry.name}, but {entry.module} holds"
+            f" {loaded.check.code} {loaded.check.name}",
+            _REINSTALL,
+        )
+    _LOADED[entry.module, entry.code] = (module, loaded)
+    return loaded
+
+
+def choose(catalogue: Catalogue, select: Sequence[str], ignore: Sequence[str]) -> tuple[CatalogueEntry, ...]:
+    """Keep the entries that ``select`` names (all when empty) and ``ignore`` does not.
+
+    Each word is a code, a prefix of codes, or a name. Raises UsageError for a word that means nothing, with the nearest
+    one that does, and when nothing is left.
+    """
+    selected = codes_meant(catalogue, select, "--select") if select else {entry.code for entry in catalogue.entries}
+    ignored = codes_meant(catalogue, ignore, "--ignore")
+    chosen = tuple(entry for entry in catalogue.entries if entry.code in selected - ignored)
+    if not chosen:
+        raise UsageError("--select and --ignore leave no check to run", "Run `ddpdoctor explain` for a list of checks.")
+    return chosen
+
+
+def codes_meant(catalogue: Catalogue, words: Sequence[str], option: str, file: str = "") -> set[str]:
+    """The codes that are meant by words, each a code, a prefix of codes, or a name.
+
+    Raises UsageError for a word that means nothing, or ConfigurationError when the words stand in a ``file``.
+    """
+    codes: set[str] = set()
+    for word in words:
+        upper, lower = word.upper(), word.lower()
+        found = {
+            code
+            for code, name in (*((entry.code, entry.name) for entry in catalogue.entries), *_BESIDE_THE_CATALOGUE)
+            if name == lower or (upper and code.startswith(upper))
+        }
+        if not found:
+            message = f"{option}: there is no check called {word!r}"
+            if file:
+                raise ConfigurationError(f"{file}: {message}", suggestion(catalogue, word))
+            raise UsageError(message, suggestion(catalogue, word))
+        codes |= found
+    return codes
+
+
+def find(catalogue: Catalogue, word: str) -> CatalogueEntry:
+    """Find the one check whose code or name is ``word``; raises UsageError with the nearest one when there is none."""
+    for code, name in _BESIDE_THE_CATALOGUE:
+        if word.upper() == code or word.lower() == name:
+            return _beside_the_catalogue(code, name)
+    for entry in catalogue.entries:
+        if word.upper() == entry.code or word.lower() == entry.name:
+            return entry
+    raise UsageError(f"there is no check called {word!r}", suggestion(catalogue, word))
+
+
+def suggestion(catalogue: Catalogue, word: str) -> str:
+    """Say which check the user may have meant."""
+    from difflib import get_close_matches
+
+    codes = {entry.code: entry for entry in catalogue.entries}
+    names = {entry.name: entry for entry in catalogue.entries}
+    similar = get_close_matches(word.upper(), codes, n=len(codes))
+    # Of similar codes the one that differs in the fewest places.
+    similar.sort(key=lambda code: sum(a != b for a, b in zip(code, word.upper(), strict=False)))
+    close = get_close_matches(word.lower(), names, n=1, cutoff=0.5) or similar
+    if not close:
+        return "Run `ddpdoctor explain` for a list of checks."
+    entry = names.get(close[0]) or codes[close[0]]
+    return f"Did you mean {entry.code} ({entry.name})? Run `ddpdoctor explain` for a list of checks."
+
+
+_BESIDE = {
+    ("DDP001", "unused-suppression"): "ddpdoctor.config.unused_suppression",
+    ("DDP901", "budget-growth"): "ddpdoctor.gate.budget_growth",
+    ("DDP902", "lost-reach"): "ddpdoctor.gate.lost_reach",
+    ("DDP903", "step-time-growth"): "ddpdoctor.gate.step_time_growth",
+}
+_BESIDE_THE_CATALOGUE = tuple(_BESIDE)
+"""What is selected, ignored and explained like a check, but looks at what the checks said, or at two runs."""
+_REINSTALL = "The installation is damaged: reinstall ddpdoctor."
+
+
+def _beside_the_catalogue(code: str, name: str) -> CatalogueEntry:
+    module = importlib.import_module(_BESIDE[code, name])
+    return CatalogueEntry(
+        code=code, name=name, module=module.__name__, in_source=code == "DDP001", loaded=module.LOADED
+    )
+
+
+def _built_in_entries() -> tuple[CatalogueEntry, ...]:
+    try:
+        package = importlib.import_module(CHECKS_PACKAGE)
+    except ImportError as error:
+        raise ConfigurationError(f"the built-in checks cannot be imported: {error}", _REINSTALL) from error
+    index = getattr(package, "BUILT_IN", None)
+    if not index:
+        raise ConfigurationError("no built-in check was found", _REINSTALL)
+    return tuple(
+        CatalogueEntry(
+            code=code,
+            name=module.rpartition(".")[2].replace("_", "-"),
+            module=module,
+            in_source=code in package.READ_IN_SOURCE,
+            after_launch=code in package.AFTER_LAUNCH,
+            triggers=package.READ_IN_SOURCE.get(code, ()),
+        )
+        for code, module in index.items()
+    )
+
+
+def _loaded(module: ModuleType) -> LoadedCheck:
+    check = getattr(module, "CHECK", None)
+    if not isinstance(check, Check):
+        raise TypeError(f"{module.__name__} has no CHECK")
+    in_source = getattr(module, "in_source", None)
+    in_run = getattr(module, "in_run", None)
+    in_log = getattr(module, "in_log", None)
+    if not any(map(callable, (in_source, in_run, in_log))):
+        raise TypeError(f"{module.__name__} has neither in_source nor in_run nor in_log")
+    if not (module.__doc__ or "").strip():
+        raise TypeError(f"{module.__name__} has no documentation")
+    return LoadedCheck(
+        check=check, documentation=module.__doc__ or "", in_source=in_source, in_run=in_run, in_log=in_log
+    )

@@ -1,0 +1,180 @@
+"""Which checks run and which of their findings the project wants to hear: options, settings, and comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, codes_meant, load, suggestion
+from ddpdoctor.catalogue.run_checks import CheckResult
+from ddpdoctor.config.settings import Settings
+from ddpdoctor.config.suppressions import Suppression, Used, code_of, suppressions_in
+from ddpdoctor.finding import Finding
+from ddpdoctor.source.script.text_search import mentions_any
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.script.script import Script
+
+UNUSED_SUPPRESSION = "DDP001"
+_MOST_HINTS = 50
+"""For so many unknown words the nearest check is looked for, which takes a millisecond each."""
+_LONGEST_WORD = 100
+_MOST_UNUSED = 100
+"""Comments and words of one file that suppress nothing and are reported; 100,000 took minutes and nobody reads them."""
+
+
+class Comments(msgspec.Struct, frozen=True, kw_only=True):
+    """The suppressing comments of the files that were read, and what has to be known to judge them."""
+
+    by_file: Mapping[str, tuple[Suppression, ...]] = {}
+    """The files are absolute paths."""
+    codes: Mapping[str, str] = {}
+    """The code of a check by its code in upper case and by its name in lower case."""
+    judged: Mapping[str, frozenset[str]] = {}
+    """By file the codes of the checks that looked at all there is to see in it; others may yet need a comment."""
+    hints: Mapping[str, str] = {}
+    """For words that mean no check, which may have been meant: the end of a sentence."""
+
+
+NO_COMMENTS = Comments()
+
+
+def chosen_checks(
+    catalogue: Catalogue, select: Sequence[str], ignore: Sequence[str], settings: Settings
+) -> tuple[CatalogueEntry, ...]:
+    """Choose the checks to run: ``select`` and ``ignore`` are the command line's and win over the settings.
+
+    With ``select`` on the command line the settings' ``ignore`` does not count either. Raises UsageError for words of
+    the command line and ConfigurationError for words of the settings that mean no check.
+    """
+    for key, words in (("select", settings.select), ("ignore", settings.ignore), *_per_file(settings)):
+        codes_meant(catalogue, words, key, settings.file)
+    if select:
+        return choose(catalogue, select, ignore)
+    return choose(catalogue, settings.select, ignore or settings.ignore)
+
+
+def judged_before_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
+    """The checks that a source or a rehearsal can say something about."""
+    return tuple(entry for entry in entries if not entry.after_launch)
+
+
+def wants_unused_suppressions(select: Sequence[str], ignore: Sequence[str], settings: Settings) -> bool:
+    """Tell whether comments that suppress nothing are to be reported."""
+    ignored = ignore or (() if select else settings.ignore)
+    selected = select or settings.select
+    return (not selected or any(map(_means_unused, selected))) and not any(map(_means_unused, ignored))
+
+
+def heard(results: Sequence[CheckResult], settings: Settings, catalogue: Catalogue) -> tuple[CheckResult, ...]:
+    """Take out the findings in files in which the settings ignore their check."""
+    if not settings.per_file_ignores:
+        return tuple(results)
+    ignored: dict[str, set[str]] = {}
+
+    def wanted(finding: Finding) -> bool:
+        if finding.location is None:
+            return True
+        file = finding.location.file
+        if file not in ignored:
+            words = settings.ignored_in(Path(file))
+            ignored[file] = codes_meant(catalogue, words, "per-file-ignores", settings.file)
+        return finding.code not in ignored[file]
+
+    return tuple(
+        msgspec.structs.replace(
+            result,
+            from_source=tuple(filter(wanted, result.from_source)),
+            from_run=tuple(filter(wanted, result.from_run)),
+        )
+        for result in results
+    )
+
+
+def comments_of(script: Script) -> dict[str, tuple[Suppression, ...]]:
+    """The suppressing comments of a script's modules by file."""
+    if not mentions_any(script, ("ddpdoctor",)):
+        return {}
+    found = {str(module.path): suppressions_in(str(module.path), module.text) for module in script.modules}
+    return {file: comments for file, comments in found.items() if comments}
+
+
+def judging(
+    by_file: Mapping[str, tuple[Suppression, ...]], catalogue: Catalogue, judged: Mapping[str, frozenset[str]]
+) -> Comments:
+    """Complete the comments with what is known of the checks."""
+    if not by_file:
+        return NO_COMMENTS
+    codes = {entry.code: entry.code for entry in catalogue.entries}
+    codes |= {entry.name: entry.code for entry in catalogue.entries}
+    words = dict.fromkeys(word for comments in by_file.values() for comment in comments for word in comment.words)
+    unknown = (word for word in words if len(word) <= _LONGEST_WORD and not code_of(word, codes))
+    hints = {word: _hint(catalogue, word) for word in islice(unknown, _MOST_HINTS)}
+    return Comments(by_file=by_file, codes=codes, judged=judged, hints=hints)
+
+
+def judged_codes(
+    entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], *, static: bool, cut_short: bool
+) -> frozenset[str]:
+    """Codes of the checks that looked at all there is: what they did not find is not there.
+
+    Without a run, or with one that was cut short, only checks of the source alone have.
+    """
+    whole = {result.code for result in results if not result.gap and not result.crashed}
+    if static or cut_short:
+        of_source = {entry.code for entry in entries if entry.in_source}
+        whole = {code for code in whole & of_source if _only_source(entries, code)}
+    return frozenset(whole)
+
+
+def unused_suppressions(comments: Comments, used: frozenset[Used]) -> Iterator[Finding]:
+    """Report comments that name no check, a check that does not exist, or one that found nothing there.
+
+    Of a file that has thousands, as only a program writes them, the first ``_MOST_UNUSED`` are reported.
+    """
+    for file in comments.by_file:
+        found = _unused_in(file, comments, used)
+        yield from islice(found, _MOST_UNUSED)
+        if (left := sum(1 for _ in found)) and (places := comments.by_file[file]):
+            from ddpdoctor.config.unused_suppression import unused
+
+            yield unused(places[-1].location, f"{left} more in this file", "only the first are listed")
+
+
+def _unused_in(file: str, comments: Comments, used: frozenset[Used]) -> Iterator[Finding]:
+    from ddpdoctor.config.unused_suppression import unused
+
+    judged = comments.judged.get(file)
+    for comment in comments.by_file[file] if judged is not None else ():
+        if not comment.words:
+            yield unused(comment.location, "this comment", f"it names no check, as in {comment.kind}[DDP101]")
+        for word in comment.words:
+            code = code_of(word, comments.codes)
+            if not code and word.upper() != UNUSED_SUPPRESSION:
+                hint = comments.hints.get(word, "")
+                yield unused(comment.location, word, f"there is no check of this name{hint}")
+            elif code in (judged or ()) and Used(comment.location, word) not in used:
+                where = "in this file" if comment.kind == "file-ignore" else "here"
+                yield unused(comment.location, word, f"the check finds nothing {where}")
+
+
+def _hint(catalogue: Catalogue, word: str) -> str:
+    question, found, _ = suggestion(catalogue, word).partition("? ")
+    return f"; {question[0].lower()}{question[1:]}?" if found else ""
+
+
+def _only_source(entries: Sequence[CatalogueEntry], code: str) -> bool:
+    return next(load(entry).in_run is None for entry in entries if entry.code == code)
+
+
+def _per_file(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for pattern, words in settings.per_file_ignores:
+        yield f'per-file-ignores."{pattern}"', words
+
+
+def _means_unused(word: str) -> bool:
+    return bool(word) and (UNUSED_SUPPRESSION.startswith(word.upper()) or word.lower() == "unused-suppression")

@@ -1,0 +1,1 @@
+"""Where the ranks stop calling the same collectives, and why."""

@@ -1,0 +1,367 @@
+"""Tells a divergence in sentences, facts and places, for the checks that report it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.next_calls import Turn, elsewhere
+from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
+from ddpdoctor.diagnosis.wording import (
+    bytes_text,
+    collective,
+    details,
+    duration_text,
+    elements,
+    group_name,
+    location_of,
+    place,
+    rank_list,
+    verb,
+)
+from ddpdoctor.finding import Basis, Fact, Frame, Location
+from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.model import RunRecord
+
+FACTS_SHOWN = 8
+"""With more ranks than this, ranks that did the same share one fact."""
+
+
+def title(divergence: Divergence) -> str:
+    """Say in one sentence where the ranks part."""
+    if divergence.form == "desync":
+        return _desync_title(divergence)
+    if divergence.form == "crossed":
+        first, second = divergence.turns[0], divergence.proof[0]
+        return (
+            f"{_call(first)} on {rank_list([first.rank])} is paired with {_call(second)} on "
+            f"{rank_list([divergence.turns[1].rank])}, and the other way round"
+        )
+    if divergence.form == "swapped":
+        return _swapped_title(divergence)
+    if divergence.form == "absentee":
+        return _absentee_title(divergence)
+    if divergence.form == "stuck":
+        stuck = next(turn for turn in divergence.turns if not turn.waiting)
+        waiting = [turn for turn in divergence.turns if turn.waiting]
+        known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for or stuck.loops
+        if not known and all(turn.line is None for turn in divergence.turns if not turn.waiting):
+            absent = [turn.rank for turn in divergence.turns if not turn.waiting]
+            return f"{rank_list(absent)} did not come: {_waiting(waiting)}"
+        stands = _doing([stuck]) if known else f"stands at {place(stuck.line)}"
+        if stuck.kept_by:
+            over = [turn for turn in divergence.turns if turn.kept_by == stuck.kept_by]
+            numbers = [turn.rank for turn in over]
+            return (
+                f"the script of {rank_list(numbers)} is over, but its thread {stuck.kept_by} at {place(stuck.line)} "
+                f"keeps the {verb(numbers, 'process', 'processes')}"
+            )
+        if stuck.seen_ago_ns and not known:
+            stands = f"answers no more, and was last seen at {place(stuck.line)},"
+        return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"
+    if divergence.form == "aborted":
+        return _aborted_title(divergence)
+    groups = _alike(divergence.turns)
+    if divergence.difference == "group":
+        size = divergence.world_size
+        parts = [f"{group_name(turns[0].group, size)} on {_ranks(turns)}" for turns in groups if turns[0].group]
+        return f"{_call(groups[0][0])} differs in the group: {', '.join(parts)}"
+    if divergence.form == "mismatch" and len({place(turns[0].line) for turns in groups}) == 1:
+        return _same_line_title(divergence, groups)
+    lone = _not_called(divergence, groups)
+    if lone is not None:
+        return lone
+    parts = [f"{_ranks(turns)} {_doing(turns)}" for turns in groups]
+    return ("the ranks wait for each other: " if divergence.form == "standstill" else "the ranks part: ") + "; ".join(
+        parts
+    )
+
+
+def lone_forward(divergence: Divergence, lone: tuple[Turn, ...]) -> str:
+    """Say which ranks run a forward of the DDP model alone, and what the others do meanwhile."""
+    numbers = [turn.rank for turn in lone]
+    others = [turn for turn in divergence.turns if turn.rank not in numbers]
+    return (
+        f"only {rank_list(numbers)} {verb(numbers, 'runs', 'run')} the forward of the DDP model at "
+        f"{place(lone[0].line)}, which broadcasts its buffers; {_waiting(others)}"
+    )
+
+
+def whereabouts(record: RunRecord) -> str:
+    """Say for each rank what it does at the end of the record; empty when nothing is known of any."""
+    matcher = Matcher()
+    matcher.advance(record)
+    blocked = blocked_ranks(record, matcher)
+    turns = tuple(elsewhere(record, rank.rank, rank, blocked.get(rank.rank)) for rank in record.ranks)
+    return _waiting([turn for turn in turns if turn.line is not None])
+
+
+def disputed_call(divergence: Divergence) -> str:
+    """The call that some ranks make and others do not: ``all_reduce at train.py:57``."""
+    turns = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
+    if divergence.form == "aborted":
+        turns = [turn for turn in turns if _is_call(turn)]
+    own = [turn for turn in turns if turn.rank == divergence.culprit]
+    return _call((own or turns or list(divergence.turns))[0])
+
+
+def ranks(divergence: Divergence) -> tuple[int, ...]:
+    """The culprit alone if it may be named, otherwise all ranks that part."""
+    if divergence.culprit is not None:
+        return (divergence.culprit,)
+    return tuple(turn.rank for turn in divergence.turns)
+
+
+def locations(divergence: Divergence) -> tuple[Location, ...]:
+    """The lines at which the ranks part, the culprit's first, then what the others wait in."""
+    turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
+    found: dict[Location, None] = {}
+    for turn in (*turns, *divergence.proof):
+        location = location_of(turn.line)
+        if location is not None:
+            found[location] = None
+    return tuple(found)
+
+
+def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
+    """The last common entry, what each rank did next with its line and stack, and why a rank is blamed."""
+    told = []
+    if divergence.last_common is not None:
+        last = divergence.last_common
+        told.append(
+            Fact(
+                text=f"the last collective that the ranks have in common is number "
+                f"{(divergence.sequence or 1) - 1:,} of their group: {_call(last)}, step {last.step}",
+                basis=basis,
+                numbers={"sequence": (divergence.sequence or 1) - 1, "step": last.step},
+                location=location_of(last.line),
+            )
+        )
+    told += [_fact(turn, basis, "") for turn in _shown(divergence.turns)]
+    told += [_fact(turn, basis, "later, at the entry that proves it, ") for turn in _shown(divergence.proof)]
+    if divergence.difference and divergence.form == "mismatch":
+        told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
+    if divergence.culprit is not None:
+        text = f"rank {divergence.culprit} is named because {divergence.culprit_reason}"
+        told.append(Fact(text=text, basis=basis, rank=divergence.culprit))
+    return tuple(told)
+
+
+def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
+    numbers: dict[str, int | float] = {"step": turn.step}
+    extra = ""
+    if turn.signature is not None:
+        what, subject = details(turn.signature), _named(turn.signature.subject)
+        extra = f"{subject and f' on {subject}'}{what and f' ({what})'}"
+        numbers["bytes"] = turn.signature.size_bytes
+    return Fact(
+        text=f"{prefix}rank {turn.rank} {_doing([turn])}{extra}" + (f" in step {turn.step}" if turn.step else ""),
+        basis=basis,
+        numbers=numbers if turn.row is not None else {},
+        rank=turn.rank,
+        location=location_of(turn.line),
+        stack=_chain(turn),
+    )
+
+
+def _chain(turn: Turn) -> tuple[Frame, ...]:
+    """The stack, torch's frames included, if it was taken where the rank did this, and else the user's call chain."""
+    line = turn.line
+    is_there = line is None or any((frame.file, frame.line) == (line.file, line.line) for frame in turn.stack)
+    return turn.stack if turn.stack and is_there else turn.frames
+
+
+def _shown(turns: tuple[Turn, ...]) -> list[Turn]:
+    return list(turns) if len(turns) <= FACTS_SHOWN else [alike[0] for alike in _alike(turns)]
+
+
+def _alike(turns: tuple[Turn, ...]) -> list[list[Turn]]:
+    """Group turns that are the same in everything but the rank."""
+    groups: dict[tuple[object, ...], list[Turn]] = {}
+    for turn in turns:
+        wait = turn.wait and turn.wait.kind
+        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, turn.exception)
+        groups.setdefault(key, []).append(turn)
+    return list(groups.values())
+
+
+def _call(turn: Turn) -> str:
+    name = "an unknown collective"
+    if turn.signature is not None:
+        name = collective(turn.signature)
+    elif turn.wait is not None:
+        name = turn.wait.kind
+    return f"{name} at {place(turn.line)}"
+
+
+def _ranks(turns: list[Turn]) -> str:
+    return rank_list(turn.rank for turn in turns)
+
+
+def _doing(turns: list[Turn]) -> str:
+    """The predicate for ranks that did the same."""
+    turn, numbers = turns[0], [turn.rank for turn in turns]
+    match turn.action:
+        case "collective" | "store" if turn.waiting:
+            return f"{verb(numbers, 'waits', 'wait')} in {_call(turn)}"
+        case "collective" | "store":
+            return f"{verb(numbers, 'calls', 'call')} {_call(turn)}"
+        case "raised":
+            raised = turn.exception
+            what = "an exception" if raised is None else f"{raised.type}: {_shortened(headline(raised))}"
+            return f"raised {what} at {place(turn.line)}"
+        case "signalled":
+            return f"{verb(numbers, 'was', 'were')} killed{_by_signal(turn.signal)}"
+        case "left-by-exit":
+            return f"left with exit code {turn.exit_code}"
+        case "finished":
+            return f"ran to {verb(numbers, 'its', 'their')} end and left"
+    if turn.kept_by:
+        return f"{verb(numbers, 'is', 'are')} over but for the thread {turn.kept_by} at {place(turn.line)}"
+    if turn.loops:
+        within = f" in {turn.line.function}" if turn.line is not None and turn.line.function != "<module>" else ""
+        return f"{verb(numbers, 'seems', 'seem')} to be in an endless loop{within} at {place(turn.line)}"
+    if turn.stopped:
+        return f"{verb(numbers, 'is', 'are')} stopped by a signal"
+    if turn.polls_for:
+        asks = verb(numbers, "asks", "ask")
+        return f"{asks} again and again at {place(turn.line)} whether {os.path.basename(turn.polls_for)} is there"
+    if turn.sleeps_ns:
+        how_long = duration_text(turn.sleeps_ns)
+        return f"{verb(numbers, 'sleeps', 'sleep')} at {place(turn.line)} for another {how_long}"
+    if turn.seen_ago_ns:
+        return f"{verb(numbers, 'was', 'were')} at {place(turn.line)} {duration_text(turn.seen_ago_ns)} ago"
+    return f"{verb(numbers, 'is', 'are')} at {place(turn.line)}"
+
+
+def _waiting(turns: list[Turn]) -> str:
+    return "; ".join(f"{_ranks(alike)} {_doing(alike)}" for alike in _alike(tuple(turns)))
+
+
+def _absentee_title(divergence: Divergence) -> str:
+    every = (*divergence.turns, *divergence.proof)
+    left = next(
+        (turn for turn in every if turn.rank == divergence.culprit and turn.action not in ("collective", "store")), None
+    )
+    waiting = [turn for turn in every if turn.waiting and turn.rank != divergence.culprit]
+    what = f"rank {divergence.culprit} left" if left is None else f"rank {left.rank} {_doing([left])}"
+    if waiting:
+        return f"{what} while {_waiting(waiting)}"
+    went_on = [turn for turn in every if turn.row is not None and turn.rank != divergence.culprit]
+    return f"{what}; {_waiting(went_on)}, which it never called" if went_on else what
+
+
+def _swapped_title(divergence: Divergence) -> str:
+    by_subject: dict[str, list[Turn]] = {}
+    for turn in divergence.turns:
+        if turn.signature is not None and turn.signature.subject:
+            by_subject.setdefault(turn.signature.subject, []).append(turn)
+    unnamed = iter(("a parameter", *["another"] * len(by_subject)))
+    parts = [f"{_named(subject) or next(unnamed)} of {_ranks(turns)}" for subject, turns in by_subject.items()]
+    first = next(turn for turn in divergence.turns if turn.row is not None)
+    return f"the ranks run a loop in different orders: {_call(first)} pairs {' with '.join(parts)}"
+
+
+def _named(subject: str) -> str:
+    """The subject of a loop's turn as the script calls it; empty for a digest of its content."""
+    return "" if subject.startswith("#") else subject
+
+
+def _aborted_title(divergence: Divergence) -> str:
+    """Say which rank died in what, the caller of the disputed call first where it did not."""
+    alike = _alike_in_place(divergence.turns)
+    first = next(turns for turns in alike if any(turn.rank == divergence.died for turn in turns))
+    here = [turn for turn in first if turn.rank == divergence.died]
+    others = [turns for turns in (*([t for t in first if t not in here],), *alike) if turns and turns is not first]
+    has_called = any(map(_is_call, here))
+    parts = []
+    for turns in others:
+        numbers = [turn.rank for turn in turns]
+        where = f"{rank_list(numbers)} {verb(numbers, 'was', 'were')} {_inside(turns[0])}"
+        if has_called and not _is_call(turns[0]):
+            where += f" and {verb(numbers, 'has', 'have')} not called it"
+        elif not has_called:
+            where += f", which rank {divergence.died} has not called"
+        parts.append(where)
+    return f"rank {divergence.died} died {_inside(here[0])}, while {'; '.join(parts)}"
+
+
+def _is_call(turn: Turn) -> bool:
+    """Tell whether a turn of an abort is the disputed call, of which there is a row of the calls alone."""
+    return turn.action == "collective" and turn.row is None
+
+
+def _inside(turn: Turn) -> str:
+    if turn.signature is not None and not is_in_backward(turn):
+        size = f" ({bytes_text(turn.signature.size_bytes)})" if turn.signature.size_bytes else ""
+        return f"inside {turn.signature.kind}{size} at {place(turn.line)}"
+    return f"{'in backward ' if is_in_backward(turn) else ''}at {place(turn.line)}"
+
+
+def _alike_in_place(turns: tuple[Turn, ...]) -> list[list[Turn]]:
+    groups: dict[str, list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault(_inside(turn), []).append(turn)
+    return list(groups.values())
+
+
+def _desync_title(divergence: Divergence) -> str:
+    by_step: dict[int, list[Turn]] = {}
+    for turn in divergence.turns:
+        if turn.row is not None:
+            by_step.setdefault(turn.step, []).append(turn)
+    parts = [f"step {step} of {_ranks(turns)}" for step, turns in by_step.items()]
+    first = next(turn for turn in divergence.turns if turn.row is not None)
+    title = f"gradients of different steps are averaged in {_call(first)}: {' with '.join(parts)}"
+    if divergence.culprit is None or "backward" not in divergence.culprit_reason:
+        return title
+    done = "skipped" if "skipped" in divergence.culprit_reason else "repeated"
+    return f"{title}, since rank {divergence.culprit} {done} a backward"
+
+
+def _same_line_title(divergence: Divergence, groups: list[list[Turn]]) -> str:
+    parts = []
+    for turns in groups:
+        signature = turns[0].signature
+        assert signature is not None
+        what = {
+            "number of elements": elements(signature),
+            "dtype": signature.dtype,
+            "reduce operation": signature.reduce_op,
+            "root": f"root {signature.root}",
+        }.get(divergence.difference, collective(signature))
+        parts.append(f"{what} on {_ranks(turns)}")
+    first = groups[0][0]
+    where = f"the ranks' collectives at {place(first.line)}"
+    if divergence.difference != "kind of collective":
+        where = _call(first)
+    return f"{where} differ{'' if where.startswith('the') else 's'} in the {divergence.difference}: {', '.join(parts)}"
+
+
+def _not_called(divergence: Divergence, groups: list[list[Turn]]) -> str | None:
+    """Say it as one rank's call that the others have not made, where they never ran that line."""
+    if len(groups) != 2 or any(turns[0].action != "collective" for turns in groups):
+        return None
+    for caller, others in (groups, groups[::-1]):
+        if caller[0].rank in divergence.callers_alone:
+            return (
+                f"{_ranks(caller)} {_doing(caller)}, which {_ranks(others)} "
+                f"{verb([turn.rank for turn in others], 'has', 'have')} not called; {_ranks(others)} {_doing(others)}"
+            )
+    return None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _by_signal(number: int | None) -> str:
+    if number is None:
+        return ""
+    try:
+        return f" by {signal.Signals(number).name}"
+    except ValueError:
+        return f" by signal {number}"

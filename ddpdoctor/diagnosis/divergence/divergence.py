@@ -1,0 +1,298 @@
+"""The one divergence of a run: where its ranks part, what each did next, and whether the job hangs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence.aborted import Aborted, aborted_culprit, aborted_turns, find_aborted
+from ddpdoctor.diagnosis.divergence.crossed_calls import find_crossing
+from ddpdoctor.diagnosis.divergence.culprit import line_culprit, step_culprit
+from ddpdoctor.diagnosis.divergence.departures import find_absentee, unmatched_group
+from ddpdoctor.diagnosis.divergence.matching import Matcher, Parting
+from ddpdoctor.diagnosis.divergence.next_calls import (
+    Lanes,
+    Turn,
+    elsewhere,
+    last_common_position,
+    thread_that_keeps,
+    turns,
+)
+from ddpdoctor.diagnosis.divergence.swapped_calls import find_swap
+from ddpdoctor.diagnosis.divergence.unused_parameters import explains
+from ddpdoctor.diagnosis.divergence.waiting import Blocked, blocked_ranks, left_ns, standing_still
+from ddpdoctor.record.model import Group, Rank, RunRecord
+
+Form = Literal["mismatch", "desync", "crossed", "swapped", "absentee", "standstill", "stuck", "aborted"]
+
+STANDSTILL_NS = 1_000_000_000
+"""How long ranks must have waited before a standstill is believed."""
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks of a job part."""
+
+    form: Form
+    group: Group | None = None
+    """The process group of the collective at which they part; None for a wait in the store or none at all."""
+    sequence: int | None = None
+    """Position in that group, from 0, of the first entry that they do not have in common."""
+    last_common: Turn | None = None
+    """The entry before it, as the first rank ran it; None when there is none."""
+    turns: tuple[Turn, ...]
+    """What each rank of the group did next, by rank."""
+    proof: tuple[Turn, ...] = ()
+    """The entries that prove it, where they come later than ``turns``."""
+    difference: str = ""
+    """What differs between the entries of a mismatch or a desync."""
+    callers_alone: frozenset[int] = frozenset()
+    """Ranks whose next line no other rank ever ran a collective from, while they ran the others' line too."""
+    world_size: int = 0
+    """Ranks of the job."""
+    died: int | None = None
+    """The rank whose process a collective ended."""
+    hung: bool = False
+    """At least one rank waits for one that does not come."""
+    culprit: int | None = None
+    """The rank that may be blamed; None when that cannot be known."""
+    culprit_reason: str = ""
+    """Why it may be blamed."""
+
+
+def find_divergence(record: RunRecord) -> Divergence | None:
+    """Find the first place where the ranks of a run part, or the standstill that they ended in."""
+    matcher = Matcher()
+    parting = matcher.advance(record)
+    blocked = blocked_ranks(record, matcher)
+    absentee = find_absentee(record, matcher, blocked)
+    if absentee is not None and parting is not None and left_ns(absentee) < parting.time_ns:
+        parting = None
+    found: Divergence | None
+    if parting is not None:
+        found = from_parting(record, matcher, parting, blocked)
+    elif (aborted := find_aborted(record, matcher)) is not None:
+        found = from_aborted(record, aborted, blocked)
+    elif absentee is not None:
+        found = from_absentee(record, matcher, absentee, blocked)
+    else:
+        found = (
+            from_standstill(record, matcher, blocked, _end_ns(record))
+            or from_kept(record)
+            or _from_swap(record, matcher)
+            or _from_crossing(record, matcher)
+        )
+    return None if found is None or explains(record, found.turns + found.proof) else found
+
+
+def from_parting(record: RunRecord, matcher: Matcher, parting: Parting, blocked: Mapping[int, Blocked]) -> Divergence:
+    """Describe entries that do not belong together, from the place where the ranks' lines part."""
+    lanes = Lanes(record, matcher, parting.group)
+    group = record.groups[parting.group]
+    present = [rank for rank in group.ranks if lanes.row(rank, parting.position) is not None]
+    form, common = parting.form, last_common_position(lanes, present, parting.position)
+    if form == "desync":
+        parted = _parted_before(lanes, present, parting.position)
+        # Where lines parted just before the steps did, a call of one rank alone is the reason.
+        form, common = ("desync", parting.position - 1) if parted is None else ("mismatch", parted)
+    after = turns(record, lanes, group.ranks, common + 1, blocked)
+    proof = turns(record, lanes, present, parting.position, blocked) if common + 1 < parting.position else ()
+    naming = step_culprit if form == "desync" else line_culprit
+    culprit, reason = naming(lanes, after, common)
+    return Divergence(
+        form=form,
+        group=group,
+        sequence=common + 1,
+        last_common=lanes.turn(present[0], common, False),
+        turns=after,
+        proof=proof,
+        difference=parting.difference,
+        callers_alone=_callers_alone(lanes, after),
+        hung=any(entry.missing or _pairs_wrongly(entry, parting) for entry in blocked.values()),
+        culprit=culprit,
+        culprit_reason=reason,
+    )
+
+
+def _parted_before(lanes: Lanes, ranks: list[int], position: int) -> int | None:
+    """The last entry before ranks called from different lines and then drifted apart; None where they did not."""
+    first = position
+    while first > 0 and _steps_differ(lanes, ranks, first - 1):
+        if len({lanes.line(rank, first - 1) for rank in ranks}) > 1:
+            break
+        first -= 1
+    common = last_common_position(lanes, ranks, first)
+    return common if common + 1 < first else None
+
+
+def _steps_differ(lanes: Lanes, ranks: list[int], position: int) -> bool:
+    rows = {rank: lanes.row(rank, position) for rank in ranks}
+    return len({lanes.tracks[rank].step[row] for rank, row in rows.items() if row is not None}) > 1
+
+
+def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: Mapping[int, Blocked]) -> Divergence:
+    """Describe a rank that left, and what the others wait in."""
+    waiting = sorted(
+        (entry for entry in blocked.values() if absentee.rank in entry.missing),
+        key=lambda entry: (entry.since_ns, entry.rank),
+    )
+    reason = "it left"
+    # What the rank did last may look incomplete, because nobody was left to see it complete.
+    blocked = {rank: entry for rank, entry in blocked.items() if rank != absentee.rank}
+    first = next((entry for entry in waiting if entry.group is not None), None)
+    at = None if first is None or first.group is None or first.position is None else (first.group, first.position)
+    if at is None and (unmatched := unmatched_group(record, matcher, absentee)) is not None:
+        lane = matcher.lanes[unmatched].get(absentee.rank)
+        at = unmatched, 0 if lane is None else lane.end
+    if at is None:
+        everyone = tuple(
+            elsewhere(record, rank.rank, rank, blocked.get(rank.rank))
+            for rank in sorted(record.ranks, key=lambda entry: entry.rank)
+        )
+        return Divergence(
+            form="absentee", turns=everyone, hung=bool(waiting), culprit=absentee.rank, culprit_reason=reason
+        )
+    number, position = at
+    lanes = Lanes(record, matcher, number)
+    group = record.groups[number]
+    own_end = lanes.lanes[absentee.rank].end if absentee.rank in lanes.lanes else 0
+    common = last_common_position(lanes, group.ranks, min(own_end, position))
+    after = turns(record, lanes, group.ranks, common + 1, blocked)
+    proof = turns(record, lanes, group.ranks, position, blocked) if common + 1 < own_end else ()
+    return Divergence(
+        form="absentee",
+        group=group,
+        sequence=common + 1,
+        last_common=lanes.turn(min(lanes.lanes), common, False),
+        turns=after,
+        proof=proof,
+        hung=bool(waiting),
+        culprit=absentee.rank,
+        culprit_reason=reason,
+    )
+
+
+def from_aborted(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blocked]) -> Divergence:
+    """Describe a rank that a collective ended because the others were not in it, and where they were."""
+    culprit, reason = aborted_culprit(aborted)
+    return Divergence(
+        form="aborted",
+        group=record.groups[aborted.call.group],
+        turns=aborted_turns(record, aborted, blocked),
+        difference=aborted.difference,
+        hung=False,
+        died=aborted.died,
+        culprit=culprit,
+        culprit_reason=reason,
+    )
+
+
+def from_standstill(
+    record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked], now_ns: int
+) -> Divergence | None:
+    """Describe ranks that wait for each other, or for a rank that does nothing; None while somebody can go on."""
+    stuck = frozenset(rank.rank for rank in record.ranks if rank.stuck)
+    still = standing_still(blocked, stuck)
+    if not still or any(now_ns - blocked[rank].since_ns < STANDSTILL_NS for rank in still):
+        return None
+    entries = [blocked[rank] for rank in sorted(still)]
+    # A rank that waits for another does nothing either, in `new_group` for example, and is no culprit for that.
+    waited_for = (stuck - still) & {rank for entry in entries for rank in entry.missing}
+    culprit = min(waited_for) if len(waited_for) == 1 else None
+    first = min(entries, key=lambda entry: (entry.position is None, entry.since_ns, entry.rank))
+    everyone = sorted({rank.rank for rank in record.ranks} & (still | waited_for))
+    known = {rank.rank: rank for rank in record.ranks}
+    after = tuple(elsewhere(record, rank, known[rank], blocked.get(rank)) for rank in everyone)
+    found = Divergence(
+        form="stuck" if waited_for else "standstill",
+        turns=after,
+        world_size=len(record.ranks),
+        difference="group" if not waited_for and _one_line_in_several_groups(after) else "",
+        hung=True,
+        culprit=culprit,
+        culprit_reason="" if culprit is None else "it did nothing while the others waited",
+    )
+    if first.group is None or first.position is None:
+        return found
+    lanes = Lanes(record, matcher, first.group)
+    return msgspec.structs.replace(
+        found,
+        group=record.groups[first.group],
+        sequence=first.position,
+        last_common=lanes.turn(first.rank, first.position - 1, False),
+    )
+
+
+def from_kept(record: RunRecord) -> Divergence | None:
+    """Describe processes whose scripts are over and that a thread keeps; None while another rank is at work."""
+    alive = [rank for rank in record.ranks if rank.end == "running"]
+    kept = [rank for rank in alive if rank.stuck and thread_that_keeps(record, rank.rank) is not None]
+    if not kept or len(kept) < len(alive):
+        return None
+    return Divergence(
+        form="stuck",
+        turns=tuple(elsewhere(record, rank.rank, rank, None) for rank in kept),
+        world_size=len(record.ranks),
+        hung=True,
+        culprit=kept[0].rank if len(kept) == 1 else None,
+        culprit_reason="its process does not end" if len(kept) == 1 else "",
+    )
+
+
+def _one_line_in_several_groups(turns: tuple[Turn, ...]) -> bool:
+    calls = {(turn.line, turn.signature and turn.signature.kind) for turn in turns}
+    groups = {turn.group for turn in turns}
+    return len(calls) == 1 and len(groups) > 1 and None not in groups
+
+
+def _callers_alone(lanes: Lanes, turns: tuple[Turn, ...]) -> frozenset[int]:
+    places = {turn.rank: (turn.line.file, turn.line.line) for turn in turns if turn.row is not None and turn.line}
+    run = {rank: {lanes.line_of(site) for site in set(lanes.tracks[rank].site)} for rank in places}
+    alone = set()
+    for rank, own in places.items():
+        others = {other: place for other, place in places.items() if place != own}
+        if others and all(own not in run[other] and place in run[rank] for other, place in others.items()):
+            alone.add(rank)
+    return frozenset(alone)
+
+
+def _from_swap(record: RunRecord, matcher: Matcher) -> Divergence | None:
+    swap = find_swap(record, matcher)
+    if swap is None:
+        return None
+    lanes = Lanes(record, matcher, swap.group)
+    group = record.groups[swap.group]
+    return Divergence(
+        form="swapped",
+        group=group,
+        sequence=swap.position,
+        last_common=lanes.turn(swap.ranks[0], swap.position - 1, False),
+        turns=turns(record, lanes, group.ranks, swap.position, {}),
+        difference="order of a loop",
+    )
+
+
+def _from_crossing(record: RunRecord, matcher: Matcher) -> Divergence | None:
+    crossing = find_crossing(record, matcher)
+    if crossing is None:
+        return None
+    lanes = Lanes(record, matcher, crossing.group)
+    return Divergence(
+        form="crossed",
+        group=record.groups[crossing.group],
+        sequence=crossing.position,
+        last_common=lanes.turn(crossing.ranks[0], crossing.position - 1, False),
+        turns=turns(record, lanes, crossing.ranks, crossing.position, {}),
+        proof=turns(record, lanes, crossing.ranks, crossing.position + 1, {}),
+        difference="order of two collectives",
+    )
+
+
+def _pairs_wrongly(entry: Blocked, parting: Parting) -> bool:
+    return entry.group == parting.group and entry.position is not None and entry.position >= parting.position
+
+
+def _end_ns(record: RunRecord) -> int:
+    last = max((track.started_ns[len(track) - 1] for track in record.collectives if len(track)), default=0)
+    return record.job.ended_ns or max(last, *(dump.time_ns for dump in record.stacks), 0)

@@ -1,0 +1,306 @@
+"""Where ranks part: the last entry they have in common, and what each of them did next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.waiting import Blocked
+from ddpdoctor.finding import Frame
+from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature
+from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.waits import Wait
+
+Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
+
+OLD_NS = 2_000_000_000
+"""A stack that may have changed since and is older is told as such."""
+_BEAT_NS = 400_000_000
+_ONE_LOOK_NS = 500_000_000
+WALK_BOUND = 10_000
+"""Entries that are walked back at most."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank did at the point where the ranks part."""
+
+    rank: int
+    action: Action
+    waiting: bool = False
+    """Its main thread is held there."""
+    row: int | None = None
+    """Index into the rank's track."""
+    signature: Signature | None = None
+    group: Group | None = None
+    """Of the collective."""
+    step: int = 0
+    frames: tuple[Frame, ...] = ()
+    """The user's call chain of the collective, the exception or the stack, innermost frame first."""
+    wait: Wait | None = None
+    exception: RankException | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    sleeps_ns: int = 0
+    """How long the ``time.sleep`` that it is in goes on after the end of the record."""
+    polls_for: str = ""
+    """The file that it asks for again and again, in vain."""
+    stopped: bool = False
+    """A signal has stopped its process."""
+    loops: bool = False
+    """It works at one place for so long that it seems to be in an endless loop."""
+    kept_by: str = ""
+    """The thread that keeps the process though its script is over; ``frames`` is where that stands."""
+    seen_ago_ns: int = 0
+    """How long before the end of the record it was seen there, where it may be elsewhere by then."""
+    stack: tuple[Frame, ...] = ()
+    """The main thread's stack at the end of the record, torch's frames included; empty when not taken."""
+
+    @property
+    def line(self) -> Frame | None:
+        """The user's line."""
+        return self.frames[0] if self.frames else None
+
+
+class Lanes:
+    """The entries of one group on the ranks that have any, addressed by position."""
+
+    def __init__(self, record: RunRecord, matcher: Matcher, group: int) -> None:
+        self.record = record
+        self.lanes = matcher.lanes.get(group, {})
+        self.tracks: dict[int, CollectiveTrack] = {
+            track.rank: track for track in record.collectives if track.rank in self.lanes
+        }
+        self._lines: dict[int, tuple[str, int] | None] = {}
+
+    def row(self, rank: int, position: int) -> int | None:
+        """Index into the rank's track of what it did at a position; None when it did not get there."""
+        lane = self.lanes.get(rank)
+        return lane.row(position) if lane is not None and lane.base <= position < lane.end else None
+
+    def line(self, rank: int, position: int) -> tuple[str, int] | None:
+        """File and line that made the entry; None when unknown or not there."""
+        row = self.row(rank, position)
+        return None if row is None else self.line_of(self.tracks[rank].site[row])
+
+    def line_of(self, site: int) -> tuple[str, int] | None:
+        """File and line of a call chain."""
+        if site not in self._lines:
+            frame = self.record.site(site).innermost
+            self._lines[site] = None if frame is None else (frame.file, frame.line)
+        return self._lines[site]
+
+    def reduces_gradients(self, rank: int, row: int) -> bool:
+        """Tell whether DDP issued an entry in backward."""
+        return self.record.signatures[self.tracks[rank].signature[row]].origin == "ddp-backward"
+
+    def held_at(self, held: Blocked | None, position: int) -> bool:
+        """Tell whether a rank waits in the entry at a position, or in a later one that the same line made with it."""
+        if held is None or held.position is None or held.row is None or held.rank not in self.lanes:
+            return False
+        own = self.row(held.rank, position)
+        if own is None or held.position < position:
+            return False
+        track = self.tracks[held.rank]
+        same_lane = self.row(held.rank, held.position) == held.row
+        return own == held.row or (same_lane and track.site[own] == track.site[held.row])
+
+    def turn(self, rank: int, position: int, waiting: bool) -> Turn | None:
+        """What a rank did at a position, if it got there."""
+        row = self.row(rank, position)
+        if row is None:
+            return None
+        track = self.tracks[rank]
+        return Turn(
+            rank=rank,
+            action="collective",
+            waiting=waiting,
+            row=row,
+            signature=self.record.signatures[track.signature[row]],
+            group=self.record.groups[track.group[row]],
+            step=track.step[row],
+            frames=self.record.site(track.site[row]).frames,
+            stack=main_stack(self.record, rank),
+        )
+
+
+def last_common_position(lanes: Lanes, ranks: Iterable[int], position: int) -> int:
+    """Walk back from a position over entries that fit in kind and size but come from different lines.
+
+    Returns the last position at which the ranks agree in the line as well, -1 if there is none. A pairing of different
+    lines that occurred before and after which the ranks agreed again is legal and ends the walk.
+    """
+    members = [rank for rank in ranks if rank in lanes.lanes]
+    lowest = max((lanes.lanes[rank].base for rank in members), default=0)
+    lowest = max(lowest, position - WALK_BOUND)
+    walked = position - 1
+    while walked >= lowest and _differs(lanes, members, walked):
+        walked -= 1
+    run = {_pairing(lanes, members, entry) for entry in range(walked + 1, position)}
+    if run:
+        legal = {
+            pairing
+            for entry in range(lowest, walked)
+            if (pairing := _pairing(lanes, members, entry)) in run and pairing
+        }
+        while walked + 1 < position and _pairing(lanes, members, walked + 1) in legal:
+            walked += 1
+    return walked if walked >= lowest else lowest - 1
+
+
+def turns(
+    record: RunRecord, lanes: Lanes, ranks: Iterable[int], position: int, blocked: Mapping[int, Blocked]
+) -> tuple[Turn, ...]:
+    """Tell what each of the ranks did at a position of a group, or instead of coming there."""
+    found = []
+    known = {rank.rank: rank for rank in record.ranks}
+    for number in ranks:
+        held = blocked.get(number)
+        here = lanes.turn(number, position, lanes.held_at(held, position))
+        found.append(here or elsewhere(record, number, known.get(number), held))
+    return tuple(found)
+
+
+def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked | None) -> Turn:
+    """Tell what a rank did that did not come to a position of a group."""
+    stack = main_stack(record, number)
+    if held is not None and held.row is not None:
+        track = record.track(number)
+        assert track is not None
+        return Turn(
+            rank=number,
+            action="collective",
+            waiting=True,
+            row=held.row,
+            signature=record.signatures[track.signature[held.row]],
+            group=record.groups[track.group[held.row]],
+            step=track.step[held.row],
+            frames=record.site(track.site[held.row]).frames,
+            stack=stack,
+        )
+    if held is not None and held.call is not None:
+        return Turn(
+            rank=number,
+            action="collective",
+            waiting=True,
+            signature=held.call.signature,
+            group=record.groups[held.call.group],
+            step=held.call.step,
+            frames=held.call.site.frames,
+            stack=stack,
+        )
+    if held is not None and held.wait is not None:
+        frames = record.site(held.wait.site).frames
+        return Turn(rank=number, action="store", waiting=True, wait=held.wait, frames=frames, stack=stack)
+    if rank is not None and rank.end in ("finished", "left-by-exit", "raised", "signalled"):
+        first = min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
+        return Turn(
+            rank=number,
+            action=rank.end,
+            exception=first,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            frames=() if first is None else first.frames,
+        )
+    if (keeper := thread_that_keeps(record, number)) is not None:
+        kept_at = user_frames(record, keeper.frames)
+        return Turn(rank=number, action="elsewhere", kept_by=keeper.thread, frames=kept_at, stack=keeper.frames)
+    frames = user_frames(record, stack)
+    seen_ago_ns = _seen_ago_ns(record, number)
+    if not frames or _is_newer_than_stack(record, number):
+        frames = _last_place(record, number) or frames
+    sleeps_ns = 0 if rank is None or not rank.sleeps_until_ns else max(1, rank.sleeps_until_ns - record.job.ended_ns)
+    return Turn(
+        rank=number,
+        action="elsewhere",
+        sleeps_ns=sleeps_ns,
+        polls_for="" if rank is None else rank.polls_for,
+        stopped=rank is not None and rank.stopped,
+        loops=rank is not None and rank.loops,
+        seen_ago_ns=seen_ago_ns,
+        frames=frames,
+        stack=stack,
+    )
+
+
+def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:
+    """The last stack of the main thread of a rank, innermost frame first."""
+    dump = _main_dump(record, rank)
+    return () if dump is None else dump.frames
+
+
+def thread_that_keeps(record: RunRecord, rank: int) -> StackDump | None:
+    """The thread that keeps the process of a rank whose script is over; None where the script is not."""
+    dump = _main_dump(record, rank)
+    if dump is None or not dump.frames or not _is_shutdown(dump.frames[-1]):
+        return None
+    threads = [other for other in record.stacks if other.rank == rank and not other.main and not other.daemon]
+    newest_ns = max((other.time_ns for other in threads), default=0)
+    # What is written of the threads of one moment is written at once.
+    return next((other for other in threads if newest_ns - other.time_ns < _ONE_LOOK_NS), None)
+
+
+def _is_shutdown(frame: Frame) -> bool:
+    """Tell whether Python waits at its end for the threads that are left."""
+    return frame.function == "_shutdown" and frame.file.endswith("threading.py")
+
+
+def _main_dump(record: RunRecord, rank: int) -> StackDump | None:
+    dumps = [dump for dump in record.stacks if dump.rank == rank and dump.main]
+    return max(dumps, key=lambda dump: dump.time_ns, default=None)
+
+
+def _seen_ago_ns(record: RunRecord, rank: int) -> int:
+    """How old the stack of a rank is, where it may have changed since; 0 where it has not."""
+    dump = _main_dump(record, rank)
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    if pulse is None or record.job.kind != "run":
+        return 0
+    taken_ns = pulse.beat_at_ns if dump is None else max(dump.time_ns, 0)
+    if dump is not None and pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000 <= dump.time_ns + _BEAT_NS:
+        taken_ns = max(taken_ns, pulse.beat_at_ns)
+    ago_ns = record.job.ended_ns - taken_ns
+    return ago_ns if ago_ns > OLD_NS else 0
+
+
+def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
+    """Tell whether the newest pulse of a rank came well after its newest stack, from another place."""
+    dump = _main_dump(record, rank)
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    if dump is None or pulse is None:
+        return pulse is not None
+    stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
+    return stands_since_ns > dump.time_ns + _BEAT_NS
+
+
+def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
+    """Where the pulse of a rank saw it last."""
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    return () if pulse is None else record.site(pulse.site).frames
+
+
+def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames of a stack that are in the user's files."""
+    files = {frame.file for site in record.sites for frame in site.frames} | {record.job.script}
+    beside = os.path.dirname(record.job.script) + os.sep
+    mine = tuple(frame for frame in stack if frame.file in files or _is_beside(frame.file, beside))
+    return mine or tuple(frame for frame in stack if in_user_code(frame.file))
+
+
+def _is_beside(file: str, directory: str) -> bool:
+    """Tell whether a file is the user's, and in the directory of the script or below."""
+    return directory != os.sep and file.startswith(directory) and in_user_code(file)
+
+
+def _differs(lanes: Lanes, ranks: list[int], position: int) -> bool:
+    lines = {lanes.line(rank, position) for rank in ranks}
+    lines.discard(None)
+    return len(lines) > 1
+
+
+def _pairing(lanes: Lanes, ranks: list[int], position: int) -> tuple[tuple[str, int] | None, ...]:
+    return tuple(lanes.line(rank, position) for rank in ranks)

@@ -1,0 +1,237 @@
+"""Parameters of a wrap that got no gradient, and the divergences that follow from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.wording import bytes_text, location_of, place, rank_list, site_location
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.record.model import RunRecord, Wrap
+from ddpdoctor.record.streams.training import MissingGradient
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""How DDP's error begins when parameters got no gradient."""
+
+_INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ((?:\d+ ?)+)")
+
+NAMES_SHOWN = 6
+
+
+class UnusedOnRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters without gradient that some ranks have in common."""
+
+    ranks: str
+    """The ranks in words."""
+    first_rank: int
+    names: tuple[str, ...]
+    """Folded names, as in ``encoder.layers.3.* (12 parameters)``."""
+    elsewhere: str
+    """Those of them that have a gradient on another rank, where every rank lacks some: in words, as a predicate."""
+    tensors: int
+    elements: int
+    size_bytes: int
+    location: Location | None
+    """The line whose forward or backward ended without them."""
+    stack: tuple[Frame, ...]
+
+
+class UnusedParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of one wrap that got no gradient in a synchronised backward."""
+
+    sentence: str
+    remedy: str
+    ranks: tuple[int, ...]
+    """Ranks on which some are missing."""
+    locations: tuple[Location, ...]
+    """The wrap, then the line whose forward or backward ended without them."""
+    groups: tuple[UnusedOnRanks, ...]
+
+
+def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
+    """Yield the wraps with parameters that got no gradient and that no option of DDP serves.
+
+    Those that were frozen after the wrap are another defect's.
+    """
+    for number in sorted({wrap.wrap for wrap in record.wraps}):
+        wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
+        missing = {
+            rank: names - frozen_names(record, rank, number)
+            for rank, names in _missing_by_rank(record, number, wraps).items()
+        }
+        missing = {rank: names for rank, names in missing.items() if names}
+        if missing:
+            yield _describe(record, number, wraps, missing)
+
+
+def waits_in_vain(record: RunRecord, number: int) -> bool:
+    """Tell whether DDP could not finish a reduction of a wrap: what it had reduced by then is not averaged either."""
+    return bool(_missing_by_rank(record, number, {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}))
+
+
+def explains(record: RunRecord, turns: Iterable[Turn]) -> bool:
+    """Tell whether missing gradients are the cause of what the ranks did: the other ranks then wait in backward.
+
+    True for DDP's own error on a rank with missing gradients, and where one rank reduces gradients while another, which
+    lacks other gradients than the first, went on without.
+    """
+    by_rank: dict[int, set[str]] = {}
+    for number in {wrap.wrap for wrap in record.wraps}:
+        wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
+        for rank, names in _missing_by_rank(record, number, wraps).items():
+            by_rank.setdefault(rank, set()).update(f"{number}.{name}" for name in names)
+    if not by_rank:
+        return False
+    entries = list(turns)
+    if any(turn.exception and UNFINISHED in turn.exception.message and turn.rank in by_rank for turn in entries):
+        return True
+    reducing = {turn.rank for turn in entries if turn.signature and turn.signature.origin == "ddp-backward"}
+    others = {turn.rank for turn in entries} - reducing
+    return any(by_rank.get(one, set()) < by_rank.get(other, set()) for one in reducing for other in others)
+
+
+def missing_gradients(record: RunRecord) -> tuple[MissingGradient, ...]:
+    """What was recorded of missing gradients; of a job that nobody asked about them, what DDP's error says."""
+    return record.missing_gradients or tuple(_reported(record))
+
+
+def _reported(record: RunRecord) -> Iterator[MissingGradient]:
+    """The parameters behind the indices in DDP's error; only where a rank has one wrap, which it must be about."""
+    for rank in record.ranks:
+        wraps = [wrap for wrap in record.wraps if wrap.rank == rank.rank]
+        said = next(filter(None, (_INDICES.search(raised.message) for raised in rank.exceptions)), None)
+        if said is None or len(wraps) != 1:
+            continue
+        reduced = [
+            tensor.name
+            for tensor in wraps[0].parameters
+            if tensor.requires_grad and tensor.name not in wraps[0].ignored
+        ]
+        indices = [int(index) for index in said[1].split()]
+        if max(indices) < len(reduced):
+            names = tuple(reduced[index] for index in indices)
+            yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, backward=0, parameters=names)
+
+
+def _frames_of_report(record: RunRecord, number: int) -> tuple[Frame, ...]:
+    rank = record.of_rank(number)
+    raised = () if rank is None else (error for error in rank.exceptions if UNFINISHED in error.message)
+    return next((error.frames for error in raised), ())
+
+
+def folded(names: Iterable[str]) -> tuple[str, ...]:
+    """Fold names that share a module: ``encoder.layers.3.* (12 parameters)``; at most six parts, then a count."""
+    rest = sorted(names)
+    groups: dict[str, list[str]] = {name: [name] for name in rest}
+    while len(groups) > NAMES_SHOWN:
+        deepest = max((key.count("."), key) for key in groups)[0]
+        if deepest == 0:
+            break
+        merged: dict[str, list[str]] = {}
+        for key, members in groups.items():
+            shorter = key.rpartition(".")[0] if key.count(".") == deepest else key
+            merged.setdefault(shorter, []).extend(members)
+        groups = merged
+    parts = [
+        members[0] if len(members) == 1 else f"{key}.* ({len(members):,} parameters)" for key, members in groups.items()
+    ]
+    if len(parts) > NAMES_SHOWN:
+        parts = [*parts[: NAMES_SHOWN - 1], f"{len(parts) - NAMES_SHOWN + 1:,} more"]
+    return tuple(parts)
+
+
+def frozen_names(record: RunRecord, rank: int, wrap: int) -> frozenset[str]:
+    """Parameters of a wrap that a rank froze after it."""
+    found: set[str] = set()
+    for change in record.wrap_changes:
+        if (change.rank, change.wrap) == (rank, wrap):
+            found.update(change.frozen)
+    return frozenset(found)
+
+
+def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> dict[int, frozenset[str]]:
+    found: dict[int, set[str]] = {}
+    for entry in missing_gradients(record):
+        wrap = wraps.get(entry.rank)
+        served = wrap is not None and (wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"))
+        if entry.wrap == number and wrap is not None and not served and entry.parameters:
+            found.setdefault(entry.rank, set()).update(entry.parameters)
+    return {rank: frozenset(names) for rank, names in found.items()}
+
+
+def _describe(
+    record: RunRecord, number: int, wraps: dict[int, Wrap], missing: dict[int, frozenset[str]]
+) -> UnusedParameters:
+    by_names: dict[frozenset[str], list[int]] = {}
+    for rank, names in sorted(missing.items()):
+        by_names.setdefault(names, []).append(rank)
+    everywhere = frozenset.intersection(*by_names)
+    contrasted = len(by_names) > 1 and set(missing) == set(wraps)
+    groups = tuple(
+        _group(record, number, wraps[ranks[0]], names, ranks, names - everywhere if contrasted else frozenset())
+        for names, ranks in by_names.items()
+    )
+    differs = len(by_names) > 1 or set(missing) != set(wraps)
+    first = groups[0]
+    name = wraps[min(missing)].module_class or "the model"
+    total = len(wraps[min(missing)].parameters)
+    amount = f"{first.tensors:,} of {total:,}" if total else f"{first.tensors:,}"
+    sentence = (
+        f"{amount} parameters of {name} got no gradient ({first.elements:,} elements, {bytes_text(first.size_bytes)}): "
+        f"{', '.join(first.names)}"
+    )
+    if differs:
+        without = sorted(set(wraps) - set(missing))
+        contrast = f"all have one on {rank_list(without)}" if without else first.elsewhere or "other ranks lack others"
+        sentence = f"on {first.ranks} {sentence}; {contrast}, so the job hangs or fails in the next step"
+    wrapped = site_location(record.site(wraps[min(missing)].site))
+    backward = first.location
+    return UnusedParameters(
+        sentence=sentence,
+        remedy=_remedy(wrapped, differs),
+        ranks=tuple(sorted(missing)),
+        locations=tuple(dict.fromkeys(location for location in (wrapped, backward) if location is not None)),
+        groups=groups,
+    )
+
+
+def _group(
+    record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ranks: list[int], elsewhere: frozenset[str]
+) -> UnusedOnRanks:
+    known = {tensor.name: tensor for tensor in wrap.parameters}
+    tensors = [known[name] for name in names if name in known]
+    elements = 0
+    for tensor in tensors:
+        product = 1
+        for size in tensor.shape:
+            product *= size
+        elements += product
+    event = next(entry for entry in missing_gradients(record) if entry.rank == ranks[0] and entry.wrap == number)
+    frames = record.site(event.site).frames or _frames_of_report(record, ranks[0])
+    return UnusedOnRanks(
+        ranks=rank_list(ranks),
+        first_rank=ranks[0],
+        names=folded(names),
+        elsewhere=f"of these, other ranks have one for {', '.join(folded(elsewhere))}" if elsewhere else "",
+        tensors=len(names),
+        elements=elements,
+        size_bytes=sum(tensor.size_bytes for tensor in tensors),
+        location=location_of(frames[0] if frames else None),
+        stack=frames,
+    )
+
+
+def _remedy(wrapped: Location | None, differs: bool) -> str:
+    where = "" if wrapped is None else f" at {place(Frame(wrapped.file, wrapped.line))}"
+    if differs:
+        return (
+            f"If their use depends on the input, pass find_unused_parameters=True to DistributedDataParallel{where}, "
+            "or use them on every rank (add 0 times their sum to the loss)."
+        )
+    return (
+        "If they are not needed, remove them or freeze them with requires_grad_(False) before the wrap; if their use "
+        f"depends on the input, pass find_unused_parameters=True to DistributedDataParallel{where}."
+    )

@@ -1,0 +1,183 @@
+"""Who waits, since when, and for whom; who left, and whether that was the cause or an echo."""
+
+from __future__ import annotations
+
+import signal
+from bisect import bisect_left
+from collections.abc import Mapping
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence.agreement import POINT_TO_POINT
+from ddpdoctor.diagnosis.divergence.matching import Lane, Matcher
+from ddpdoctor.diagnosis.divergence.point_to_point import OpenCall, missing_peer, open_calls
+from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord
+from ddpdoctor.record.streams.waits import Wait
+
+LEFT = frozenset({"finished", "left-by-exit", "raised", "signalled"})
+"""Ends of a rank that the doctor did not bring about."""
+
+
+class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank whose main thread is held by a collective or by the store."""
+
+    rank: int
+    missing: tuple[int, ...]
+    """Ranks that must come before it can go on; empty when all are there and it will finish."""
+    since_ns: int
+    row: int | None = None
+    """Index into the rank's track; None for a wait in the store."""
+    group: int | None = None
+    position: int | None = None
+    """Position in the lanes of the group; None for point-to-point."""
+    wait: Wait | None = None
+    call: OpenCall | None = None
+    """The send or receive of a live run that it waits in."""
+
+
+def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
+    """Find the ranks that wait in a collective, in a send or receive whose peer is known, or in the store."""
+    found: dict[int, Blocked] = {}
+    tracks = {track.rank: track for track in record.collectives}
+    for rank in record.ranks:
+        track = tracks.get(rank.rank)
+        row = None if track is None else _row_waited_in(rank, track)
+        if track is None or row is None:
+            continue
+        if record.signatures[track.signature[row]].kind in POINT_TO_POINT:
+            peers = missing_peer(record, track, row)
+            if peers is not None:
+                found[rank.rank] = Blocked(
+                    rank=rank.rank, missing=peers, since_ns=track.started_ns[row], row=row, group=track.group[row]
+                )
+            continue
+        lanes = matcher.lanes.get(track.group[row], {})
+        position = _position_of(lanes.get(rank.rank), row)
+        if position is None:
+            continue
+        members = record.groups[track.group[row]].ranks
+        found[rank.rank] = Blocked(
+            rank=rank.rank,
+            missing=tuple(member for member in members if member not in lanes or lanes[member].end <= position),
+            since_ns=track.started_ns[row],
+            row=row,
+            group=track.group[row],
+            position=position,
+        )
+    calls = open_calls(record)
+    for call in calls.values():
+        if not _meets(call, calls.get(call.peer)):
+            missing = () if call.peer < 0 else (call.peer,)
+            found[call.rank] = Blocked(rank=call.rank, missing=missing, since_ns=call.entered_at_ns, call=call)
+    for entry in _store_waits(record):
+        found.setdefault(entry.rank, entry)
+    return found
+
+
+def _meets(call: OpenCall, other: OpenCall | None) -> bool:
+    """Tell whether the peer is in the call that belongs to this one, so that what they send is on its way."""
+    if other is None or other.peer != call.rank or other.group != call.group:
+        return False
+    return {call.signature.kind.lstrip("i"), other.signature.kind.lstrip("i")} == {"send", "recv"}
+
+
+def left_on_their_own(record: RunRecord) -> list[Rank]:
+    """List the ranks that left by themselves, first in time first.
+
+    Echoes are left out: ranks that failed because a peer's connection closed, that were terminated after another rank
+    had left or together with all the others, and everything after the doctor ended a rank.
+    """
+    endings = [rank.ended_ns for rank in record.ranks if rank.end == "ended-by-rehearsal" and rank.ended_ns]
+    limit_ns = min(endings, default=0)
+    left = [rank for rank in record.ranks if rank.end in LEFT and rank.waiting_in is None and not rank.stuck]
+    together = all(map(_terminated, record.ranks)) and len({rank.signal for rank in record.ranks}) == 1
+    stopped = record.job.stop_reason in ("time-limit", "interrupted") or together
+    own = [
+        rank
+        for rank in left
+        if not is_echo(rank) and not (limit_ns and left_ns(rank) > limit_ns) and not (stopped and _terminated(rank))
+    ]
+    # The launcher ends the peers of a dead rank within milliseconds, so that times say little between the two.
+    own.sort(key=lambda rank: (was_ended_by_launcher(rank), left_ns(rank), rank.rank))
+    return [rank for position, rank in enumerate(own) if position == 0 or not _terminated(rank)]
+
+
+def was_ended_by_launcher(rank: Rank) -> bool:
+    """Tell whether a rank died as the launcher ends those whose peer is dead."""
+    return rank.end == "signalled" and rank.signal == signal.SIGTERM and not rank.main_finished
+
+
+def is_echo(rank: Rank) -> bool:
+    """Tell whether the first thing that went wrong on a rank was that a peer had left."""
+    return bool(rank.exceptions) and min(rank.exceptions, key=lambda entry: entry.time_ns).communication
+
+
+def left_ns(rank: Rank) -> int:
+    """When a rank left: the time of its first exception if it raised, else the end of its process."""
+    if rank.end == "raised" and rank.exceptions:
+        return min(entry.time_ns for entry in rank.exceptions)
+    return rank.ended_ns
+
+
+def standing_still(blocked: Mapping[int, Blocked], stuck: frozenset[int]) -> frozenset[int]:
+    """Find the waiting ranks from which no rank that can go on is reachable in the wait-for graph.
+
+    ``stuck`` are ranks that wait in no collective but were seen to do nothing; all others can go on.
+    """
+    held = {rank for rank, entry in blocked.items() if entry.missing}
+    waiters: dict[int, set[int]] = {}
+    for rank in held:
+        for missing in blocked[rank].missing:
+            waiters.setdefault(missing, set()).add(rank)
+    moving = [rank for rank in waiters if rank not in held and rank not in stuck]
+    free: set[int] = set()
+    while moving:
+        for waiter in waiters.get(moving.pop(), ()):
+            if waiter not in free:
+                free.add(waiter)
+                moving.append(waiter)
+    return frozenset(held - free)
+
+
+def _terminated(rank: Rank) -> bool:
+    """Tell whether a rank ended as a launcher, a user or a failed peer makes it end; an unknown signal may be one."""
+    usual = (None, signal.SIGTERM, signal.SIGKILL, signal.SIGABRT, signal.SIGINT)
+    return rank.end == "signalled" and rank.signal in usual
+
+
+def _row_waited_in(rank: Rank, track: CollectiveTrack) -> int | None:
+    if rank.waiting_in is not None or not len(track):
+        return rank.waiting_in
+    incomplete = track.completed_ns[len(track) - 1] == 0
+    if (rank.end == "raised" and is_echo(rank)) or (rank.end == "signalled" and incomplete and not rank.main_finished):
+        return len(track) - 1
+    return None
+
+
+def _position_of(lane: Lane | None, row: int) -> int | None:
+    if lane is None:
+        return None
+    offset = bisect_left(lane.rows, row)
+    return lane.base + offset if offset < len(lane.rows) and lane.rows[offset] == row else None
+
+
+def _store_waits(record: RunRecord) -> list[Blocked]:
+    alive = {rank.rank for rank in record.ranks if rank.end in ("running", "unknown", "ended-by-rehearsal")}
+    everyone = tuple(range(record.job.world_size or record.job.ranks_expected or len(record.ranks)))
+    called: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
+    ordinals: list[int] = []
+    for wait in record.waits:
+        counts = called.setdefault((wait.kind, wait.ranks), {})
+        ordinals.append(counts.get(wait.rank, 0))
+        counts[wait.rank] = counts.get(wait.rank, 0) + 1
+    found = []
+    for wait, ordinal in zip(record.waits, ordinals, strict=True):
+        if wait.ended_ns or wait.kind == "destroy_process_group" or wait.rank not in alive:
+            continue
+        counts = called[wait.kind, wait.ranks]
+        # With local synchronisation a new group waits for its members only, otherwise for everybody.
+        members = wait.ranks if wait.kind == "new_group" and wait.ranks else everyone
+        missing = tuple(rank for rank in members if counts.get(rank, 0) <= ordinal)
+        missing = missing or tuple(rank for rank in everyone if counts.get(rank, 0) <= ordinal)
+        found.append(Blocked(rank=wait.rank, missing=missing, since_ns=wait.started_ns, wait=wait))
+    return found

@@ -1,0 +1,160 @@
+"""Gives the one divergence of a run its one code, the most specific first."""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnosis.divergence.departures import root_exception
+from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
+from ddpdoctor.diagnosis.failures.named import name_of_failure
+from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
+from ddpdoctor.diagnosis.files.path_races import races
+from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks
+from ddpdoctor.diagnosis.training.pass_lengths import uneven_passes
+from ddpdoctor.diagnosis.training.skipped_batches import SkippedBatch, skipped_batches
+from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
+from ddpdoctor.record.model import RunRecord
+
+
+def classify(divergence: Divergence, record: RunRecord) -> str:
+    """Return the code of the check that speaks for a divergence.
+
+    A desync keeps its own code even when passes differ in length later: it came first. A rank that failed or was killed
+    is a cause of its own, whatever the others wait in.
+    """
+    if divergence.form in ("desync", "crossed", "swapped"):
+        return "DDP312"
+    if divergence.form == "absentee" and not _ran_to_its_end(divergence):
+        if _raised(divergence):
+            return _named(divergence, record) or "DDP706"
+        if _killed(divergence):
+            return "DDP703" if record.job.kind != "rehearsal" else "DDP306"
+        return "DDP312" if any(drifts(record, blocked_in_backward(divergence, record))) else "DDP306"
+    if divergence.form == "stuck":
+        return "DDP305"
+    if _builds_on_subset(divergence, record):
+        return "DDP314"
+    if any(turn.wait is not None and turn.wait.kind == "new_group" for turn in divergence.turns):
+        return "DDP309"
+    if lone_turns(divergence, record):
+        return "DDP303"
+    left = divergence.form == "absentee"
+    if any(uneven.overrun for uneven in uneven_passes(record, one_left=left)):
+        return "DDP103"
+    if skip_behind(divergence, record) is not None:
+        return "DDP302"
+    if any(drifts(record, blocked_in_backward(divergence, record))):
+        return "DDP312"
+    if left:
+        return "DDP306" if skipped_backward(record, divergence) is None else "DDP312"
+    if divergence.difference == "group":
+        return "DDP304"
+    if divergence.form == "aborted":
+        return "DDP304" if divergence.difference else "DDP301"
+    if len(_chains(divergence)) < 2:
+        return "DDP305" if divergence.form == "standstill" else "DDP304"
+    # Dumps hold no forwards: that each rank decides by its own data cannot be told from a rank test.
+    apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
+    return "DDP302" if apart else "DDP301"
+
+
+def divergence_with_code(record: RunRecord, code: str) -> Divergence | None:
+    """Find the divergence of a run if it is the one that a check speaks for."""
+    divergence = find_divergence(record)
+    return divergence if divergence is not None and classify(divergence, record) == code else None
+
+
+def _named(divergence: Divergence, record: RunRecord) -> str:
+    """The code of the check that knows the culprit's exception by its message; empty when there is none."""
+    culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
+    raised = root_exception(culprit) if culprit is not None else None
+    if culprit is None or raised is None:
+        return ""
+    if asks_for_global_rank(culprit, raised):
+        return "DDP501"
+    if record.job.kind != "rehearsal" and any(failed_rendezvous(record)):
+        return "DDP705"
+    return name_of_failure(raised) or next((race.code for race in races(record) if race.died == raised), "")
+
+
+def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:
+    """Find the skipped batch that made the ranks part; None when none was skipped."""
+    ranks = {turn.rank for turn in divergence.turns}
+    found = (skip for skip in skipped_batches(record) if ranks & set(skip.skipped_on) and ranks & set(skip.trained_on))
+    return next(found, None)
+
+
+def _ran_to_its_end(divergence: Divergence) -> bool:
+    turns = divergence.turns + divergence.proof
+    return any(turn.action == "finished" and turn.rank == divergence.culprit for turn in turns) or not any(
+        turn.action in ("raised", "signalled", "left-by-exit") and turn.rank == divergence.culprit for turn in turns
+    )
+
+
+def _raised(divergence: Divergence) -> bool:
+    turns = divergence.turns + divergence.proof
+    return any(turn.action == "raised" and turn.rank == divergence.culprit for turn in turns)
+
+
+def _killed(divergence: Divergence) -> bool:
+    turns = divergence.turns + divergence.proof
+    return any(turn.action == "signalled" and turn.rank == divergence.culprit for turn in turns)
+
+
+def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:
+    """Tell whether some ranks stand in DDP's constructor and the others have ended, or trained, without one."""
+    building = {turn.rank for turn in divergence.turns if _origin(turn) == "ddp-construct"}
+    others = [turn for turn in divergence.turns if turn.rank not in building]
+    trained = {backward.rank for backward in record.backwards if not backward.wraps}
+    wrapped = {wrap.rank for wrap in record.wraps}
+    return (
+        bool(building and others)
+        and not any(turn.rank in wrapped for turn in others)
+        and all(turn.action == "finished" or turn.rank in trained for turn in others)
+    )
+
+
+def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[Turn, ...]:
+    """Find the ranks that talk to the others in a forward of the DDP model whose line those did not run.
+
+    Where the others call something that is new to that rank as well, either may be the one too many: the forward is
+    named, as it is by far the more frequent.
+    """
+    ran = forward_ranks(record)
+    found = []
+    for turn in divergence.turns:
+        line = turn.line
+        if _origin(turn) == "ddp-forward" and line is not None:
+            alone = ran.get((line.file, line.line), frozenset())
+            others = {other.rank for other in divergence.turns} - alone
+            if turn.rank in alone and others:
+                found.append(turn)
+    return tuple(found)
+
+
+def _did_before_what_they_do_apart(divergence: Divergence, record: RunRecord) -> bool:
+    """Tell whether every rank had run, in earlier steps, each of the lines at which they now part.
+
+    Then no rank test parts them: each decides by something of its own that changes from step to step.
+    """
+    turns = [turn for turn in divergence.turns if turn.row is not None and turn.line is not None]
+    lines = {turn.line for turn in turns}
+    if len(lines) < 2:
+        return False
+    for turn in turns:
+        track = record.track(turn.rank)
+        if track is None or turn.row is None:
+            return False
+        before = {record.site(site).innermost for site in set(track.site[: turn.row])}
+        if not lines <= before:
+            return False
+    return True
+
+
+def _chains(divergence: Divergence) -> set[tuple[tuple[str, int], ...]]:
+    entries = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
+    return {tuple((frame.file, frame.line) for frame in turn.frames) for turn in entries if turn.frames}
+
+
+def _origin(turn: Turn) -> str:
+    return "" if turn.signature is None else turn.signature.origin

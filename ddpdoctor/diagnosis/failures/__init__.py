@@ -1,0 +1,1 @@
+"""Errors that have a known cause."""

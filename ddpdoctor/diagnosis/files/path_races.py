@@ -1,0 +1,208 @@
+"""Paths at which the ranks come into each other's way: one race, and one code, for each path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.diagnosis.files.housekeeping_files import is_incidental
+from ddpdoctor.diagnosis.files.ordering import Handover, Order
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.record.model import Rank, RankException, RunRecord
+from ddpdoctor.record.streams.files import Access
+
+Code = Literal["DDP109", "DDP603", "DDP608"]
+_CACHES = ("torchinductor", "/triton", "__pycache__")
+OWN = ("", "save", "rename")
+"""What stands between the user and a write that fetches nothing: a plain ``open``, torch's writer, another name."""
+_NAMED = re.compile(r"'([^']+)'")
+
+
+class Race(msgspec.Struct, frozen=True, kw_only=True):
+    """Two ranks that come to one path with nothing between them."""
+
+    code: Code
+    path: str
+    first: Access
+    """What the rank did whose act the other one meets: writes, makes, removes."""
+    second: Access
+    ranks: tuple[int, ...]
+    died: RankException | None = None
+    """The exception that the race ended a rank with."""
+
+
+def races(record: RunRecord) -> tuple[Race, ...]:
+    """Every race of a run, at most one for a path, in the order of the paths' first accesses."""
+    return _races(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _races(key: ByIdentity) -> tuple[Race, ...]:
+    record = key.record
+    if len(record.rank_numbers()) < 2:
+        return ()
+    by_path: dict[str, list[Access]] = {}
+    for access in sorted(_all_accesses(record), key=lambda entry: entry.time_ns):
+        if access.path and not is_incidental(access.path) and not any(part in access.path for part in _CACHES):
+            by_path.setdefault(access.path, []).append(access)
+    order = Order(record, tuple(_handovers(record, by_path)))
+    locks = (access for access in record.accesses if access.action == "lock" and access.through == "flock")
+    locked = {(access.rank, access.time_ns) for access in locks}
+    found = []
+    for path, accesses in by_path.items():
+        if len({access.rank for access in accesses}) < 2 or _is_lock(accesses):
+            continue
+        race = _Path(record, order, locked, path, accesses).race()
+        if race is not None:
+            found.append(race)
+    return tuple(found)
+
+
+def _all_accesses(record: RunRecord) -> Iterator[Access]:
+    """The accesses, with the writes of C++ writers, which only the no-touch rule hears of."""
+    yield from (access for access in record.accesses if access.rank >= 0)
+    for event in record.files:
+        if event.rank >= 0 and event.action in ("save", "rename"):
+            yield Access(
+                rank=event.rank,
+                action="write",
+                path=event.path,
+                site=event.site,
+                time_ns=event.time_ns,
+                through=event.action,
+            )
+
+
+def _is_lock(accesses: Sequence[Access]) -> bool:
+    return len({access.rank for access in accesses if access.action == "lock"}) > 1
+
+
+def _handovers(record: RunRecord, by_path: dict[str, list[Access]]) -> Iterator[Handover]:
+    """A rank that asked for a path until it was there has waited for the rank that made it."""
+    for accesses in by_path.values():
+        made = [access for access in accesses if access.action in ("write", "make") and not access.found]
+        for check in accesses:
+            if check.action != "check" or not check.found:
+                continue
+            waited = any(
+                other.action == "check" and (other.rank, other.site) == (check.rank, check.site) and not other.found
+                for other in accesses
+                if other.time_ns < check.time_ns
+            )
+            for maker in made:
+                if waited and maker.rank != check.rank and maker.time_ns < check.time_ns:
+                    yield Handover(from_rank=maker.rank, from_ns=maker.time_ns, to_rank=check.rank, to_ns=check.time_ns)
+
+
+class _Path:
+    """The accesses of the ranks to one path."""
+
+    def __init__(
+        self, record: RunRecord, order: Order, locked: set[tuple[int, int]], path: str, accesses: list[Access]
+    ) -> None:
+        self._record = record
+        self._order = order
+        self._locked = locked
+        self._path = path
+        self._accesses = accesses
+        steps = [forward.time_ns for forward in record.forwards if forward.training and forward.gradients]
+        self._training_ns = min(steps, default=0)
+
+    def race(self) -> Race | None:
+        """The race at this path, the most specific one first."""
+        return self._prepared() or self._read_early() or self._in_the_way()
+
+    def _prepared(self) -> Race | None:
+        """Every rank prepares the same data before training: fetches it, or writes what is read, unless it is there."""
+        writes = [write for write in self._with("write") if not 0 < self._training_ns < write.time_ns]
+        for write in writes:
+            asked = {check.site for check in self._with("check") if check.rank == write.rank}
+            is_cache = bool(self._with("read")) and (bool(asked) or write.through != "save")
+            for other in writes if is_cache or write.through not in OWN else ():
+                if other.site == write.site and self._clash(write, other):
+                    return self._found("DDP109", write, other)
+            for read in self._with("read"):
+                same = any(check.rank == read.rank and check.site in asked for check in self._with("check"))
+                if same and self._clash(write, read):
+                    return self._found("DDP109", write, read)
+        return None
+
+    def _read_early(self) -> Race | None:
+        """A rank reads what another writes, and did not write itself."""
+        writers = {write.rank for write in self._with("write")}
+        for write in self._with("write"):
+            for read in self._with("read"):
+                if read.rank not in writers and self._clash(write, read):
+                    return self._found("DDP603", write, read)
+        return None
+
+    def _in_the_way(self) -> Race | None:
+        """A rank dies of what another did to the path, or takes away what another has made."""
+        changes = self._with("make", "remove", "move")
+        for other in changes:
+            died = self._death(other)
+            for change in changes if died is not None else ():
+                if change.action == other.action and self._clash(change, other):
+                    return self._found("DDP608", change, other, died)
+        for removal in self._with("remove"):
+            for made in self._with("make", "write") if removal.found else ():
+                if made.time_ns < removal.time_ns and not made.found and self._clash(made, removal):
+                    return self._found("DDP608", made, removal)
+        return self._waited_for()
+
+    def _waited_for(self) -> Race | None:
+        """A rank asks until a file is there that another writes in place, and reads what there is of it."""
+        for write in self._with("write"):
+            checks = [check for check in self._with("check") if check.rank != write.rank and write.through != "rename"]
+            for check in checks if not write.found else ():
+                asked = any(not own.found and own.site == check.site and own.rank == check.rank for own in checks)
+                if not check.found or not asked or check.time_ns < write.time_ns:
+                    continue
+                for read in self._with("read"):
+                    unlocked = not (self._holds_lock(write) and self._holds_lock(read))
+                    if read.rank == check.rank and read.time_ns > check.time_ns and unlocked:
+                        return self._found("DDP608", write, check)
+        return None
+
+    def _with(self, *actions: str) -> list[Access]:
+        return [access for access in self._accesses if access.action in actions]
+
+    def _clash(self, one: Access, other: Access) -> bool:
+        if one.rank == other.rank or (self._holds_lock(one) and self._holds_lock(other)):
+            return False
+        return self._order.unordered(one.rank, one.time_ns, other.rank, other.time_ns)
+
+    def _holds_lock(self, access: Access) -> bool:
+        return any(rank == access.rank and time_ns <= access.time_ns for rank, time_ns in self._locked)
+
+    def _death(self, access: Access) -> RankException | None:
+        """The exception of the operating system over this path that ended the rank, if it came of this access."""
+        rank = self._record.of_rank(access.rank)
+        raised = _last_words(rank) if rank is not None else None
+        if raised is None or raised.type not in ("FileExistsError", "FileNotFoundError"):
+            return None
+        named = _NAMED.findall(raised.message)
+        same = any(PurePath(self._path).parts[-len(PurePath(name).parts) :] == PurePath(name).parts for name in named)
+        return raised if same else None
+
+    def _found(self, code: Code, first: Access, second: Access, died: RankException | None = None) -> Race:
+        ranks = {first.rank, second.rank}
+        if code == "DDP109":
+            ranks |= {access.rank for access in self._accesses if access.site in (first.site, second.site)}
+        return Race(
+            code=code,
+            path=self._path,
+            first=first,
+            second=second,
+            ranks=tuple(sorted(ranks)),
+            died=died or self._death(second),
+        )
+
+
+def _last_words(rank: Rank) -> RankException | None:
+    return min(rank.exceptions, key=lambda raised: raised.time_ns, default=None) if rank.end == "raised" else None

@@ -1,0 +1,1 @@
+"""What a run that still runs waits for."""

@@ -1,0 +1,106 @@
+"""Ranks that wait now for one which is at work elsewhere, or sleeps by a clock of its own: no standstill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ddpdoctor.diagnosis.divergence.next_calls import OLD_NS, Turn, elsewhere, user_frames
+from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked
+from ddpdoctor.diagnosis.live.hangs import told_sleep
+from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
+from ddpdoctor.finding import Frame, Location
+from ddpdoctor.record.model import RunRecord
+
+
+class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank that others wait for."""
+
+    late: int
+    waiting: tuple[int, ...]
+    since_ns: int
+    """When the first of them began to wait."""
+    timeout_ns: int
+    """After so long a wait their group gives up; 0 where that is not known."""
+    doing: str
+    """What the late rank does, as a predicate without its subject: ``busy in `evaluate` at train.py:88``."""
+    locations: tuple[Location, ...] = ()
+    """Where the late rank is, then where the others wait."""
+    place: Frame | None = None
+    """The line of the user's in the innermost function that the late rank has been in all the time."""
+    stacks: tuple[tuple[int, tuple[Frame, ...]], ...] = ()
+    """Of the late rank and of one that waits."""
+
+
+def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWait | None:
+    """The rank for which others have waited longest, be it through a third; None while nobody waits for one."""
+    gone = {rank.rank for rank in record.ranks if rank.end in LEFT}
+    held = {rank: entry for rank, entry in blocked.items() if entry.missing}
+    waiters: dict[int, set[int]] = {}
+    for rank, entry in held.items():
+        for missing in entry.missing:
+            waiters.setdefault(missing, set()).add(rank)
+    found = []
+    for late in set(waiters) - set(held) - gone:
+        reached, front = set[int](), [late]
+        while front:
+            new = waiters.get(front.pop(), set()) - reached
+            reached |= new
+            front += new
+        found.append((min(held[rank].since_ns for rank in waiters[late]), late, tuple(sorted(reached))))
+    if not found:
+        return None
+    since_ns, late, waiting = min(found)
+    first = min((held[rank] for rank in waiting), key=lambda entry: entry.since_ns)
+    timeout_ns = record.groups[first.group].timeout_ns if first.group is not None else 0
+    known = {rank.rank: rank for rank in record.ranks}
+    turn = elsewhere(record, late, known.get(late), None)
+    theirs = elsewhere(record, first.rank, known.get(first.rank), first)
+    at = _function_it_is_in(record, turn)
+    places = (location_of(at), location_of(turn.line), location_of(theirs.line))
+    return LastingWait(
+        late=late,
+        waiting=waiting,
+        since_ns=since_ns,
+        timeout_ns=timeout_ns,
+        doing=_doing(turn, at, seen=late in known),
+        locations=tuple(dict.fromkeys(where for where in places if where is not None)),
+        place=at,
+        stacks=((late, turn.stack or turn.frames), (first.rank, theirs.stack or theirs.frames)),
+    )
+
+
+def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
+    """Say it at a moment: ``ranks 0 and 2 have waited 14 s for rank 1, busy in `evaluate` at train.py:88``."""
+    waited = duration_text(now_ns - wait.since_ns)
+    has = "had" if over else verb(wait.waiting, "has", "have")
+    when = ", when the job was ended" if over else ""
+    return f"{rank_list(wait.waiting)} {has} waited {waited} for rank {wait.late}, {wait.doing}{when}"
+
+
+def _doing(turn: Turn, at: Frame | None, *, seen: bool) -> str:
+    if not seen:
+        return "of which nothing was heard"
+    if turn.sleeps_ns:
+        return told_sleep(turn, at)
+    within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
+    ago = f" {duration_text(turn.seen_ago_ns)} ago" if turn.seen_ago_ns else ""
+    if at is None:
+        return "busy at an unknown line"
+    return f"{'last seen' if ago else 'busy'}{within} at {place(at)}{ago}"
+
+
+def _function_it_is_in(record: RunRecord, turn: Turn) -> Frame | None:
+    """The innermost of the user's functions that a rank has been in for a while.
+
+    Its pulse says which line has called that function; the stack says where in it the rank is.
+    """
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == turn.rank), None)
+    stood = None if pulse is None else record.site(pulse.site).innermost
+    frames = user_frames(record, turn.stack)
+    if pulse is None or stood is None or record.job.ended_ns - pulse.beat_at_ns > OLD_NS:
+        return turn.line  # A call holds its interpreter: the stack that was taken from outside is newer.
+    places = [(frame.file, frame.line) for frame in frames]
+    at = places.index((stood.file, stood.line)) if (stood.file, stood.line) in places else 0
+    return frames[at - 1] if at else stood

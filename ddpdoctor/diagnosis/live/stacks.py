@@ -1,0 +1,122 @@
+"""Which rank of a job that hangs now is not where the others are, by the stacks of the ranks alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.wording import rank_list, verb
+from ddpdoctor.finding import Frame
+from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.record.model import RunRecord, Signature
+from ddpdoctor.record.streams.stacks import StackDump
+
+_COLLECTIVES = frozenset(
+    {
+        "all_reduce", "broadcast", "barrier", "monitored_barrier", "reduce", "gather", "scatter", "all_gather",
+        "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send",
+        "recv", "new_group", "init_process_group", "destroy_process_group", "all_reduce_coalesced", "batch_isend_irecv",
+    }
+)  # fmt: skip
+"""Functions of torch.distributed that return when others have come."""
+_OBJECTS = {
+    "all_gather_object": "all_gather_object", "broadcast_object_list": "broadcast_object_list",
+    "gather_object": "gather_object", "scatter_object_list": "scatter_object_list",
+}  # fmt: skip
+
+
+def parted_stacks(record: RunRecord) -> tuple[Divergence, str, str] | None:
+    """The divergence, its code and why it is doubtful (empty where it is not); None where nobody waits."""
+    main = {dump.rank: dump for dump in record.stacks if dump.main and dump.frames}
+    stuck = {rank.rank for rank in record.ranks if rank.stuck}
+    turns = tuple(_turn(main[rank], idle=rank in stuck) for rank in sorted(main))
+    waiting = [turn for turn in turns if turn.waiting]
+    others = [turn for turn in turns if not turn.waiting]
+    if not waiting:
+        return None
+    if others:
+        culprit = others[0].rank if len(others) == 1 else None
+        reason = "" if culprit is None else "it is in no collective, and the others are"
+        found = Divergence(form="stuck", turns=turns, hung=True, culprit=culprit, culprit_reason=reason)
+        busy = [turn.rank for turn in others if turn.rank not in stuck]
+        doubt = f"{rank_list(busy)} {verb(busy, 'is', 'are')} at work: the others may only have to wait" if busy else ""
+        return found, "DDP305", doubt
+    calls = Counter(map(_call, turns))
+    missing = record.job.world_size - len(turns)
+    elsewhere = f"{missing} more ranks of the job run elsewhere, and were not looked at" if missing > 0 else ""
+    if len(calls) == 1:
+        alone = "all ranks wait in the same call: the network, or a rank that has left, may hold it"
+        return Divergence(form="standstill", turns=turns, hung=True), "DDP305", elsewhere or alone
+    culprit = _odd_one(turns, calls)
+    reason = f"the other {len(turns) - 1} ranks agree" if culprit is not None else ""
+    lines = {turn.line for turn in turns}
+    found = Divergence(form="standstill", turns=turns, hung=True, culprit=culprit, culprit_reason=reason)
+    return found, "DDP301" if len(lines) > 1 else "DDP304", elsewhere
+
+
+def whereabouts(record: RunRecord) -> tuple[str, ...]:
+    """Where the ranks stand, those alike together, in sentences."""
+    alike: dict[str, list[int]] = {}
+    for dump in record.stacks:
+        own = [frame for frame in dump.frames if in_user_code(frame.file)] or list(dump.frames)
+        if dump.main and own:
+            place = f"{own[0].file.rpartition('/')[2]}:{own[0].line} in {own[0].function}"
+            alike.setdefault(place, []).append(dump.rank)
+    return tuple(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} at {place}" for place, ranks in alike.items())
+
+
+def _turn(dump: StackDump, *, idle: bool) -> Turn:
+    own = tuple(frame for frame in dump.frames if in_user_code(frame.file))
+    signature = _awaited(dump.frames, idle=idle)
+    return Turn(
+        rank=dump.rank,
+        action="elsewhere" if signature is None else "collective",
+        waiting=signature is not None,
+        signature=signature,
+        frames=own or dump.frames,
+        stack=dump.frames,
+    )
+
+
+def _awaited(frames: Sequence[Frame], *, idle: bool) -> Signature | None:
+    """The collective that a main thread is in; None where it is in none."""
+    for position, frame in enumerate(frames):
+        if in_user_code(frame.file):
+            return None
+        file = frame.file.replace("\\", "/")
+        if file.endswith("torch/distributed/distributed_c10d.py"):
+            outer = [one.function for one in frames[position:] if one.file == frame.file]
+            named = [_OBJECTS.get(name, name) for name in outer if name in _COLLECTIVES or name in _OBJECTS]
+            if named:
+                return Signature(kind=named[-1])
+        elif file.endswith("torch/distributed/rendezvous.py"):
+            return Signature(kind="init_process_group")
+        elif file.endswith("torch/nn/parallel/distributed.py"):
+            if frame.function == "__init__":
+                return Signature(kind="broadcast", origin="ddp-construct")
+            if position == 0 or _is_of_communication(frames[:position]):
+                return Signature(kind="broadcast", origin="ddp-forward")
+        elif frame.function == "_engine_run_backward" and position == 0 and idle:
+            return Signature(kind="all_reduce", origin="ddp-backward")
+    return None
+
+
+def _is_of_communication(inner: Sequence[Frame]) -> bool:
+    places = ("/torch/distributed/", "nn/parallel/distributed.py")
+    return all(any(place in frame.file for place in places) for frame in inner)
+
+
+def _call(turn: Turn) -> tuple[object, ...]:
+    line = turn.line
+    place = None if line is None else (line.file, line.line)
+    return place, turn.signature and (turn.signature.kind, turn.signature.origin)
+
+
+def _odd_one(turns: Sequence[Turn], calls: Counter[tuple[object, ...]]) -> int | None:
+    """The one rank that three or more outvote."""
+    if len(turns) < 3 or len(calls) != 2:
+        return None
+    (_, most), (call, fewest) = calls.most_common()
+    return next(turn.rank for turn in turns if _call(turn) == call) if fewest == 1 and most > 1 else None

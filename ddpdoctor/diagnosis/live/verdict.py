@@ -1,0 +1,76 @@
+"""The verdict on a job that runs: a proof that it hangs or goes wrong, or nothing.
+
+The caller hands in a snapshot of the record again and again: the growing tracks, the sites, signatures and groups that
+they refer to, the ranks (how they ended, what their main thread is held by, whether liveness called them stuck) and the
+waits in the store. The tracks of the ranks may have been read at slightly different moments.
+"""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnosis.divergence.departures import find_absentee
+from ddpdoctor.diagnosis.divergence.divergence import (
+    Divergence,
+    from_absentee,
+    from_kept,
+    from_parting,
+    from_standstill,
+)
+from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
+from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
+from ddpdoctor.diagnosis.live.lasting_waits import LastingWait, lasting_wait
+from ddpdoctor.record.model import RunRecord
+
+CONFIRM_NS = 300_000_000
+"""How long an absentee or a standstill must look the same before it is believed: one rank's track may be older than
+another's, so the rank that seems to be missing may have come meanwhile."""
+
+
+class Watch:
+    """What the live verdict remembers between two looks at one job."""
+
+    def __init__(self) -> None:
+        self.matcher = Matcher()
+        """How far the tracks have been compared."""
+        self.wait: LastingWait | None = None
+        """What ranks wait for now, where that is no standstill."""
+        self._suspicion: tuple[object, ...] | None = None
+        self._since_ns = 0
+
+    def confirmed(self, suspicion: tuple[object, ...], now_ns: int) -> bool:
+        """Remember a suspicion; tell whether it has looked the same for long enough."""
+        if suspicion != self._suspicion:
+            self._suspicion, self._since_ns = suspicion, now_ns
+        return now_ns - self._since_ns >= CONFIRM_NS
+
+    def forget(self) -> None:
+        """Drop the suspicion."""
+        self._suspicion = None
+
+
+def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | None:
+    """Return the proof that the job hangs or computes something else, or None while there is none.
+
+    A mismatch or a desync is a proof at once; an absentee once another rank waits for it; a standstill once its ranks
+    have waited for a second. The last two must be seen for 0.3 s. ``now_ns`` is the time of the snapshot.
+    """
+    parting = watch.matcher.advance(record)
+    blocked = blocked_ranks(record, watch.matcher)
+    watch.wait = lasting_wait(record, blocked)
+    if parting is not None:
+        return from_parting(record, watch.matcher, parting, blocked)
+    absentee = find_absentee(record, watch.matcher, blocked)
+    found = None
+    if absentee is not None and may_yet_be_told(record, absentee):
+        return None
+    if absentee is not None:
+        waiters = {rank: entry for rank, entry in blocked.items() if absentee.rank in entry.missing}
+        found = from_absentee(record, watch.matcher, absentee, blocked) if waiters else None
+    else:
+        found = from_standstill(record, watch.matcher, blocked, now_ns) or from_kept(record)
+    if found is None:
+        watch.forget()
+        return None
+    waits = tuple((rank, entry.row, entry.since_ns) for rank, entry in sorted(blocked.items()) if entry.missing)
+    suspicion = (found.form, found.culprit, found.group, found.sequence, waits)
+    return found if watch.confirmed(suspicion, now_ns) else None

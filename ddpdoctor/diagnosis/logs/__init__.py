@@ -1,0 +1,1 @@
+"""The first cause in what a dead job left."""

@@ -1,0 +1,360 @@
+"""The first cause among the incidents of a dead job, ahead of its echoes.
+
+What happened to a rank by itself (a signal, an exception that speaks of no peer, a fault of the GPU) comes before what
+ranks say of each other: time-outs, then lost connections, then the launcher's SIGTERM. Within a class the order in time
+decides, where it is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.finding import Frame
+from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.incidents import Incident, LogEvidence
+
+Role = Literal["cause", "echo"]
+OWN = frozenset(
+    {
+        "raised",
+        "mismatch",
+        "nccl",
+        "gpu",
+        "killed-by-kernel",
+        "killed-by-scheduler",
+        "worker-lost",
+        "signalled",
+        "left",
+        "ended-from-outside",
+        "interrupted",
+    }
+)
+"""What happens to a rank by itself."""
+ONE_MOMENT_NS = 1_000_000_000
+"""Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""
+_OWN_RENDEZVOUS = re.compile(
+    r"EADDRINUSE|address already in use|failed to (?:listen|bind)|environment variable|name resolution|Name or service",
+    re.IGNORECASE,
+)
+_CUDA_ERROR = re.compile(r"CUDA error|cuda error|CUDNN_STATUS|CUBLAS_STATUS|ncclUnhandledCudaError")
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause or echo: incidents that are the same thing."""
+
+    code: str
+    role: Role
+    incidents: tuple[Incident, ...]
+    """First in time first."""
+    ranks: tuple[int, ...] = ()
+    """Ranks on which it happened, where known."""
+    absent: tuple[int, ...] = ()
+    """Ranks that did not come to a collective that timed out."""
+    doubt: str = ""
+    """Why it is not certain; empty where it is."""
+    attempts: tuple[int, ...] = ()
+    """Attempts of the launcher in which it happened."""
+    behind: tuple[Incident, ...] = ()
+    """What else bears on it: a kernel that ran out of memory, ends of the same rank."""
+
+    @property
+    def first(self) -> Incident:
+        """The first of its incidents."""
+        return self.incidents[0]
+
+
+def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The user's frames of a traceback, innermost first."""
+    return tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
+
+
+def causes_of(record: RunRecord) -> tuple[Told, ...]:
+    """The first cause, then what else went wrong, in the order in which it did; nothing where no log tells of it."""
+    return _causes_of(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _causes_of(key: ByIdentity) -> tuple[Told, ...]:
+    evidence = key.record.logs
+    by_attempt: dict[int, tuple[Told, ...]] = {}
+    for attempt in sorted({one.attempt for one in evidence.incidents} | {one.attempt for one in evidence.endings}):
+        told = _of_attempt(evidence, attempt)
+        if told:
+            by_attempt[attempt] = told
+    if not by_attempt:
+        return ()
+    attempts = list(by_attempt.values())
+    found = list(attempts[0])
+    seen = {_likeness(one.first): index for index, one in enumerate(found)}
+    for later in (one for attempt in attempts[1:] for one in attempt):
+        index = seen.get(_likeness(later.first))
+        if index is None:
+            seen[_likeness(later.first)] = len(found)
+            found.append(replace(later, role="echo"))
+        else:
+            again = found[index]
+            found[index] = replace(again, attempts=tuple(sorted({*again.attempts, *later.attempts})))
+    return tuple(found)
+
+
+def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[Told, ...]:
+    endings = endings_of(one for one in evidence.endings if one.attempt == attempt)
+    told = with_ranks([one for one in evidence.incidents if one.attempt == attempt], endings)
+    raised = [one for one in told if one.kind != "said"]
+    left = [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
+    incidents = _without_shadows((*raised, *left))
+    groups = _grouped(incidents)
+    if not groups:
+        return ()
+    everyone = _everyone(evidence, incidents, endings)
+    cause = _first_cause(groups, evidence)
+    found = [_judged(cause, groups, everyone, endings, evidence)]
+    for group in groups:
+        if group is not cause and group[0] not in found[0].incidents:
+            found.append(_told(group, "echo"))
+    return tuple(found)
+
+
+def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
+    """Of a rank that left with an exit code the last line that looks like its exception, if there is one."""
+    said = [one for one in told if one.kind == "said" and one.rank == ending.rank is not None]
+    return replace(said[-1], kind="raised", exit_code=ending.exit_code) if ending.kind == "left" and said else ending
+
+
+def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Leave out what says less of the same: lines beside a traceback, signals that the launcher tells of as well."""
+    told = {(one.rank, one.kind) for one in incidents if one.frames}
+    launcher = {one.signal for one in incidents if one.type == "launcher" and one.kind == "signalled"}
+    kept: list[Incident] = []
+    for one in sorted(incidents, key=lambda one: (one.time_ns == 0, one.time_ns if not one.file else 0, one.position)):
+        shadow = not one.frames and one.type == "" and (one.rank, one.kind) in told
+        unknown = not one.frames and one.type == "" and one.rank is None and any(kind == one.kind for _, kind in told)
+        repeated = (
+            one.kind == "signalled" and one.type in ("shell", "terminate") and launcher and one.signal in launcher
+        )
+        aborted = (
+            one.kind == "signalled"
+            and one.type == "terminate"
+            and any(other.kind in ("mismatch", "timed-out") for other in incidents)
+        )
+        # DeepSpeed's launcher repeats that some rank has ended.
+        announced = one.type == "deepspeed" and any(
+            other.kind in OWN and other.type not in ("deepspeed", "launcher") for other in incidents
+        )
+        if not (shadow or unknown or repeated or aborted or announced):
+            kept.append(one)
+    if any(one.kind == "ended-from-outside" for one in kept):
+        # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.
+        kept = [one for one in kept if one.kind != "interrupted"]
+    return tuple(kept)
+
+
+def _grouped(incidents: Sequence[Incident]) -> list[tuple[Incident, ...]]:
+    groups: dict[object, list[Incident]] = {}
+    for one in incidents:
+        groups.setdefault(_likeness(one), []).append(one)
+    return [tuple(sorted(group, key=lambda one: one.position)) for group in groups.values()]
+
+
+def _likeness(one: Incident) -> object:
+    """Equal for incidents that are the same thing on several ranks."""
+    if one.kind == "lost-peer":
+        return one.kind, one.code
+    if one.kind in ("timed-out", "mismatch", "ended-from-outside", "interrupted"):
+        return one.kind
+    if one.kind == "no-rendezvous":
+        return one.kind, _is_own(one)
+    if one.kind in ("signalled", "left"):
+        return one.kind, one.signal, one.exit_code
+    if one.kind in ("killed-by-kernel", "killed-by-scheduler"):
+        return one.kind, one.type
+    own = user_frames(one.frames)
+    if one.kind == "gpu":
+        return one.kind, one.type
+    if one.code not in ("DDP702", "DDP706"):
+        return one.kind, one.code
+    return one.code, one.type, one.message if one.mixed or not own else own[:1]
+
+
+def _kind(group: Sequence[Incident]) -> str:
+    return group[0].kind
+
+
+def _is_own(one: Incident) -> bool:
+    return one.kind in OWN or (one.kind == "no-rendezvous" and _OWN_RENDEZVOUS.search(one.message) is not None)
+
+
+def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> tuple[Incident, ...]:
+    own = [group for group in groups if _is_own(group[0])]
+    hardware = [group for group in own if _kind(group) in ("gpu", "killed-by-kernel")]
+    if hardware and not any(_surely_before(group[0], hardware[0][0], evidence) for group in own):
+        return hardware[0]
+    if own:
+        return min(own, key=lambda group: _order(group[0], own, evidence))
+    for kind in ("timed-out", "no-rendezvous", "lost-peer"):
+        for group in groups:
+            if _kind(group) == kind:
+                return group
+    return groups[0]
+
+
+def _order(one: Incident, groups: Iterable[Sequence[Incident]], evidence: LogEvidence) -> tuple[object, ...]:
+    by_time = not evidence.ordered and all(group[0].time_ns for group in groups)
+    weak = one.kind in ("left", "interrupted", "killed-by-scheduler") or (
+        one.kind == "signalled" and one.signal in (15, None)
+    )
+    return (weak, one.time_ns if by_time else 0, one.position)
+
+
+def _surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> bool:
+    if evidence.ordered:
+        return one.position < other.position and one.type != "launcher" and not _CUDA_ERROR.search(one.message)
+    return bool(one.time_ns and other.time_ns) and one.time_ns + ONE_MOMENT_NS < other.time_ns
+
+
+def _judged(
+    cause: tuple[Incident, ...],
+    groups: Sequence[tuple[Incident, ...]],
+    everyone: frozenset[int],
+    endings: Sequence[Ending],
+    evidence: LogEvidence,
+) -> Told:
+    told = _told(cause, "cause")
+    if told.first.kind == "timed-out":
+        return _of_timeout(told, groups, everyone, endings)
+    if told.first.kind == "mismatch":
+        return _of_mismatch(told, groups)
+    if told.first.kind == "lost-peer":
+        return _of_lost_peer(told, everyone, endings)
+    if told.first.kind in ("killed-by-kernel", "signalled"):
+        told = _of_signal(told, groups)
+    rivals = [
+        group
+        for group in groups
+        if group is not cause
+        and _is_own(group[0])
+        and _kind(group) not in ("left", "interrupted", "ended-from-outside")
+    ]
+    doubtful = [group[0] for group in rivals if not _is_later(group[0], told.first, evidence)]
+    doubtful = [one for one in doubtful if one not in told.behind and told.first.kind != "gpu"]
+    if doubtful:
+        told = replace(told, doubt="the logs do not tell which of several failures came first")
+    return told
+
+
+def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
+    """Tell whether an incident surely came after the first one."""
+    if one.kind == "signalled" and one.signal == SIGTERM:
+        return True  # How launchers and schedulers end the ranks that are left.
+    if one.kind == "signalled" and one.type == "launcher" and first.type != "launcher":
+        return first.rank == one.rank
+    if evidence.ordered or one.file == first.file:
+        return one.position > first.position
+    return bool(one.time_ns and first.time_ns) and one.time_ns > first.time_ns + ONE_MOMENT_NS
+
+
+def _told(group: Sequence[Incident], role: Role) -> Told:
+    ranks = tuple(sorted({one.rank for one in group if one.rank is not None}))
+    absent = tuple(sorted({rank for one in group for rank in one.absent}))
+    attempts = tuple(sorted({one.attempt for one in group}))
+    return Told(code=group[0].code, role=role, incidents=tuple(group), ranks=ranks, absent=absent, attempts=attempts)
+
+
+def _of_timeout(
+    told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
+) -> Told:
+    """Who waited in what; where all ranks waited in different calls, they part."""
+    told = _with_those_who_lost_it(told, groups, everyone)
+    waiting = [one for one in told.incidents if not one.absent] or list(told.incidents)
+    calls = {(user_frames(one.frames)[:1], one.collective) for one in waiting if one.frames}
+    operations = {one.collective for one in waiting if one.collective and not one.frames}
+    absent = set(told.absent) or set(everyone) - set(told.ranks)
+    unnamed = sum(one.rank is None for one in waiting)
+    if not told.absent and unnamed >= len(absent):
+        absent = set()  # As many tell of it without saying who they are.
+    enqueued = {
+        one.rank: one.last_enqueued for one in told.incidents if one.rank is not None and one.last_enqueued is not None
+    }
+    if not told.absent and not absent and len(set(enqueued.values())) > 1:
+        least = min(value for value in enqueued.values() if value is not None)
+        behind = {rank for rank, value in enqueued.items() if value == least and rank is not None}
+        if len(behind) < len(enqueued):
+            return replace(told, absent=tuple(sorted(behind)))
+    nobody_missing = not absent and len(waiting) > 1
+    if nobody_missing and len(calls) > 1:
+        lines = {frames for frames, _ in calls}
+        return replace(told, code="DDP301" if len(lines) > 1 else "DDP304")
+    if nobody_missing and len(operations) > 1:
+        return replace(told, code="DDP304")
+    if len(everyone) == 1 and len(waiting) == 1 and endings and not any(ending.was_ended for ending in endings):
+        # It waited for somebody, and its launcher had nobody left to end.
+        return replace(told, code="DDP306", doubt="no log tells which rank left, nor why")
+    unsure = not told.absent and bool(absent) and len(absent) >= len(everyone)
+    return replace(told, absent=() if unsure else tuple(sorted(absent)))
+
+
+def _with_those_who_lost_it(told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]) -> Told:
+    """Add the ranks that stood elsewhere when the others gave up: they lost the connection there.
+
+    A rank that lost it in the same call came too late, and did not part from the others.
+    """
+    lost = tuple(one for group in groups for one in group if one.kind == "lost-peer" and one.frames)
+    here = {user_frames(one.frames)[:1] for one in told.incidents if one.frames}
+    there = {user_frames(one.frames)[:1] for one in lost}
+    ranks = {*told.ranks, *(one.rank for one in lost if one.rank is not None)}
+    if told.absent or not lost or here & there or len(here) != 1 or everyone - ranks:
+        return told
+    return replace(told, incidents=(*told.incidents, *lost), ranks=tuple(sorted(ranks)))
+
+
+def _of_mismatch(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
+    """Ranks in different collectives: with lines of their own they part, at one line they call it differently."""
+    lost = tuple(one for group in groups for one in group if one.kind == "lost-peer" and one.frames)
+    lines = {user_frames(one.frames)[:1] for one in told.incidents if user_frames(one.frames)}
+    ranks = tuple(sorted({*told.ranks, *(rank for one in told.incidents for rank in one.others)}))
+    code = "DDP301" if told.code == "DDP301" or len(lines) > 1 else "DDP304"
+    return replace(told, code=code, ranks=ranks, behind=lost)
+
+
+def _of_lost_peer(told: Told, everyone: frozenset[int], endings: Sequence[Ending]) -> Told:
+    """Somebody left, and no log says how: a rank of which nothing is told, that the launcher did not have to end."""
+    if told.code == "DDP705":
+        return replace(told, doubt="no log tells why the process that holds the store was gone")
+    ended = {ending.rank for ending in endings}
+    gone = sorted(everyone - set(told.ranks) - ended)
+    if len(gone) == 1:
+        return replace(told, absent=tuple(gone), doubt="no log tells how that rank left")
+    return replace(told, doubt="no log tells which rank left, nor why")
+
+
+def _of_signal(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
+    """A SIGKILL and the kernel's word that memory had run out are one."""
+    others = [one for group in groups for one in group if one not in told.incidents]
+    if told.first.kind == "killed-by-kernel":
+        killed = [one for one in others if one.kind == "signalled" and one.signal == SIGKILL]
+        ranks = tuple(sorted({*told.ranks, *(one.rank for one in killed if one.rank is not None)}))
+        return replace(told, ranks=ranks, behind=tuple(killed))
+    memory = [one for one in others if one.kind == "killed-by-kernel"]
+    return replace(told, behind=tuple(memory))
+
+
+def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[Ending]) -> frozenset[int]:
+    """All ranks of the job, as far as the logs know."""
+    known = {one.rank for one in incidents} | {one.rank for one in endings}
+    named = {rank for rank in known if rank is not None}
+    named |= {rank for one in incidents for rank in (*one.absent, *one.others)}
+    named |= set(evidence.ranks)
+    most = max(named, default=-1) + 1
+    if evidence.world_size:
+        return frozenset(range(max(most, evidence.world_size)))
+    # Of a job of which most ranks are known the others are there as well; a lone log may be one of thousands.
+    return frozenset(range(most)) if 2 * len(named) > most else frozenset(named)

@@ -1,0 +1,117 @@
+"""The findings of a check about what the logs of a dead job tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
+from ddpdoctor.diagnosis.divergence_findings import accuse
+from ddpdoctor.diagnosis.divergence_kind import classify
+from ddpdoctor.diagnosis.live.facts import limits, native_stacks
+from ddpdoctor.diagnosis.live.stacks import parted_stacks
+from ddpdoctor.diagnosis.logs import wording
+from ddpdoctor.diagnosis.logs.causes import Told, causes_of
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.record.model import RunRecord
+
+
+def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str]) -> Iterator[Finding]:
+    """The first cause, where this check speaks for it, and the echoes that it speaks for; echoes are advice."""
+    for told in causes_of(record):
+        if told.code == check.code:
+            is_cause = told.role == "cause" and not explains_the_death(record)
+            named = told.absent if told.first.kind in ("timed-out", "lost-peer") and is_cause else told.ranks
+            yield check.finding(
+                "log",
+                wording.title(told),
+                remedy=(remedy if isinstance(remedy, str) else remedy(told))
+                if is_cause
+                else "It came after the first cause: mend that one first.",
+                locations=wording.locations(told),
+                ranks=named,
+                evidence=tuple(wording.facts(told)),
+                severity=None if is_cause else Severity.ADVICE,
+                role="cause" if is_cause else "echo",
+                doubt=told.doubt,
+            )
+
+
+def from_dumps(
+    check: Check, record: RunRecord, remedy: Callable[[Divergence], str], severity: Severity | None = None
+) -> Iterator[Finding]:
+    """Where the ranks' collectives part by the flight recorder's dumps, if this check speaks for it."""
+    parting = parting_of(record)
+    if parting is not None and parting.code == check.code:
+        role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
+        finding = accuse(check, record, parting.divergence, remedy(parting.divergence), severity)
+        evidence = (*finding.evidence, *limits(record), *native_stacks(record)) if record.stacks else finding.evidence
+        yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
+
+
+def explains_the_death(record: RunRecord) -> bool:
+    """Tell whether dumps show where ranks part, and no log tells of a failure that comes before that."""
+    if parting_of(record) is None:
+        return False
+    causes = causes_of(record)
+    return not causes or causes[0].first.kind in ("timed-out", "lost-peer")
+
+
+class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks part by their dumps."""
+
+    divergence: Divergence
+    code: str
+    doubt: str = ""
+
+
+def parting_of(record: RunRecord) -> DumpParting | None:
+    """The one divergence that dumps, or the stacks of living ranks, show.
+
+    Of dumps: among the ranks that left one, and only then with those that did not.
+    """
+    return _parting_of(ByIdentity(record)) if record.collectives or record.stacks else None
+
+
+@lru_cache(maxsize=2)
+def _parting_of(key: ByIdentity) -> DumpParting | None:
+    record = key.record
+    if record.stacks:
+        parted = parted_stacks(record)
+        seen = None if parted is None else DumpParting(divergence=parted[0], code=parted[1], doubt=parted[2])
+        told = seen is not None and seen.divergence.culprit is not None and not seen.doubt
+        # Recorders are read one after the other: of ranks that move they do not show one moment.
+        stands = all(rank.stuck for rank in record.ranks if rank.rank in {dump.rank for dump in record.stacks})
+        return seen if told or not record.collectives or not stands else _by_tracks(record) or seen
+    return _by_tracks(record)
+
+
+def _by_tracks(record: RunRecord) -> DumpParting | None:
+    """Where the ranks part by what their flight recorders hold."""
+    present = frozenset(track.rank for track in record.collectives)
+    among = record if len(present) == len(record.ranks) else _restricted(record, present)
+    divergence = find_divergence(among)
+    if divergence is not None:
+        return DumpParting(divergence=divergence, code=classify(divergence, among))
+    if among is record:
+        return None
+    silent = [rank.rank for rank in record.ranks if rank.rank not in present]
+    divergence = find_divergence(record)
+    if divergence is None:
+        return None
+    doubt = f"{rank_list(silent)} left no dump, and may have come to it all the same"
+    return DumpParting(divergence=divergence, code=classify(divergence, record), doubt=doubt)
+
+
+def _restricted(record: RunRecord, present: frozenset[int]) -> RunRecord:
+    """The record as if the ranks with a dump were the whole job."""
+    groups = tuple(replace(group, ranks=tuple(filter(present.__contains__, group.ranks))) for group in record.groups)
+    ranks = tuple(rank for rank in record.ranks if rank.rank in present)
+    return replace(record, groups=groups, ranks=ranks)

@@ -1,0 +1,157 @@
+"""Finds the ranks of incidents and of ended processes, where a log tells them in a roundabout way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor.record.streams.incidents import Incident, RankEnding
+
+_BY_EXCEPTION = frozenset(
+    {"raised", "timed-out", "mismatch", "lost-peer", "nccl", "worker-lost", "no-rendezvous", "gpu", "interrupted"}
+)
+"""Kinds that end a process by an exception, with a positive exit code …"""
+_ABORTS = frozenset({"timed-out", "mismatch", "nccl", "lost-peer", "gpu"})
+"""… and those in which torch's C++ side ends it by SIGABRT."""
+SIGABRT, SIGTERM, SIGKILL = 6, 15, 9
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process of an attempt ended: all that the log says of it."""
+
+    rank: int | None
+    pid: int = 0
+    host: str = ""
+    exit_code: int = 0
+    was_ended: bool = False
+    first: bool = False
+    time_ns: int = 0
+    position: int = 0
+    file: str = ""
+
+
+def endings_of(told: Iterable[RankEnding]) -> tuple[Ending, ...]:
+    """Join what the launcher said of one process at several places; ranks that are missing follow from local ranks."""
+    by_process: dict[tuple[str, int], list[RankEnding]] = {}
+    for number, one in enumerate(told):
+        key = ("rank", one.rank) if one.rank is not None else ("line", number)
+        key = ("pid", one.pid) if one.pid else key
+        by_process.setdefault(key, []).append(one)
+    joined = [_joined(group) for group in by_process.values()]
+    ranks = {ending.rank for ending, _ in joined if ending.rank is not None}
+    several_nodes = len({ending.host for ending, _ in joined if ending.host}) > 1
+    known = {ending.pid: local for ending, local in joined if ending.pid and local is not None}
+    guessed = {} if several_nodes else _by_order(known, [ending.pid for ending, _ in joined if ending.pid])
+    found: dict[object, Ending] = {}
+    for ending, local in joined:
+        rank = ending.rank
+        if rank is None and not several_nodes:
+            rank = local if local is not None else guessed.get(ending.pid)
+            rank = None if rank in ranks else rank
+        who = ("rank", rank) if rank is not None else ("other", ending.pid or ending.position)
+        found[who] = _merged(found[who], ending) if who in found else replace(ending, rank=rank)
+    return tuple(found.values())
+
+
+def with_ranks(incidents: Sequence[Incident], endings: Sequence[Ending]) -> tuple[Incident, ...]:
+    """Incidents with the rank that remains for them, where the pid or the way in which ranks ended leaves one only."""
+    pids = {ending.pid: ending.rank for ending in endings if ending.pid}
+    known = [
+        incident if incident.rank is not None or not incident.pid else replace(incident, rank=pids.get(incident.pid))
+        for incident in incidents
+    ]
+    taken = {incident.rank for incident in known if incident.kind in _BY_EXCEPTION}
+    left = [ending.rank for ending in endings if ending.exit_code > 0 and ending.rank not in taken]
+    aborted = [ending.rank for ending in endings if ending.exit_code == -SIGABRT]
+    loose = [one for one in known if one.rank is None and one.kind in _BY_EXCEPTION and one.frames]
+    native = {one.message for one in known if one.rank is None and one.kind in _ABORTS and not one.frames}
+    everyone = [ending.rank for ending in endings if ending.rank is not None]
+    likeness = {
+        (one.type, one.message.partition("\n")[0], () if one.mixed else one.frames, one.collective) for one in loose
+    }
+    alike = len(likeness) == 1 and len(loose) > 1
+    # As many equal tracebacks as ranks that failed, or as there are at all: one is each one's.
+    shared = next((ranks for ranks in (left, everyone) if alike and len(ranks) == len(loose)), [])
+    unassigned = list(shared)
+    found = []
+    for incident in known:
+        if unassigned and incident in loose:
+            incident = replace(incident, rank=unassigned.pop(0))
+        elif incident.rank is None and len(left) == 1 and loose == [incident]:
+            incident = replace(incident, rank=left[0])
+        elif incident.rank is None and incident.message in native and not incident.frames and len(aborted) == 1:
+            incident = replace(incident, rank=aborted[0])
+        elif incident.rank is None and incident.kind == "signalled" and incident.signal:
+            same = [ending.rank for ending in endings if ending.exit_code == -incident.signal]
+            incident = replace(incident, rank=same[0]) if len(same) == 1 else incident
+        found.append(incident)
+    return tuple(found)
+
+
+def unexplained(endings: Sequence[Ending], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Ends of ranks that no incident accounts for: signals, and exit codes without an exception."""
+    found = []
+    spoken = {incident.rank for incident in incidents if incident.rank is not None and incident.kind != "signalled"}
+    loose = [one for one in incidents if one.rank is None and one.kind in _BY_EXCEPTION]
+    silent = [ending for ending in endings if ending.exit_code > 0 and ending.rank not in spoken]
+    aborts = any(one.rank is None and one.kind in _ABORTS and not one.frames for one in incidents)
+    for ending in endings:
+        if ending.was_ended or not ending.exit_code:
+            continue
+        if ending.exit_code < 0:
+            number = -ending.exit_code
+            accounted = ending.rank in spoken and number in (SIGABRT, SIGTERM)
+            if accounted or (number == SIGABRT and aborts):
+                continue
+            found.append(_incident("signalled", "DDP703", ending, signal=number))
+        elif ending in silent and len(silent) > len(loose):
+            found.append(_incident("left", "DDP306", ending, exit_code=ending.exit_code))
+    return tuple(found)
+
+
+def _incident(kind: str, code: str, ending: Ending, **more: int) -> Incident:
+    return msgspec.convert(
+        {
+            "kind": kind, "code": code, "rank": ending.rank, "pid": ending.pid, "host": ending.host, **more,
+            "position": ending.position, "file": ending.file, "type": "launcher",
+        },
+        Incident,
+    )  # fmt: skip
+
+
+def _joined(group: list[RankEnding]) -> tuple[Ending, int | None]:
+    """One process, and its local rank."""
+    rank = next((one.rank for one in group if one.rank is not None), None)
+    local = next((one.local_rank for one in group if one.local_rank is not None), None)
+    ending = Ending(
+        rank=rank,
+        pid=max(one.pid for one in group),
+        host=next((one.host for one in group if one.host), ""),
+        exit_code=next((one.exit_code for one in group if one.exit_code), 0),
+        was_ended=any(one.was_ended for one in group),
+        first=any(one.first for one in group),
+        time_ns=min((one.time_ns for one in group if one.time_ns), default=0),
+        position=min(one.position for one in group),
+        file=group[0].file,
+    )
+    return ending, local
+
+
+def _merged(one: Ending, other: Ending) -> Ending:
+    return replace(
+        one,
+        pid=one.pid or other.pid,
+        host=one.host or other.host,
+        exit_code=one.exit_code or other.exit_code,
+        was_ended=one.was_ended or other.was_ended,
+        first=one.first or other.first,
+    )
+
+
+def _by_order(known: dict[int, int], pids: list[int]) -> dict[int, int]:
+    """Local ranks by the order of process ids, in which a launcher starts them, where those that are known fit."""
+    ordered = sorted(set(pids))
+    guessed = {pid: place for place, pid in enumerate(ordered)}
+    return guessed if known and all(guessed[pid] == local for pid, local in known.items()) else {}

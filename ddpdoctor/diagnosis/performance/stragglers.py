@@ -1,0 +1,171 @@
+"""The ranks that keep the others waiting, step after step."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from statistics import fmean, median, stdev
+
+import msgspec
+
+from ddpdoctor.diagnosis.performance.arrival_skew import MOST
+from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds, typical
+from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary
+from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import measured_steps
+from ddpdoctor.diagnosis.sync_points import explicit_meetings, gradient_meetings
+from ddpdoctor.record.model import RunRecord
+
+LEAST_NS = 1_000_000
+"""A thread on a shared machine may wake up as late as that."""
+
+
+STANDARD_ERRORS = 3.0
+"""By how many the mean wait has to differ from none."""
+LASTING_NS = 10_000_000_000
+"""What a rank loses to another program on its cores passes: over less time than this …"""
+CLEAR = 3.0
+"""… a rank is a straggler only from so many times the threshold on."""
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that the others wait for."""
+
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    """All others that meet them."""
+    waiting_ns: float
+    """What the others wait more per step than these ranks do, at the least; in the quarter of the run in the middle, as
+    are the other figures."""
+    share: float
+    """The same as a share of the step."""
+    phase: str
+    """What makes them late: a phase as ``RankSummary.late_phase`` names it; empty where none explains most of it."""
+    phase_ns: float
+    """Mean per step of that phase on them."""
+    phase_elsewhere_ns: float
+    """The same on the others."""
+
+
+def straggler(record: RunRecord) -> Straggler | None:
+    """The ranks that the others wait for, if there are such; at most half of those that wait for each other.
+
+    Ranks are told apart by how long they wait themselves: a straggler hardly does. Where ranks take turns in being late
+    all wait alike and nobody is one. Raises TooLittleEvidence where too few steps were measured.
+    """
+    return _straggler(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _straggler(key: ByIdentity) -> Straggler | None:
+    record = key.record
+    limit = threshold(record, "straggler")
+    found = late_ranks(enough_steps(record), limit)
+    if found is None:
+        return None
+    ranks = found[0]
+
+    def gap_in(part: RunSummary) -> float:
+        """What the others wait for just these ranks in a part of the run; 0 where it is for others, or for none."""
+        late = late_ranks(part, limit)
+        return late[1] if late is not None and late[0] == ranks else 0.0
+
+    if not holds(record, lambda part: gap_in(part) > 0):
+        return None
+    if not _beyond_chance(record, ranks):
+        return None
+    summary = typical(record, gap_in)
+    gap_ns = gap_in(summary)
+    if gap_ns < CLEAR * limit * _step_ns(summary) and _measured_for_ns(record) < LASTING_NS:
+        return None
+    late = [rank for rank in summary.ranks if rank.rank in ranks]
+    others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
+    phase = _phase(late, others, gap_ns)
+    return Straggler(
+        ranks=ranks,
+        waiting=tuple(rank.rank for rank in others),
+        waiting_ns=gap_ns,
+        share=gap_ns / _step_ns(summary),
+        phase=phase,
+        phase_ns=fmean(own_time_ns(rank, phase) for rank in late) if phase else 0.0,
+        phase_elsewhere_ns=median(own_time_ns(rank, phase) for rank in others) if phase else 0.0,
+    )
+
+
+def late_ranks(summary: RunSummary, share: float) -> tuple[tuple[int, ...], float] | None:
+    """The ranks that wait less than all others by a ``share`` of the step or more, and by how much."""
+    ranks = sorted((rank for rank in summary.ranks if rank.waiting_ns is not None), key=_waiting_ns)
+    if len(ranks) < 2:
+        return None
+    gaps = [
+        (_waiting_ns(ranks[count]) - _waiting_ns(ranks[count - 1]), count) for count in range(1, len(ranks) // 2 + 1)
+    ]
+    gap_ns, count = max(gaps)
+    if gap_ns < max(share * _step_ns(summary), LEAST_NS):
+        return None
+    return tuple(sorted(rank.rank for rank in ranks[:count])), gap_ns
+
+
+def _beyond_chance(record: RunRecord, late: tuple[int, ...]) -> bool:
+    """Tell whether the others wait for these ranks by more than the steps differ among themselves.
+
+    With two ranks that are late at random one of them is always the later one, often in most of the run.
+    """
+    gaps: dict[int, float] = {}
+    measured = measured_steps(record)
+    for meeting in (*gradient_meetings(record, measured), *explicit_meetings(record, measured)):
+        places = {rank: at for at, rank in enumerate(meeting.ranks)}
+        own = [places[rank] for rank in late if rank in places]
+        others = [at for rank, at in places.items() if rank not in late]
+        if own and others:
+            waiting = meeting.waiting_ns()
+            for at, step in enumerate(meeting.step):
+                gap_ns = fmean(waiting[place][at] for place in others) - fmean(waiting[place][at] for place in own)
+                gaps[step] = gaps.get(step, 0.0) + gap_ns
+    if len(gaps) < 2:
+        return False
+    standard_error_ns = stdev(gaps.values()) / math.sqrt(len(gaps))
+    return fmean(gaps.values()) > STANDARD_ERRORS * standard_error_ns
+
+
+def _measured_for_ns(record: RunRecord) -> int:
+    """From the beginning of the first step to the end of the last one."""
+    tracks = [track for track in record.step_tracks if len(track)]
+    return max(track.ended_at_ns[-1] for track in tracks) - min(track.started_at_ns[0] for track in tracks)
+
+
+def own_time_ns(rank: RankSummary, phase: str) -> float:
+    """Mean per step of a phase, as ``RankSummary.late_phase`` names them."""
+    phases = rank.phases
+    return {
+        "data_wait": phases.data_wait_ns,
+        "forward": phases.forward_ns,
+        "backward": phases.backward_compute_ns,
+        "explicit": phases.explicit_ns,
+        "optimizer": phases.optimizer_ns,
+        "other": phases.other_ns,
+    }[phase]
+
+
+def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) -> str:
+    """The phase that made them late, where it explains most of what the others wait."""
+    excess = {
+        phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
+        for phase in ("data_wait", "forward", "backward", "optimizer", "other")
+    }
+    if len(late) == 1 and late[0].late_phase in ("other", "explicit"):
+        # What a rank does between its steps is no part of them, and explicit collectives hold waiting as well.
+        return late[0].late_phase
+    phase = max(excess, key=lambda name: excess[name])
+    return phase if excess[phase] >= MOST * gap_ns else ""
+
+
+def _waiting_ns(rank: RankSummary) -> float:
+    assert rank.waiting_ns is not None
+    return rank.waiting_ns
+
+
+def _step_ns(summary: RunSummary) -> float:
+    assert summary.phases is not None
+    return summary.phases.step_ns

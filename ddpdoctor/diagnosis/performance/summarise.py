@@ -1,0 +1,167 @@
+"""Sums up what was measured of a run in the figures that every face and every check of it stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from statistics import fmean
+
+import msgspec
+
+from ddpdoctor.diagnosis.performance.arrival_skew import Lateness, lateness
+from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes
+from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import RankSteps, mean_exposed_ns, measured_steps
+from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import StepTrack
+
+
+def summarise(record: RunRecord) -> RunSummary:
+    """The figures of all steps in the record that count; of the last ones with ``summarise(recent(record, ns))``.
+
+    The first steps of a run and those after a pause are left out. Throughput is that of the steps, pauses left out.
+    """
+    return _summarise(ByIdentity(record))
+
+
+def percentile(values: Sequence[int], share: float) -> float:
+    """The value below which a share of the values lies, by the nearest rank."""
+    ordered = sorted(values)
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+
+
+class _Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean time per step that one rank waits for the others."""
+
+    exposed_share: float | None = None
+    """Share of its exposed communication that is waiting; None where that is not known."""
+    gradients_ns: float | None = None
+    explicit_ns: float | None = None
+
+
+@lru_cache(maxsize=8)
+def _summarise(key: ByIdentity) -> RunSummary:
+    record = key.record
+    measured = measured_steps(record)
+    if not measured:
+        return RunSummary()
+    tracks = {track.rank: track for track in record.step_tracks}
+    gradients = tuple(gradient_meetings(record, measured))
+    explicit = tuple(explicit_meetings(record, measured))
+    late = lateness(measured, (*gradients, *explicit))
+    waits = _waits(gradients, explicit)
+    ranks = tuple(
+        _rank_summary(tracks[steps.rank], steps, waits.get(steps.rank, _Waits()), late.get(steps.rank))
+        for steps in measured
+    )
+    phases = _mean_phases([rank.phases for rank in ranks])
+    exposed_ns = _added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
+    every_step = [duration for steps in measured for duration in steps.step_ns]
+    started_ns = min(tracks[steps.rank].started_at_ns[steps.row[0]] for steps in measured)
+    ended_ns = max(rank.measured_at_ns for rank in ranks)
+    return RunSummary(
+        ranks=ranks,
+        steps=min(rank.steps for rank in ranks),
+        seconds=(ended_ns - started_ns) / 1e9,
+        steps_per_s=1e9 / phases.step_ns,
+        samples_per_s=None
+        if any(rank.samples_per_s is None for rank in ranks)
+        else sum(rank.samples_per_s or 0.0 for rank in ranks),
+        step_times=_step_times(every_step),
+        phases=phases,
+        overlap_ratio=hidden_share(measured),
+        exposed_share=None if exposed_ns is None else exposed_ns / phases.step_ns,
+        efficiency=None if exposed_ns is None else 1.0 - (exposed_ns + phases.explicit_ns) / phases.step_ns,
+        traffic=(
+            *gradient_traffic(record, measured, gradients),
+            *explicit_traffic(record, len(measured), explicit),
+        ),
+        measured_at_ns=ended_ns,
+    )
+
+
+def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Lateness | None) -> RankSummary:
+    calls = sum(track.buckets[row] + track.explicit_calls[row] for row in steps.row)
+    sent_bytes = sum(track.reduced_bytes[row] + track.explicit_bytes[row] for row in steps.row)
+    counted = [(track.samples[row], step_ns) for row, step_ns in zip(steps.row, steps.step_ns, strict=True)]
+    samples = sum(samples for samples, _ in counted)
+    sampled_ns = sum(step_ns for samples, step_ns in counted if samples)
+    return RankSummary(
+        rank=steps.rank,
+        steps=len(steps),
+        step_times=_step_times(steps.step_ns),
+        phases=_phases(steps, waits),
+        waiting_ns=_added(waits.gradients_ns, waits.explicit_ns),
+        late_ns=None if late is None else late.late_ns,
+        late_phase="" if late is None else late.phase,
+        times_late=0 if late is None else late.times_late,
+        overlap_ratio=hidden_share((steps,)),
+        bytes_per_step=sent_bytes / len(steps),
+        collectives_per_step=calls / len(steps),
+        samples_per_s=samples / sampled_ns * 1e9 if samples else None,
+        measured_at_ns=track.ended_at_ns[steps.row[-1]],
+    )
+
+
+def _phases(steps: RankSteps, waits: _Waits) -> Phases:
+    """The mean of each phase; exposed communication is part of the mean backward."""
+    backward_ns = fmean(steps.backward_ns)
+    exposed_ns = mean_exposed_ns(steps)
+    share = waits.exposed_share
+    return Phases(
+        step_ns=fmean(steps.step_ns),
+        data_wait_ns=fmean(steps.data_wait_ns),
+        forward_ns=fmean(steps.forward_ns),
+        backward_compute_ns=backward_ns - (exposed_ns or 0.0),
+        exposed_waiting_ns=None if exposed_ns is None or share is None else exposed_ns * share,
+        exposed_transfer_ns=None if exposed_ns is None else exposed_ns * (1.0 - (share or 0.0)),
+        explicit_ns=fmean(steps.explicit_ns),
+        optimizer_ns=fmean(steps.optimizer_ns),
+        other_ns=fmean(steps.other_ns),
+    )
+
+
+def _waits(gradients: Iterable[Meetings], explicit: Iterable[Meetings]) -> dict[int, _Waits]:
+    """How each rank waited that met others."""
+    found: dict[int, _Waits] = {}
+    for meeting in (*gradients, *explicit):
+        for rank, waiting_ns, held_ns in zip(meeting.ranks, meeting.waiting_ns(), meeting.held_ns, strict=True):
+            known, waited_ns = found.get(rank, _Waits()), sum(waiting_ns)
+            mean_ns = waited_ns / meeting.steps
+            if meeting.group is None:
+                share = waited_ns / (sum(held_ns) or 1)
+                known = msgspec.structs.replace(known, exposed_share=share, gradients_ns=mean_ns)
+            else:
+                known = msgspec.structs.replace(known, explicit_ns=(known.explicit_ns or 0.0) + mean_ns)
+            found[rank] = known
+    return found
+
+
+def _mean_phases(phases: Sequence[Phases]) -> Phases:
+    """Means over the ranks; what is not known of one rank stays part of the phase that it lies in."""
+    sampled = [entry for entry in phases if entry.exposed_transfer_ns is not None]
+    waiting_ns = sum(entry.exposed_waiting_ns or 0.0 for entry in sampled) / len(phases)
+    transfer_ns = sum(entry.exposed_transfer_ns or 0.0 for entry in sampled) / len(phases)
+    is_split = all(entry.exposed_waiting_ns is not None for entry in sampled)
+    return Phases(
+        step_ns=fmean(entry.step_ns for entry in phases),
+        data_wait_ns=fmean(entry.data_wait_ns for entry in phases),
+        forward_ns=fmean(entry.forward_ns for entry in phases),
+        backward_compute_ns=fmean(entry.backward_compute_ns for entry in phases),
+        exposed_waiting_ns=waiting_ns if sampled and is_split else None,
+        exposed_transfer_ns=transfer_ns + (0.0 if is_split else waiting_ns) if sampled else None,
+        explicit_ns=fmean(entry.explicit_ns for entry in phases),
+        optimizer_ns=fmean(entry.optimizer_ns for entry in phases),
+        other_ns=fmean(entry.other_ns for entry in phases),
+    )
+
+
+def _added(one: float | None, other: float | None) -> float | None:
+    """The sum of what is known; None where nothing is."""
+    return None if one is None and other is None else (one or 0.0) + (other or 0.0)
+
+
+def _step_times(durations: Sequence[int]) -> StepTimes:
+    return StepTimes(p50_ns=percentile(durations, 0.5), p95_ns=percentile(durations, 0.95))

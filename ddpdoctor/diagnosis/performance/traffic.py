@@ -1,0 +1,137 @@
+"""What the ranks of each process group send each other per step, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpdoctor.diagnosis.performance.link_limits import link_of
+from ddpdoctor.diagnosis.performance.summary import Traffic
+from ddpdoctor.diagnosis.steps import RankSteps
+from ddpdoctor.diagnosis.sync_points import GRADIENTS, Meetings
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.record.model import RunRecord
+
+LEAST_EXPOSED = 0.5
+"""Share of the communication window that must be exposed for a bandwidth to be made of it."""
+_ALL_REDUCES = frozenset({GRADIENTS, "all_reduce"})
+_ONE_WAY = frozenset({"broadcast", "buffers", "reduce"})
+_BLOCKING = frozenset({"gloo", "mpi", "cpu:gloo"})
+"""Backends whose collectives return when they are done; with the others they are only enqueued."""
+
+
+def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Sequence[Meetings]) -> Iterator[Traffic]:
+    """Yield what DDP reduces in backward, for each set of ranks that average gradients with each other."""
+    tracks = {track.rank: track for track in record.step_tracks}
+    by_rank = {steps.rank: steps for steps in ranks}
+    for meeting in meetings:
+        members = [by_rank[rank] for rank in meeting.ranks]
+        track, steps = tracks[meeting.ranks[0]], members[0]
+        fastest = _fastest(members)
+        sent = [
+            (size_bytes, *fastest[step])
+            for size_bytes, step in zip(meeting.size_bytes, meeting.step, strict=True)
+            if size_bytes and step in fastest
+        ]
+        sent_bytes, window_ns, exposed_ns = (sum(column) for column in zip(*sent, strict=True)) if sent else (0, 0, 0)
+        # What backward hid lasted as long as backward: that part of the window says nothing of the link.
+        known = exposed_ns >= LEAST_EXPOSED * window_ns
+        yield Traffic(
+            group=_group_name(meeting.ranks, len(ranks)),
+            backend=_backend(record, meeting.ranks),
+            kind=GRADIENTS,
+            calls_per_step=sum(track.buckets[row] for row in steps.row) / len(steps),
+            bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
+            ns_per_step=window_ns / len(sent) if sent else None,
+            bus_bandwidth_bytes_per_s=_on_the_bus(GRADIENTS, len(members), sent_bytes, window_ns) if known else None,
+            limit_bytes_per_s=_limit(record, meeting.ranks),
+            overlap_ratio=hidden_share(members),
+        )
+
+
+def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meetings]) -> Iterator[Traffic]:
+    """Yield each kind of explicit collective of each process group."""
+    for meeting in meetings:
+        assert meeting.group is not None
+        backend = record.groups[meeting.group].backend
+        waiting = meeting.waiting_ns()
+        for kind in dict.fromkeys(meeting.kinds):
+            at = [index for index, own in enumerate(meeting.kinds) if own == kind]
+            blocked_ns = sum(column[index] for column in meeting.held_ns for index in at) / len(meeting.ranks)
+            waited_ns = sum(column[index] for column in waiting for index in at) / len(meeting.ranks)
+            # The last that came waited for nobody.
+            fastest_ns = sum(min(column[index] for column in meeting.held_ns) for index in at)
+            sent_bytes = sum(meeting.size_bytes[index] for index in at)
+            yield Traffic(
+                group=_group_name(meeting.ranks, world_size),
+                backend=backend,
+                kind=kind,
+                calls_per_step=len(at) / meeting.steps,
+                bytes_per_step=sent_bytes / meeting.steps,
+                ns_per_step=blocked_ns / meeting.steps,
+                waiting_ns_per_step=waited_ns / meeting.steps,
+                bus_bandwidth_bytes_per_s=_on_the_bus(kind, len(meeting.ranks), sent_bytes, fastest_ns)
+                if backend in _BLOCKING
+                else None,
+                limit_bytes_per_s=_limit(record, meeting.ranks),
+            )
+
+
+def hidden_share(ranks: Sequence[RankSteps]) -> float | None:
+    """Share of the communication windows of some ranks that computation hid, over their sampled steps.
+
+    None where a rank has none. Windows are added up before they are divided: a rank that waits long for another has a
+    long one.
+    """
+    exposed_ns = window_ns = 0
+    for steps in ranks:
+        sampled = [
+            (exposed, window)
+            for exposed, window in zip(steps.exposed_ns, steps.window_ns, strict=True)
+            if exposed >= 0 and window > 0
+        ]
+        if not sampled:
+            return None
+        exposed_ns += sum(exposed for exposed, _ in sampled)
+        window_ns += sum(window for _, window in sampled)
+    return max(0.0, 1.0 - exposed_ns / window_ns) if window_ns else None
+
+
+def _fastest(members: Sequence[RankSteps]) -> dict[int, tuple[int, int]]:
+    """By step the shortest window of any rank, which holds no waiting for another, and what of it was exposed."""
+    places = [dict(zip(steps.step, range(len(steps)), strict=True)) for steps in members]
+    found: dict[int, tuple[int, int]] = {}
+    for step in members[0].step:
+        windows = [
+            (steps.window_ns[place[step]], steps.exposed_ns[place[step]])
+            for steps, place in zip(members, places, strict=True)
+            if step in place
+        ]
+        if len(windows) == len(members) and min(windows)[0] > 0:
+            found[step] = min(windows)
+    return found
+
+
+def _on_the_bus(kind: str, ranks: int, sent_bytes: int, duration_ns: int) -> float | None:
+    """A lower bound of the bus bandwidth in bytes per second, as NCCL's tests define it; None where it is not known.
+
+    In a ring each link carries 2 (N - 1) / N of what is all-reduced, and all of what is sent one way.
+    """
+    if duration_ns <= 0 or not sent_bytes or ranks < 2:
+        return None
+    if kind in _ALL_REDUCES:
+        return 2.0 * (ranks - 1) / ranks * sent_bytes / duration_ns * 1e9
+    return sent_bytes / duration_ns * 1e9 if kind in _ONE_WAY else None
+
+
+def _limit(record: RunRecord, ranks: tuple[int, ...]) -> float | None:
+    link = link_of(record, ranks)
+    return None if link is None else link.bytes_per_s
+
+
+def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
+    return f"all {world_size} ranks" if len(ranks) == world_size else rank_list(ranks)
+
+
+def _backend(record: RunRecord, ranks: tuple[int, ...]) -> str:
+    fitting = (group.backend for group in record.groups if group.ranks == ranks)
+    return next(fitting, record.job.backend)

@@ -1,0 +1,179 @@
+"""The one sentence about a run: what is wrong, why, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ddpdoctor.diagnosis.live.hangs import PATIENCE_NS
+from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
+from ddpdoctor.diagnosis.performance.summary import Phases, RunSummary, RunVerdict, VerdictState
+from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
+from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text
+from ddpdoctor.finding import Finding, Severity
+
+_MOSTLY = 0.5
+"""A step of which so much goes with one thing is mostly that."""
+_FACTS = 3
+_DECISIVE = "DDP4"
+"""Codes of what makes steps slow …"""
+_SLOW_AS_WELL = frozenset({"DDP307", "DDP313"})
+"""… beside these waits."""
+
+
+_MAY_GO_ON = f"it may go on by itself; a rank that does nothing for {duration_text(PATIENCE_NS)} is called hung"
+
+
+class Standstill(Protocol):
+    """What the verdict has to know of a standstill; ``StallView`` is one."""
+
+    @property
+    def title(self) -> str:
+        """A sentence without a full stop."""
+        ...
+
+    @property
+    def since_ns(self) -> int:
+        """When it began."""
+        ...
+
+    @property
+    def may_go_on(self) -> bool:
+        """It is not proved that it is one for good."""
+        ...
+
+    @property
+    def remedy(self) -> str:
+        """What to do; may be empty."""
+        ...
+
+
+def run_verdict(
+    summary: RunSummary,
+    findings: Sequence[Finding],
+    *,
+    stall: Standstill | None = None,
+    exit_code: int | None = None,
+    pending: Sequence[Finding] | None = None,
+    ended_in: Finding | None = None,
+) -> RunVerdict:
+    """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
+
+    Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
+    but may go on, or one with a warning about its speed, the one that costs most first. Healthy takes twenty measured
+    steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
+    was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far. ``ended_in`` is
+    the wait in which somebody ended the job.
+    """
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if stall is not None:
+        decisive = next((finding for finding in findings if finding.title == stall.title), None)
+        return RunVerdict(
+            state="slow" if stall.may_go_on else "broken",
+            code=decisive.code if decisive else "",
+            text=stall.title,
+            why=(*((_MAY_GO_ON,) if stall.may_go_on else ()), *(_facts(decisive) if decisive else ())),
+            next=stall.remedy or (decisive.remedy if decisive else ""),
+            since_ns=stall.since_ns,
+        )
+    if ended_in is not None:
+        return _of_finding("broken" if ended_in.severity is Severity.ERROR else "slow", ended_in)
+    if errors:
+        return _of_finding("broken", errors[0])
+    if exit_code:
+        ended = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        return RunVerdict(state="broken", text=f"the job {ended}", next="Read the last lines that it printed.")
+    slow = [finding for finding in findings if finding.severity is Severity.WARNING and _slows(finding.code)]
+    if slow:
+        return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding.code, summary)))
+    remarks = [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry.code)]
+    verdict = _without_finding(summary, remarks)
+    return verdict if pending is None or verdict.state != "healthy" else _too_early(verdict, summary, pending)
+
+
+def _too_early(healthy: RunVerdict, summary: RunSummary, pending: Sequence[Finding]) -> RunVerdict:
+    """Call nothing healthy that a warning may be about to be shown of."""
+    slow = [finding for finding in pending if _slows(finding.code)]
+    if not slow:
+        return RunVerdict(state="unknown", text="too early to tell, but nothing slow so far", why=healthy.why)
+    worst = max(slow, key=lambda finding: _lost_share(finding.code, summary))
+    return RunVerdict(state="unknown", text=f"too early to tell, but so far {worst.title}", why=_facts(worst))
+
+
+def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerdict:
+    phases = summary.phases
+    if phases is None or not summary.steps:
+        return RunVerdict(state="unknown", text="no training step has been measured")
+    figures = _figures(summary, phases)
+    if summary.steps < FEWEST_STEPS:
+        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} that it takes were measured"
+        return RunVerdict(state="unknown", text=text, why=figures)
+    if summary.exposed_share is None:
+        text = "nothing slow was found, but the communication of gradients could not be measured"
+        return RunVerdict(state="unknown", text=text, why=figures)
+    computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
+    waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
+    if waiting > max(computing, _MOSTLY):
+        return RunVerdict(
+            state="slow",
+            text=f"{waiting:.0%} of the step is waiting for other ranks, and no check knows the cause",
+            why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+            next="See what the ranks do in the steps that take long; they may be late in turns.",
+        )
+    nobody = "no rank keeps the others waiting"
+    waits = nobody if waiting < DEFAULTS["straggler"] else f"{waiting:.0%} waiting for other ranks"
+    between = phases.other_ns / phases.step_ns
+    text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
+    if between > max(computing, _MOSTLY):
+        text = f"neither data nor communication holds the job up; {between:.0%} of the step is code between the phases"
+        todo = "See what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
+    return RunVerdict(
+        state="healthy",
+        text=text,
+        why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+        next=remarks[0].remedy if remarks else todo,
+    )
+
+
+def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
+    parts = [f"{phases.data_wait_ns / phases.step_ns:.0%} waits for data"]
+    if summary.exposed_share is not None:
+        parts.append(f"{summary.exposed_share:.0%} is exposed communication")
+    parts.append(f"{phases.explicit_ns / phases.step_ns:.0%} explicit collectives")
+    parts.append(f"{phases.other_ns / phases.step_ns:.0%} other code")
+    told = [f"of a step of {milliseconds_text(phases.step_ns)}, {', '.join(parts[:-1])} and {parts[-1]}"]
+    if summary.samples_per_s is not None:
+        told.append(f"{summary.samples_per_s:,.0f} samples/s on {count(len(summary.ranks), 'rank')}")
+    return tuple(told)
+
+
+def _slows(code: str) -> bool:
+    return code.startswith(_DECISIVE) or code in _SLOW_AS_WELL
+
+
+def _lost_share(code: str, summary: RunSummary) -> float:
+    """What part of the step goes with a finding, as far as the figures tell."""
+    phases = summary.phases
+    if phases is None:
+        return 0.0
+    lost_ns = {
+        "DDP401": (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns,
+        "DDP403": max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0),
+        "DDP404": phases.data_wait_ns,
+        "DDP313": phases.explicit_ns,
+    }
+    return lost_ns.get(code, 0.0) / phases.step_ns
+
+
+def _of_finding(state: VerdictState, finding: Finding) -> RunVerdict:
+    return RunVerdict(
+        state=state,
+        code=finding.code,
+        text=finding.title,
+        why=_facts(finding),
+        next=finding.remedy,
+    )
+
+
+def _facts(finding: Finding) -> tuple[str, ...]:
+    return tuple(fact.text for fact in finding.evidence[:_FACTS])

@@ -1,0 +1,187 @@
+"""The points at which ranks meet, the reductions of gradients and the explicit collectives, and who waited there.
+
+A rank waits from its own arrival until the last rank's, but no longer than it was held up at all; the rest of the time
+that it was held up is transfer. Arrivals are when the last gradient was ready and when an explicit collective was
+entered. On a GPU these are when the CPU got there, and machines have clocks of their own, which says nothing: there the
+rank that was held up least is the last that came, for all leave together, and what the others were held up longer is
+what they waited for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from operator import sub
+
+import msgspec
+
+from ddpdoctor.diagnosis.steps import RankSteps, common_rows, mean_exposed_ns
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import CallTrack
+
+GRADIENTS = "gradients"
+BUFFERS = "buffers"
+_ALL_LEAVE_TOGETHER = ("all_", "barrier", "monitored_barrier", "reduce_scatter")
+"""Beginnings of the collectives that no rank leaves before all have come."""
+
+
+class Meetings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the same ranks met, oldest first: a row a meeting, and for each rank a column."""
+
+    ranks: tuple[int, ...]
+    group: int | None = None
+    """Index into ``RunRecord.groups``; None for gradients."""
+    kinds: tuple[str, ...]
+    """``gradients``, or of each meeting the collective as users spell it."""
+    steps: float
+    """How many steps were looked at: what was met in is a share of these. For gradients as many as give the mean
+    exposed communication of all steps, be they sampled or not."""
+    step: array[int]
+    """Ordinal of the step of each meeting."""
+    arrived_ns: tuple[array[int], ...]
+    """By one clock for all; of GPUs only the differences mean something."""
+    held_ns: tuple[array[int], ...]
+    """How long the rank was held up."""
+    size_bytes: array[int]
+
+    def waiting_ns(self) -> list[list[int]]:
+        """How long each rank waited for the last at each meeting."""
+        last_ns = list(map(max, *self.arrived_ns))
+        return [
+            list(map(min, map(sub, last_ns, arrived_ns), held_ns))
+            for arrived_ns, held_ns in zip(self.arrived_ns, self.held_ns, strict=True)
+        ]
+
+
+def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
+    """Yield, for each set of ranks that average gradients with each other, the reductions that all of them sampled."""
+    by_rank = {steps.rank: steps for steps in ranks}
+    tracks = {track.rank: track for track in record.step_tracks}
+    for members in replica_sets(record):
+        found = [by_rank[rank] for rank in members if rank in by_rank]
+        if len(found) < 2 or len(found) < len(members):
+            continue
+        places = common_rows(found)
+        is_relative = any(steps.on_device for steps in found) or _has_several_clocks(record, members)
+        sampled = [
+            positions
+            for positions in zip(*places, strict=True)
+            if all(
+                steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
+                for steps, at in zip(found, positions, strict=True)
+            )
+        ]
+        if not sampled:
+            continue
+        columns = [array("q", column) for column in zip(*sampled, strict=True)]
+        held = tuple(_taken(steps.exposed_ns, column) for steps, column in zip(found, columns, strict=True))
+        arrived = tuple(
+            array("q", [-duration_ns for duration_ns in held[index]])
+            if is_relative
+            else _taken(steps.ready_at_ns, columns[index])
+            for index, steps in enumerate(found)
+        )
+        rows = _taken(found[0].row, columns[0])
+        exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
+        yield Meetings(
+            ranks=members,
+            kinds=(GRADIENTS,) * len(sampled),
+            steps=sum(map(sum, held)) / exposed_ns if exposed_ns and any(map(any, held)) else len(sampled),
+            step=_taken(found[0].step, columns[0]),
+            arrived_ns=arrived,
+            held_ns=held,
+            size_bytes=_taken(tracks[members[0]].reduced_bytes, rows),
+        )
+
+
+def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
+    """Yield, for each process group, the explicit collectives inside of the steps that all of its ranks went through.
+
+    Sends and receives are left out: their two sides are no meeting of the group.
+    """
+    by_rank = {steps.rank: steps for steps in ranks}
+    tracks = {track.rank: track for track in record.call_tracks}
+    steps_of = {track.rank: track for track in record.step_tracks}
+    for number, group in enumerate(record.groups):
+        if len(group.ranks) < 2 or any(rank not in tracks or rank not in by_rank for rank in group.ranks):
+            continue
+        lanes = [lane(tracks[rank], number) for rank in group.ranks]
+        first = by_rank[group.ranks[0]]
+        spans = {
+            first.step[at]: (steps_of[first.rank].started_at_ns[row], steps_of[first.rank].ended_at_ns[row])
+            for at, row in enumerate(first.row)
+        }
+        is_relative = _has_several_clocks(record, group.ranks)
+        met = list(_met([tracks[rank] for rank in group.ranks], lanes, spans, all_leave_together=is_relative))
+        if not met:
+            continue
+        columns = [array("q", column) for column in zip(*met, strict=True)]
+        members = [tracks[rank] for rank in group.ranks]
+        entered = tuple(_taken(track.entered_at_ns, rows) for track, rows in zip(members, columns, strict=True))
+        left = (_taken(track.left_at_ns, rows) for track, rows in zip(members, columns, strict=True))
+        held = tuple(array("q", map(sub, gone, came)) for gone, came in zip(left, entered, strict=True))
+        yield Meetings(
+            ranks=group.ranks,
+            group=number,
+            kinds=tuple(members[0].kinds[members[0].kind[row]] for row in columns[0]),
+            steps=len(first),
+            step=_taken(members[0].step, columns[0]),
+            arrived_ns=tuple(array("q", [-duration for duration in own]) for own in held) if is_relative else entered,
+            held_ns=held,
+            size_bytes=_taken(members[0].size_bytes, columns[0]),
+        )
+
+
+def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
+    """The sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
+    everyone = tuple(sorted(track.rank for track in record.step_tracks)) or record.rank_numbers()
+    widest: dict[int, tuple[int, ...]] = {}
+    for wrap in record.wraps:
+        if len(wrap.ranks) > len(widest.get(wrap.rank, ())):
+            widest[wrap.rank] = tuple(sorted(wrap.ranks))
+    return tuple(dict.fromkeys(widest.get(rank, everyone) for rank in everyone))
+
+
+def lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:
+    """Row of each collective that a rank called in a group, sends and receives left out.
+
+    By whether it is a broadcast of buffers, which DDP counts for itself, and its sequence number.
+    """
+    buffers = track.kinds.index(BUFFERS) if BUFFERS in track.kinds else -1
+    return {
+        (track.kind[row] == buffers, track.sequence[row]): row
+        for row in range(len(track))
+        if track.group[row] == group and track.sequence[row] >= 0
+    }
+
+
+def _met(
+    tracks: Sequence[CallTrack],
+    lanes: Sequence[Mapping[tuple[bool, int], int]],
+    spans: Mapping[int, tuple[int, int]],
+    *,
+    all_leave_together: bool,
+) -> Iterator[tuple[int, ...]]:
+    """Rows, one a rank, of each collective that all ranks ran as the same, inside of a step that counts."""
+    first, *others = tracks
+    for place, row in lanes[0].items():
+        span = spans.get(first.step[row])
+        if span is None or not span[0] <= first.entered_at_ns[row] <= span[1]:
+            continue
+        rows = [other.get(place, -1) for other in lanes[1:]]
+        kind = first.kinds[first.kind[row]]
+        if all_leave_together and not kind.startswith(_ALL_LEAVE_TOGETHER):
+            continue
+        if first.left_at_ns[row] and all(
+            at >= 0 and track.left_at_ns[at] and track.kinds[track.kind[at]] == kind
+            for track, at in zip(others, rows, strict=True)
+        ):
+            yield (row, *rows)
+
+
+def _has_several_clocks(record: RunRecord, ranks: Sequence[int]) -> bool:
+    return len({rank.host or str(rank.node) for rank in record.ranks if rank.rank in ranks}) > 1
+
+
+def _taken(values: array[int], rows: array[int]) -> array[int]:
+    return array("q", [values[row] for row in rows])

@@ -1,0 +1,60 @@
+"""What helps against an exception that ended a script in its rehearsal before it had shown anything."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RankException
+
+ARGUMENTS_HINT = (
+    "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
+    " that launches it; `--static` reads the source only."
+)
+_MODULE_HINT = (
+    "Install it for the Python of the ranks, name another one with `--python`, or run this where the job is launched"
+    " from; `--static` reads the source only."
+)
+_INPUT_HINT = (
+    "Ranks have no terminal to read from: let the script take this from its arguments, which stand after `--`."
+)
+_PORT_HINT = (
+    "Another program listens on the port that the script names: end it, or let the system choose one (torchrun "
+    "`--standalone`, or port 0)."
+)
+_NETWORK_HINT = (
+    "The script asks the network for this: put the data where the script looks before it downloads, or rehearse where"
+    " there is a network; `--static` reads the source only."
+)
+_NETWORK = frozenset({"URLError", "HTTPError", "gaierror", "ConnectTimeout", "LocalEntryNotFoundError"})
+_VARIABLE = re.compile(r"'([A-Z][A-Z0-9_]+)'")
+"""The message of a KeyError for what must be the name of an environment variable."""
+_PROGRAM = re.compile(r"No such file or directory: '([^/']+)'")
+_STARTS_A_PROGRAM = "in _execute_child"
+"""Where Python's subprocess module raises it; Python names no other place for a program that is missing."""
+
+
+def hint_for(raised: RankException | None) -> str:
+    """What to do about an exception; mostly the script lacks its arguments."""
+    from ddpdoctor.diagnosis.failures.gpu_indices import gpus_of_the_node
+
+    if raised is None:
+        return ARGUMENTS_HINT
+    if "EADDRINUSE" in raised.message:
+        return _PORT_HINT
+    if raised.type == "ModuleNotFoundError" or (raised.type == "ImportError" and "No module named" in raised.traceback):
+        return _MODULE_HINT
+    if raised.type == "EOFError" and "reading a line" in raised.message:
+        return _INPUT_HINT
+    if raised.type in _NETWORK:
+        return _NETWORK_HINT
+    variable = _VARIABLE.fullmatch(raised.message)
+    if raised.type == "KeyError" and variable and "environ" in raised.traceback:
+        return f"Set {variable[1]} for this command: the ranks get its environment; `--static` reads the source only."
+    if _STARTS_A_PROGRAM in raised.traceback and (program := _PROGRAM.search(raised.message)):
+        return f"The script starts {program[1]}, which this machine lacks: let it go on without, or rehearse elsewhere."
+    if (gpus := gpus_of_the_node(raised)) is not None:
+        many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
+        return f"A node of this rehearsal has {many}: let the script's arguments ask for no more, or raise `--nproc`."
+    return ARGUMENTS_HINT

@@ -1,0 +1,324 @@
+"""Examines a script: reads its source, rehearses it, runs the checks on both, and merges what they say.
+
+``ddpdoctor.api`` has the functions that are public.
+
+``examine`` raises UsageError for a script that cannot be read, ConfigurationError for a damaged installation, and
+KeyboardInterrupt when it is interrupted, after it has ended every process that it started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.catalogue.registry import CatalogueEntry, read_catalogue
+from ddpdoctor.catalogue.run_checks import CheckResult, bounds_of, outcome_of, run_checks, run_live_checks
+from ddpdoctor.catalogue.select import (
+    NO_COMMENTS,
+    Comments,
+    chosen_checks,
+    comments_of,
+    heard,
+    judged_before_launch,
+    judged_codes,
+    judging,
+    unused_suppressions,
+    wants_unused_suppressions,
+)
+from ddpdoctor.config.settings import NO_SETTINGS, Settings
+from ddpdoctor.config.suppressions import suppress
+from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
+from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
+from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge, not_rehearsed
+from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_variant
+from ddpdoctor.examine.unconfirmed import Reached, reached_lines, with_confirmation
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.merge import Confirmation, Refutation, confirmed, merge, unrefuted
+from ddpdoctor.launch.devices import Device
+from ddpdoctor.launch.layouts import Layout
+from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest, Stress
+from ddpdoctor.source.script.entry_point import is_entry
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.source.script.script import Script
+
+OnProgress = Callable[[Progress], None]
+_OF_GPUS = ("cuda", "accelerat", "lightning", "transformers")
+"""What a script speaks of that trains on GPUs wherever there are some."""
+
+
+class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to examine, how, and what counts as bad."""
+
+    target: str
+    """Path of the entry script, as the user gives it, or the dotted name of a module if ``launch`` says so."""
+    arguments: tuple[str, ...] = ()
+    """The script's own."""
+    launch: Launch = Launch()
+    """How the job is started; ``ddpdoctor.launch.command.command_line`` reads it from a command."""
+    static: bool = False
+    """Read the source only; run nothing."""
+    rehearsal_only: bool = False
+    """Let the checks look at the rehearsal only; what the source alone makes suspicious is left out."""
+    nproc: int = 2
+    """Ranks of the rehearsal; fewer when the job has fewer."""
+    layout: Layout | None = None
+    """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
+    batches: int = 4
+    full: bool = False
+    batch_size: int | None = None
+    """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
+    time_limit_s: float | None = None
+    """None for two minutes, and longer when several ranks share a core."""
+    stall_after_s: float = 5.0
+    """A rank without any sign of life for so long, while others wait for it, is stuck."""
+    python: str | None = None
+    stress: tuple[Stress, ...] = ()
+    """Causes to inject, each in one more rehearsal after a clean one."""
+    thorough: bool = False
+    """After a clean rehearsal: one as two nodes, and one for each stress."""
+    device: Device = "auto"
+    """What the ranks run on: real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``)."""
+    overlay: bool = True
+    """What the ranks write goes to an overlay that is thrown away, where the kernel allows one."""
+    network: bool = True
+    """The ranks reach the network; without it a box is needed, or ConfigurationError is raised."""
+    allow_writes: bool = False
+    keep: bool = False
+    select: tuple[str, ...] = ()
+    """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
+    ignore: tuple[str, ...] = ()
+    fail_on: Severity = Severity.WARNING
+    """Findings this bad or worse make the verdict ``findings``."""
+    hint: bool = False
+    """Note which findings of the source there is a patch for."""
+    settings: Settings = NO_SETTINGS
+    """Of the project, as ``find_settings`` reads them; ``fail-on``, ``exclude``, ``entry-points`` do not count here."""
+
+
+def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
+    """Examine one script and return the merged diagnosis."""
+    return examine_and_record(request, on_progress)[0]
+
+
+def examine_and_record(
+    request: ExamineRequest, on_progress: OnProgress = lambda progress: None
+) -> tuple[Examination, RunRecord | None]:
+    """Examine one script; the merged diagnosis, and the record of its first rehearsal if there was one."""
+    root = Path.cwd()
+    catalogue = read_catalogue()
+    chosen = judged_before_launch(chosen_checks(catalogue, request.select, request.ignore, request.settings))
+    started_s = time.perf_counter()
+    script = _script(request)
+    source = SourceSection(
+        status="read",
+        files=script.files,
+        seconds=round(time.perf_counter() - started_s, 3),
+        notes=script.notes,
+    )
+    record, rehearsal = _rehearsed(request, script, root, on_progress)
+    results = _results(request, chosen, script, record)
+    spawns_ranks = _spawns_ranks(request, script)
+    nodes = request.layout.nodes if request.layout is not None else 1
+    for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
+        if not is_clean(rehearsal, results):
+            break
+        again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
+        further, section = _rehearsed(again, script, root, on_progress, variant.stress)
+        more = _results(request, chosen, script, further)
+        known, results = results, with_variant(results, more, variant)
+        stressed = further is not None and further.job.stressed
+        rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
+    results = heard(results, request.settings, catalogue)
+    source = msgspec.structs.replace(source, notes=(*source.notes, *bounds_of(results)))
+    comments = comments_of(script)
+    judged: dict[str, frozenset[str]] = {}
+    judges_comments = not request.rehearsal_only and is_entry(script)
+    if comments and judges_comments and wants_unused_suppressions(request.select, request.ignore, request.settings):
+        cut_short = bool(_cut_short(request, rehearsal))
+        judged = dict.fromkeys(comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short))
+    examination = conclude(
+        request,
+        str(root),
+        source,
+        rehearsal,
+        results,
+        catalogue.notes,
+        judging(comments, catalogue, judged),
+        reached_lines(record),
+    )
+    if not request.hint or not examination.findings:
+        return examination, record
+    from ddpdoctor.examine.fix_offers import offers, with_hint
+
+    return with_hint(examination, offers(chosen, results, script)), record
+
+
+def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:
+    """What a document says of a script that is no Python: that nothing was checked, and why; the exit code is 2."""
+    return Examination(
+        target=request.target,
+        root=str(Path.cwd()),
+        verdict="inconclusive",
+        exit_code=ExitCode.ERROR,
+        complete=False,
+        fail_on=request.fail_on,
+        source=SourceSection(status="failed", files=0, seconds=0.0, notes=(error.message,)),
+        rehearsal=not_rehearsed(),
+        findings=(),
+        outcomes=(),
+    )
+
+
+def conclude(
+    request: ExamineRequest,
+    root: str,
+    source: SourceSection,
+    rehearsal: RehearsalSection,
+    results: Sequence[CheckResult],
+    notes: tuple[str, ...] = (),
+    comments: Comments = NO_COMMENTS,
+    reached: Reached | None = None,
+) -> Examination:
+    """Merge what the checks said and pass the verdict. Pure: runs nothing, reads only the lines of the findings.
+
+    What ``comments`` suppress is left out; those that suppress nothing are findings themselves. A finding at or above
+    ``fail_on`` makes it ``findings``; otherwise a rehearsal that did not complete, a check that failed, missing
+    evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``. ``reached`` holds the lines
+    that were rehearsed, where that is known.
+    """
+    suspicions, refutations = unrefuted(
+        [finding for result in results for finding in result.from_source],
+        [Refutation(result.code, refuted) for result in results for refuted in result.refuted],
+    )
+    suspicions = confirmed(
+        suspicions, [Confirmation(result.code, one) for result in results for one in result.confirmed]
+    )
+    seen = [finding for result in results for finding in result.from_run]
+    sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
+    unused = tuple(unused_suppressions(comments, sifted.used))
+    kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
+    findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
+    gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
+    standing = {finding.code for finding in (*suspicions, *seen)} - gone
+    cut_short = _cut_short(request, rehearsal)
+    outcomes = tuple(outcome_of(result, stands=result.code in standing, cut_short=cut_short) for result in results)
+    complete = (
+        source.status == "read"
+        and not cut_short
+        and not any(_incomplete(result, static=request.static) for result in results)
+    )
+    verdict, exit_code = _verdict(findings, request.fail_on, complete)
+    crashed = tuple(f"{result.code} {result.name}: {result.gap}" for result in results if result.crashed)
+    return Examination(
+        target=request.target,
+        root=root,
+        verdict=verdict,
+        exit_code=exit_code,
+        complete=complete,
+        fail_on=request.fail_on,
+        source=source,
+        rehearsal=rehearsal,
+        findings=findings,
+        refuted=refutations,
+        outcomes=outcomes,
+        notes=(*notes, *crashed),
+    )
+
+
+def _results(
+    request: ExamineRequest, chosen: Sequence[CatalogueEntry], script: Script, record: RunRecord | None
+) -> tuple[CheckResult, ...]:
+    if not request.rehearsal_only:
+        return run_checks(chosen, script, record, static=request.static)
+    return run_live_checks(chosen, record) if record is not None else ()
+
+
+def _script(request: ExamineRequest) -> Script:
+    from ddpdoctor.source.script.script import read_module, read_script
+
+    if not request.launch.module:
+        return read_script(Path(request.target))
+    from ddpdoctor.launch.rehearsal_plan import module_places
+
+    return read_module(request.target, module_places(request.launch, request.python, static=request.static))
+
+
+def _rehearsed(
+    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
+) -> tuple[RunRecord | None, RehearsalSection]:
+    if request.static:
+        return None, not_rehearsed()
+    from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
+    from ddpdoctor.monitor.rehearsal import rehearse
+    from ddpdoctor.source.queries.rendezvous import required_local_rank
+    from ddpdoctor.source.queries.start_up import wants_cuda
+
+    layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
+    spawns_ranks = _spawns_ranks(request, script)
+    if layout.nodes > 1:
+        refuse_layout(layout, request.launch, request.target, spawns_ranks=spawns_ranks)
+    rehearsal = RehearsalRequest(
+        script=script.path if request.launch.module else root / request.target,
+        module=request.target if request.launch.module else "",
+        arguments=request.arguments,
+        launch=request.launch,
+        spawns_ranks=spawns_ranks,
+        nproc=layout.ranks,
+        nodes=layout.nodes,
+        stress=stress,
+        slurm=any("SLURM_" in module.text for module in script.modules),
+        batches=request.batches,
+        full=request.full,
+        batch_size=request.batch_size,
+        time_limit_s=request.time_limit_s,
+        stall_after_s=request.stall_after_s,
+        python=request.python,
+        device=request.device,
+        local_rank_option=required_local_rank(script),
+        asks_cuda=wants_cuda(script, request.arguments),
+        may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
+        machine=request.settings.job,
+        overlay=request.overlay,
+        network=request.network,
+        allow_writes=request.allow_writes,
+        keep=request.keep,
+    )
+    try:
+        record = rehearse(rehearsal, on_progress)
+    except (UsageError, ConfigurationError):
+        raise
+    except DdpDoctorError as error:
+        return None, could_not_rehearse(error)
+    job = msgspec.structs.replace(record.job, thresholds=request.settings.thresholds)
+    return msgspec.structs.replace(record, job=job), judge(record, str(root))
+
+
+def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:
+    """Whether the script has to start its ranks itself, as it is launched here."""
+    from ddpdoctor.source.queries.start_up import starts_own_ranks
+
+    by_python = request.launch.starter == "python"
+    return not request.launch.has_launcher and starts_own_ranks(script, request.arguments, by_python=by_python)
+
+
+def _cut_short(request: ExamineRequest, rehearsal: RehearsalSection) -> str:
+    if request.static or rehearsal.status == "completed":
+        return ""
+    return f"the rehearsal was cut short: {rehearsal.reason}" if rehearsal.reason else "the rehearsal was cut short"
+
+
+def _incomplete(result: CheckResult, *, static: bool) -> bool:
+    return result.crashed or result.bound_hit or (bool(result.gap) and not result.unstated and not static)
+
+
+def _verdict(findings: Sequence[Finding], fail_on: Severity, complete: bool) -> tuple[Verdict, ExitCode]:
+    if any(finding.severity.at_least(fail_on) for finding in findings):
+        return "findings", ExitCode.FINDINGS
+    return ("clean", ExitCode.CLEAN) if complete else ("inconclusive", ExitCode.INCONCLUSIVE)

@@ -1,0 +1,288 @@
+"""Judges a rehearsal: did it show what a rehearsal has to show, and if not, what stopped it and what helps."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.failure_hints import ARGUMENTS_HINT, hint_for
+from ddpdoctor.findings.locations import named_ranks, shown_path
+from ddpdoctor.findings.merge import DIVERGENCES, SUSPECTED
+from ddpdoctor.record.exception_summary import headline
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import Rank, RankException, RunRecord
+
+OUTPUT_LINES = 12
+"""How many of the script's last lines are kept."""
+
+MESSAGE_CHARACTERS = 160
+LONG_MESSAGE = 240
+"""How much of an exception's first line is kept, and of one that is all there is: torch's go on for paragraphs."""
+
+_NO_WRAP_HINT = "The checks of a run are about models that DDP wraps; `--static` reads the source only."
+_NO_RANK_HINT = (
+    "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
+    " `--static` reads the source only."
+)
+_HINTS = {
+    "time-limit": (
+        "Give it longer with `--time-limit`, fewer batches with `--batches`, or smaller ones with `--batch-size`."
+    ),
+    "cut": "Let a pass yield more with `--batches`, or all of them with `--full`.",
+    "slow": "Give it longer with `--time-limit`, or smaller batches with `--batch-size 2`.",
+    "memory": "Rehearse a smaller configuration of the model, on a larger machine, or with `--static`.",
+    "stand-in": "Rehearse on GPUs with `--device cuda`, or without this part; `--static` reads the source only.",
+    "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
+    "overlay": "Rehearse in a copy of the directory that is your own, or without the overlay: `--no-overlay`.",
+    "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
+    "launch-failed": ARGUMENTS_HINT,
+}
+_PARTINGS = DIVERGENCES | SUSPECTED | {"DDP305"}
+_ENDED_BY_US = frozenset(
+    {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in", "overlay"}
+)
+_NO_WRAP = frozenset({"DDP214"})
+_SENTENCES = {
+    "proof": "stopped at a proof",
+    "time-limit": "the time limit was reached",
+    "interrupted": "interrupted",
+    "no-touch": "the script would have changed a file that was there before",
+    "no-ranks": "no rank reported",
+    "launch-failed": "the ranks could not be started",
+}
+
+
+class _Judgement(msgspec.Struct, frozen=True):
+    status: Literal["completed", "stopped", "failed"]
+    reason: str = ""
+    hint: str = ""
+    output: str = ""
+    told_by: frozenset[str] = frozenset()
+
+
+def judge(record: RunRecord, root: str) -> RehearsalSection:
+    """Sum up a rehearsal; anything but ``completed`` has shown less than was asked for.
+
+    Completed means: every rank reported, wrapped a model in DDP, made at least one optimizer step, and got to its end.
+    """
+    from ddpdoctor.examine.unreached_code import unreached
+
+    job = record.job
+    judgement = _judgement(record, root)
+    return RehearsalSection(
+        status=judgement.status,
+        reason=judgement.reason,
+        hint=judgement.hint,
+        output=judgement.output,
+        told_by=judgement.told_by,
+        ranks=len(job.ranks_reported),
+        ranks_of_job=job.ranks_of_job,
+        steps=record.steps(),
+        unreached=unreached(record) if judgement.status == "completed" or job.stop_reason in ("cut", "slow") else (),
+        seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
+        device=job.device,
+        batch_size=_cut_to(record),
+        passes_cut=any(one.end == "cut" for one in record.passes),
+        overlay=job.overlay,
+        not_held_back=job.not_held_back,
+        notes=(*job.notes, *_unknown_gaps(record)),
+    )
+
+
+def _cut_to(record: RunRecord) -> int | None:
+    """Samples that batches were cut to; None where every loader is known to give no more anyway."""
+    samples = int(record.job.batch_size or 0)
+    cut = samples and any(loader.batch_size is None or loader.batch_size > samples for loader in record.loaders)
+    return samples if cut else None
+
+
+def _unknown_gaps(record: RunRecord) -> Iterator[str]:
+    """Say that no model was wrapped, and that the script was ended where what it did not reach cannot be named."""
+    from ddpdoctor.diagnosis.training.replicas import trained_by_hand
+
+    if trained_by_hand(record):
+        yield "no model was wrapped in DistributedDataParallel: the script averages by collectives of its own"
+    lines = record.stream("lines")
+    if lines.state == "truncated" and any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
+        yield f"the rehearsal ended the script, and the lines that it did not reach are not known: {lines.reason}"
+
+
+def not_rehearsed() -> RehearsalSection:
+    """The section of an examination that was asked for the source only."""
+    return RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")
+
+
+def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
+    """The section of an examination whose ranks could not be started at all."""
+    return RehearsalSection(status="failed", reason=error.message, hint=error.hint)
+
+
+def _judgement(record: RunRecord, root: str) -> _Judgement:
+    from ddpdoctor.diagnosis.divergence.describe import whereabouts
+    from ddpdoctor.diagnosis.training.replicas import trained_by_hand
+
+    job = record.job
+    if job.stop_reason in _ENDED_BY_US:
+        reason = job.stop_text or _SENTENCES[job.stop_reason]
+        if job.stop_reason == "time-limit" and (where := whereabouts(record)):
+            reason = f"{reason}: {where}"
+        told_by = _PARTINGS if job.stop_reason == "proof" else frozenset[str]()
+        return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""), told_by=told_by)
+    failure = _failure(record, root)
+    unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
+    if failure is not None and not (unseen and _only_signals(record)):
+        return failure
+    if job.stop_reason:
+        reason = job.stop_text or _SENTENCES.get(job.stop_reason, "a rank failed")
+        return _Judgement("failed", reason, _HINTS.get(job.stop_reason, ARGUMENTS_HINT), _any_output(record))
+    if unseen and not job.ranks_expected:
+        return _no_rank(record, root)
+    if unseen and not job.ranks_reported and _ended_without_torch(record):
+        reason = "the script never imported torch"
+        return _Judgement(
+            "failed", reason, "Name the script that trains; `--static` reads the source only.", _any_output(record)
+        )
+    if unseen:
+        reason = f"{len(job.ranks_reported)} of {job.ranks_expected} ranks reported"
+        reason += f"; {failure.reason}" if failure is not None else ""
+        return _Judgement("failed", reason, _HINTS["no-ranks"], _any_output(record))
+    if unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]:
+        return _Judgement("failed", f"it is not known how {named_ranks(unknown)} ended", "", _any_output(record))
+    if not record.wraps and record.stream("wraps").state == "truncated":
+        return _Judgement("failed", f"it is not known what the script wrapped: {record.stream('wraps').reason}")
+    if not job.world_size:
+        reason = "the script ended without making a process group, so nothing was checked"
+        return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+    if job.world_size == 1:
+        reason = "the process group has 1 rank, with which there is nothing to compare"
+        return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
+    if not record.wraps and not trained_by_hand(record):
+        return _no_wrap(record)
+    if record.steps() == 0:
+        reason = "the script ended before every rank had made an optimizer step"
+        return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
+    return _Judgement("completed")
+
+
+def _no_wrap(record: RunRecord) -> _Judgement:
+    if any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
+        reason = "until the rehearsal ended it, the script went on without wrapping a model in DistributedDataParallel"
+        return _Judgement("failed", reason, _NO_WRAP_HINT, told_by=_NO_WRAP)
+    reason = "the script ended without wrapping a model in DistributedDataParallel"
+    return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record), _NO_WRAP)
+
+
+def _shortened(text: str, characters: int) -> str:
+    """Cut a text between two words, or within one that is longer than all that is kept."""
+    shortened = textwrap.shorten(text, characters, placeholder=" ...")
+    return f"{text[: characters - 4]} ..." if shortened == "..." else shortened
+
+
+def _no_rank(record: RunRecord, root: str) -> _Judgement:
+    raised = next(iter(record.job.early_exceptions), None)
+    if raised is None:
+        return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
+    hint = hint_for(raised)
+    message = _shortened(headline(raised), LONG_MESSAGE)
+    reason = f"before there was a rank, {raised.type} was raised{_at(raised, root)}"
+    return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
+
+
+def _failure(record: RunRecord, root: str) -> _Judgement | None:
+    """The first rank that failed for a reason of its own, before those that only lost their peer."""
+    failed = [rank for rank in record.ranks if _failed(rank)]
+    if not failed:
+        return None
+    first = min(failed, key=_order_of_failure)
+    raised = _root_exception(first)
+    told_by = _PARTINGS if raised is None or raised.communication else _speaks_for(raised)
+    if raised is not None:
+        same = sorted(rank.rank for rank in failed if _like(_root_exception(rank), raised))
+        reason = f"{named_ranks(same)} raised {raised.type}{_at(raised, root)}"
+        message = _shortened(headline(raised), MESSAGE_CHARACTERS)
+        reason += f": {message}" if message else ""
+        told_by |= _PARTINGS if len(same) < len(record.ranks) else frozenset()
+    elif first.signal:
+        reason = f"rank {first.rank} was ended by {_signal_name(first.signal)}"
+    else:
+        same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
+        reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
+    output = first.output_tail or (raised.traceback if raised else "")
+    return _Judgement("failed", reason, hint_for(raised), _last_lines(output), told_by)
+
+
+def _speaks_for(raised: RankException) -> frozenset[str]:
+    """The code of the check that speaks for an exception, if there is one."""
+    from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED
+    from ddpdoctor.diagnosis.failures.named import name_of_failure
+
+    return frozenset({"DDP201" if UNFINISHED in raised.message else name_of_failure(raised)})
+
+
+def _failed(rank: Rank) -> bool:
+    if rank.end == "raised":
+        return True
+    if rank.end == "signalled":
+        # torch 2.13 sometimes aborts while a process that has done all its work is torn down.
+        return bool(rank.signal) and not rank.main_finished
+    return rank.end == "left-by-exit" and rank.exit_code not in (0, None)
+
+
+def _ended_without_torch(record: RunRecord) -> bool:
+    """Tell whether every rank's script ran to its end under our eyes, so that torch cannot have been missed."""
+    if not record.ranks or record.stream("ranks").state != "complete":
+        return False
+    return all(rank.end == "finished" for rank in record.ranks)
+
+
+def _end_is_unknown(rank: Rank) -> bool:
+    if rank.end == "signalled":
+        return not rank.main_finished
+    return rank.end in ("unknown", "running")
+
+
+def _only_signals(record: RunRecord) -> bool:
+    """Tell whether nothing but signals is known of the ranks that failed: the launcher ends the peers of a dead one."""
+    return all(rank.end == "signalled" for rank in record.ranks if _failed(rank))
+
+
+def _order_of_failure(rank: Rank) -> tuple[bool, int, int]:
+    raised = _root_exception(rank)
+    echo = raised is not None and raised.communication
+    return (echo, raised.time_ns if raised else rank.ended_ns, rank.rank)
+
+
+def _root_exception(rank: Rank) -> RankException | None:
+    own = [raised for raised in rank.exceptions if not raised.communication]
+    return min(own or rank.exceptions, key=lambda raised: raised.time_ns, default=None)
+
+
+def _like(one: RankException | None, other: RankException) -> bool:
+    return one is not None and one.type == other.type and one.frames[:1] == other.frames[:1]
+
+
+def _at(raised: RankException, root: str) -> str:
+    return f" at {shown_path(raised.frames[0].file, root)}:{raised.frames[0].line}" if raised.frames else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _any_output(record: RunRecord) -> str:
+    tails = (rank.output_tail for rank in record.ranks if rank.output_tail)
+    return _last_lines(next(tails, record.job.output_tail))
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-OUTPUT_LINES:])

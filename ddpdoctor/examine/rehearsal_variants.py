@@ -1,0 +1,110 @@
+"""Rehearsals after a clean one: on pretended nodes and with injected causes, and what they add to the diagnosis.
+
+A second rehearsal is worth its time only when the first found nothing that a run can prove, and everything that it adds
+is told apart from defects that happen by themselves: what breaks under an injected cause is a warning that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.catalogue.run_checks import CheckResult
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.findings.merge import DIVERGENCES
+from ddpdoctor.launch.layouts import Layout
+from ddpdoctor.launch.request import Stress
+
+STRESSES: tuple[Stress, ...] = ("nan", "short-batch", "slow-rank0")
+SECOND_NODE = Layout(2, 1)
+"""The smallest job in which a second node shows."""
+_CAUSES = {
+    "nan": "if one rank's loss is NaN",
+    "short-batch": "if the last batch of a pass is short",
+    "slow-rank0": "if rank 0 is slow between two steps",
+}
+_DONE = {
+    "nan": "the output of rank 1's model was made NaN in its third training forward",
+    "short-batch": "training passes ended with the few samples that their loader leaves for the last batch",
+    "slow-rank0": "rank 0's clocks were put forward by the timeout of its group after the second step",
+}
+_STRESS_CODES = DIVERGENCES | {"DDP305", "DDP307"}
+"""What an injected cause may be blamed for: ranks that part, not numbers that are no numbers."""
+_LEFT = frozenset({"DDP306", "DDP706"})
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One more rehearsal: another layout, or an injected cause."""
+
+    layout: Layout | None = None
+    stress: Stress = ""
+
+    def __str__(self) -> str:
+        return f"as {self.layout}" if self.layout is not None else f"under stress {self.stress}"
+
+
+def variants(stress: Sequence[Stress], *, thorough: bool, spawns_ranks: bool, nodes: int) -> Iterator[Variant]:
+    """The rehearsals that follow a clean one; a script that starts its own ranks cannot be told of another node."""
+    if thorough and nodes == 1 and not spawns_ranks:
+        yield Variant(layout=SECOND_NODE)
+    for kind in STRESSES:
+        if thorough or kind in stress:
+            yield Variant(stress=kind)
+
+
+def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> bool:
+    """Tell whether a rehearsal got to its end and proved nothing worse than advice, injected causes apart."""
+    proved = [finding for result in results for finding in result.from_run if not finding.stress]
+    return rehearsal.status == "completed" and not any(one.severity.at_least(Severity.WARNING) for one in proved)
+
+
+def with_variant(base: Sequence[CheckResult], more: Sequence[CheckResult], variant: Variant) -> tuple[CheckResult, ...]:
+    """The results with what one more rehearsal adds to them."""
+    added = {result.code: tuple(_added(result.from_run, variant)) for result in more}
+    extended = []
+    for result in base:
+        known = {(finding.location, finding.stress) for finding in result.from_run}
+        new = tuple(one for one in added.get(result.code, ()) if (one.location, one.stress) not in known)
+        extended.append(msgspec.structs.replace(result, from_run=(*result.from_run, *new)) if new else result)
+    return tuple(extended)
+
+
+def _added(findings: Sequence[Finding], variant: Variant) -> Iterator[Finding]:
+    for finding in findings:
+        if not variant.stress:
+            yield finding
+        elif finding.code in _STRESS_CODES:
+            # To stop on a loss that is no number is a decision, and an elastic launcher starts the job again.
+            decided = variant.stress == "nan" and finding.code in _LEFT
+            yield msgspec.structs.replace(
+                finding,
+                stress=variant.stress,
+                severity=Severity.ADVICE if decided else Severity.WARNING,
+                title=f"{_CAUSES[variant.stress]}: {finding.title}",
+                evidence=(Fact(text=f"stress: {_DONE[variant.stress]}", basis="rehearsal"), *finding.evidence),
+            )
+
+
+def noted(
+    rehearsal: RehearsalSection, variant: Variant, again: RehearsalSection, *, stressed: bool, found: bool
+) -> RehearsalSection:
+    """The section of the first rehearsal with what has to be said of one more.
+
+    One that could not show what it was for makes the whole inconclusive. Ranks that all stop alike under an injected
+    cause have shown it.
+    """
+    if variant.stress and not stressed and again.status == "completed":
+        note = f"rehearsed again {variant}: it had nothing to act on"
+        return msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
+    shown = again.status == "completed" or found or (bool(variant.stress) and again.status == "failed")
+    if not shown:
+        reason = f"rehearsed again {variant}: {again.reason}"
+        return msgspec.structs.replace(
+            rehearsal, status=again.status, reason=reason, hint=again.hint, output=again.output
+        )
+    how = "" if again.status == "completed" else f", ended by: {again.reason}"
+    steps = f"{again.steps} step{'' if again.steps == 1 else 's'}"
+    note = f"rehearsed again {variant}: {steps} in {again.seconds:.1f} s{how}"
+    return msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))

@@ -1,0 +1,1 @@
+"""Reading, choosing and replacing the user's files."""

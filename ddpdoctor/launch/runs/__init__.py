@@ -1,0 +1,1 @@
+"""The directories of runs, and what a run left elsewhere."""

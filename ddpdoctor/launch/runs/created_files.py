@@ -1,0 +1,205 @@
+"""Lists and removes the files that the ranks of a rehearsal made, once none of its processes runs any more.
+
+The ranks' log is not taken at its word. A file counts only if its record is undamaged, its directories hold no symbolic
+link, the log never says that it was there before, the file system shows it in the very state in which a rank left it,
+and no other program has it open. Whatever is in doubt stays, and is told with the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.launch.runs.birth_time import born_ns
+from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, Record, Replay, read_log
+from ddpdoctor.probe.rehearsal.files.identity import CLOCK_SLACK_NS, identity_of
+from ddpdoctor.probe.rehearsal.files.made import Made
+
+CHANGED = "it changed since"
+UNFINISHED = "the rank that made it was killed before it said in which state it left it"
+DOUBTFUL = "another program wrote to it, too"
+IN_USE = "another program has it open"
+HOLDS_OTHERS = "it holds something else"
+REFUSED = "it cannot be removed: "
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What stays where it is."""
+
+    path: str
+    reason: str
+    """A clause, such as ``it changed since``."""
+
+
+class Cleaning(msgspec.Struct, frozen=True):
+    """What became of what the ranks made."""
+
+    certain: tuple[str, ...] = ()
+    """Absolute paths of what is certainly the ranks' and unchanged, directories before their content."""
+    left: tuple[Left, ...] = ()
+    """What is there and is not touched, sorted by path."""
+
+
+def created_paths(run_directory: Path) -> Cleaning:
+    """Judge what the ranks made and is there."""
+    return _judged(run_directory, _replayed(run_directory))
+
+
+def _replayed(run_directory: Path) -> Replay:
+    replay = Replay()
+    for record in read_log(str(run_directory)):
+        replay.apply(record)
+    return replay
+
+
+def _judged(run_directory: Path, replay: Replay) -> Cleaning:
+    home = os.path.realpath(run_directory)
+    began_ns = born_ns(os.path.join(home, LOG_NAME)) or 0
+    certain, left = [], []
+    for path, made in sorted(replay.entries.items()):
+        if path in replay.foreign or os.path.commonpath([path, home]) in (path, home):
+            continue
+        reason = _reason_to_leave(path, made, began_ns)
+        if reason == "":
+            certain.append(path)
+        elif reason is not None:
+            left.append(Left(path, reason))
+    used = _used_elsewhere(certain)
+    left += [Left(path, IN_USE) for path in used]
+    goes: set[str] = set()
+    for path in reversed(certain):
+        if path in used:
+            continue
+        if replay.entries[path].kind == "directory" and not _holds_only(path, goes):
+            left.append(Left(path, HOLDS_OTHERS))
+        else:
+            goes.add(path)
+    return Cleaning(tuple(sorted(goes)), tuple(sorted(left, key=lambda each: each.path)))
+
+
+def _holds_only(directory: str, paths: set[str]) -> bool:
+    try:
+        return all(os.path.join(directory, name) in paths for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
+def remove_created(run_directory: Path) -> Cleaning:
+    """Remove what is certainly the ranks' and unchanged; return what was removed, and what was left and why.
+
+    A directory goes only when it is empty by then.
+    """
+    replay = _replayed(run_directory)
+    found = _judged(run_directory, replay)
+    removed, left = [], list(found.left)
+    log = CreatedFiles(str(run_directory))
+    for path in reversed(found.certain):
+        reason = _remove(path, replay, log)
+        if reason:
+            left.append(Left(path, reason))
+        else:
+            removed.append(path)
+    return Cleaning(tuple(sorted(removed)), tuple(sorted(left, key=lambda each: each.path)))
+
+
+def _reason_to_leave(path: str, made: Made, began_ns: int) -> str | None:
+    """Why a path is not to be touched; empty when it may be removed, None when nothing of the ranks' is there."""
+    status = _status(path)
+    directory = os.path.dirname(path)
+    if status is None or directory == path or os.path.realpath(directory) != directory:
+        return None
+    if not made.is_of_kind(status):
+        return None
+    born = born_ns(path)
+    if born is not None and born < max(began_ns, made.time_ns) - CLOCK_SLACK_NS and made.kind != "name":
+        return None if born < began_ns - CLOCK_SLACK_NS else CHANGED
+    if made.doubtful:
+        return DOUBTFUL
+    if made.is_certain(status):
+        # A directory says nothing of itself when its number is used again, but for when it was made.
+        again = made.kind == "directory" and born is not None and born > made.settled_ns + CLOCK_SLACK_NS
+        return CHANGED if again else ""
+    return UNFINISHED if made.may_be_unfinished(status) else CHANGED
+
+
+def _remove(path: str, replay: Replay, log: CreatedFiles) -> str:
+    """Remove one thing; a reason where it stays.
+
+    A file is moved to a name of its own first, which the log knows: what another program puts at ``path`` in this very
+    moment is not removed, and what turns out to be another's is moved back.
+    """
+    status = _status(path)
+    if status is None:
+        return ""
+    try:
+        if stat.S_ISDIR(status.st_mode):
+            os.rmdir(path)
+            return ""
+        aside = os.path.join(os.path.dirname(path), f".ddpdoctor-{secrets.token_hex(8)}")
+        log.note(replay.entries[path].kind, aside, moved_from=path)
+        before = identity_of(status)
+        os.rename(path, aside)
+    except OSError as error:
+        is_full = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        return HOLDS_OTHERS if is_full else REFUSED + (error.strerror or str(error))
+    moved = os.lstat(aside)
+    if replay.entries[path].is_certain(status) and identity_of(moved)[:4] == before[:4]:
+        if status.st_nlink > 1:
+            # The file's other names, which may be ours too, see another time of change from now on.
+            replay.apply(Record("relabelled", path, time.time_ns()))
+        os.unlink(aside)
+        return ""
+    try:
+        os.link(aside, path, follow_symlinks=False)
+        os.unlink(aside)
+    except OSError:
+        return f"{CHANGED}; what was replaced is {aside}"
+    return CHANGED
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _used_elsewhere(paths: list[str]) -> set[str]:
+    """The files among ``paths`` that some process has open: what it still writes would be lost with them."""
+    files: dict[tuple[int, int], set[str]] = {}
+    for path in paths:
+        status = _status(path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            files.setdefault((status.st_dev, status.st_ino), set()).add(path)
+    used: set[str] = set()
+    if files:
+        for place in _open_files():
+            used |= files.get(place, set())
+    return used
+
+
+def _open_files() -> Iterator[tuple[int, int]]:
+    """Device and inode of every file that a process has open, as far as the system tells us."""
+    try:
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return
+    for process in processes:
+        directory = f"/proc/{process}/fd"
+        try:
+            descriptors = os.listdir(directory)
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            try:
+                status = os.stat(f"{directory}/{descriptor}")
+            except OSError:
+                continue
+            yield status.st_dev, status.st_ino

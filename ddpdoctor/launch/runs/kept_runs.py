@@ -1,0 +1,154 @@
+"""The directories of watched runs: made before the job starts, kept afterwards, and thrown away when there are many."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.launch.processes import is_alive
+from ddpdoctor.launch.runs.run_directory import state_directory
+from ddpdoctor.record import layout
+
+MOST_RUNS = 50
+MOST_BYTES = 2_000_000_000
+"""The newest runs are kept as long as there are no more, and they hold no more; one that is live is never removed."""
+_PLACE = "Name another one with `--run-dir`, or set XDG_STATE_HOME to a directory that can be written."
+_PREFIX = "run-"
+_EVENTS = re.compile(r"events-(\d+)\.jsonl$")
+
+
+def new_run_directory(named: str | None) -> Path:
+    """Make a run directory of mode 0700: the one that the user names, or a new one among the kept runs.
+
+    Raises UsageError when the named one holds a run already or cannot be made, ConfigurationError when there is no
+    place for a new one.
+    """
+    if named is not None:
+        return _named(Path(named))
+    runs = kept_runs_directory()
+    try:
+        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prune(runs)
+        return Path(tempfile.mkdtemp(prefix=time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-"), dir=runs))
+    except OSError as error:
+        raise ConfigurationError(
+            f"no directory for the run could be made: {error}",
+            _PLACE,
+        ) from error
+
+
+def unmade_run_directory(named: str | None) -> Path:
+    """The run directory for a job that others start: the one that the user names, or a new name among the kept runs.
+
+    The job's first process makes it, so that a job which never starts leaves none behind. Raises UsageError and
+    ConfigurationError as ``new_run_directory`` does.
+    """
+    made = new_run_directory(named)
+    if named is None:
+        made.rmdir()
+    return made
+
+
+def kept_runs_directory() -> Path:
+    """Where the kept runs are; raises ConfigurationError where this user has no home."""
+    try:
+        return state_directory() / "runs"
+    except RuntimeError as error:
+        raise ConfigurationError(f"there is no directory for runs: {error}", _PLACE) from error
+
+
+def named_run(name: str) -> Path:
+    """The run directory that the user means: a directory, or the name of a kept run; raises UsageError for a file."""
+    if Path(name).is_file():
+        records = f"`ddpdoctor profile {name}` makes one." if name.endswith(".py") else ""
+        raise UsageError(f"{name} is a file, and no record of a run, which is a directory", records)
+    return (Path(name) if Path(name).is_dir() or "/" in name else kept_runs_directory() / name).absolute()
+
+
+def kept_runs() -> list[Path]:
+    """The kept runs, newest first."""
+    try:
+        found = [path for path in kept_runs_directory().glob(f"{_PREFIX}*") if (path / layout.JOB_FILE).is_file()]
+    except (OSError, ConfigurationError):
+        return []
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def write_plan(directory: Path, plan: Mapping[str, Any]) -> None:
+    """Write ``job.json`` whole or not at all: ranks may be reading it; raises ConfigurationError when it cannot be."""
+    path = directory / layout.JOB_FILE
+    part = path.with_suffix(".part")
+    try:
+        part.write_bytes(msgspec.json.encode(plan))
+        part.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror or error}", _PLACE) from error
+
+
+def live_processes(directory: Path) -> tuple[int, ...]:
+    """Processes of a run that still live, by the files that they write and the run that their environment names."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return ()
+    pids = (int(match[1]) for match in map(_EVENTS.match, names) if match)
+    return tuple(sorted(pid for pid in pids if _belongs(pid, directory)))
+
+
+def _belongs(pid: int, directory: Path) -> bool:
+    """Tell whether a process lives and is of the run: process ids are used again."""
+    if not is_alive(pid):
+        return False
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return True
+    prefix = layout.RUN_VARIABLE.encode() + b"="
+    named = [entry[len(prefix) :] for entry in entries if entry.startswith(prefix)]
+    return any(os.path.realpath(os.fsdecode(name)) == os.path.realpath(directory) for name in named)
+
+
+def prune(runs: Path) -> None:
+    """Remove the oldest runs beyond ``MOST_RUNS`` and ``MOST_BYTES``."""
+    held = 0
+    for number, directory in enumerate(kept_runs(), 1):
+        held += _size(directory)
+        if (number >= MOST_RUNS or held > MOST_BYTES) and not live_processes(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _size(directory: Path) -> int:
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(directory))
+    except OSError:
+        return 0
+
+
+def _named(directory: Path) -> Path:
+    if (directory / layout.JOB_FILE).exists():
+        raise UsageError(
+            f"{directory} holds a run already",
+            f"Name a new directory; `ddpdoctor profile --run-dir {directory}` alone attaches to that run.",
+        )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.listdir(directory):
+            raise UsageError(f"{directory} is not empty, and holds no run", "Name a new directory with `--run-dir`.")
+        if directory.stat().st_uid == os.getuid():
+            directory.chmod(0o700)
+        tempfile.TemporaryFile(dir=directory).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot use {directory} as a run directory: {getattr(error, 'strerror', '') or error}"
+        ) from error
+    return directory.absolute()

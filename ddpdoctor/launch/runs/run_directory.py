@@ -1,0 +1,99 @@
+"""Makes and removes the directory that a run writes its evidence to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.files.directories import home_directory
+from ddpdoctor.launch.box.start import remove_layers
+from ddpdoctor.launch.runs.owner import sign
+
+_PREFIX = "rehearsal-"
+_KEPT = "kept-for-cleaning"
+
+
+def state_directory() -> Path:
+    """Where the tool keeps its state: ``$XDG_STATE_HOME/ddpdoctor``, by default under ``~/.local/state``.
+
+    Raises RuntimeError where this user has no home.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "ddpdoctor"
+    home = home_directory()
+    if home is None:
+        raise RuntimeError("neither HOME nor the system names a home directory")
+    return home / ".local" / "state" / "ddpdoctor"
+
+
+@contextmanager
+def temporary_run_directory() -> Iterator[Path]:
+    """A new directory of mode 0700 that is gone afterwards, unless ``keep_for_cleaning`` was asked for.
+
+    Raises ``ConfigurationError`` when neither the state directory nor the temporary one can be written.
+    """
+    directory = _make()
+    try:
+        yield directory
+    finally:
+        if not (directory / _KEPT).exists():
+            remove_run_directory(directory)
+
+
+def remove_run_directory(directory: Path) -> None:
+    """Remove a run directory of ours, and the layers of an overlay in it; what is in the way of that stays."""
+    remove_layers(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def keep_for_cleaning(directory: Path) -> None:
+    """Keep a run directory: what its ranks left in the user's tree could not be told, ``ddpdoctor clean`` tells it."""
+    (directory / _KEPT).touch()
+
+
+def rehearsal_directories() -> list[Path]:
+    """The run directories of rehearsals that run, or were killed; oldest first."""
+    places = [(Path(os.environ.get("TMPDIR") or "/tmp"), f"ddpdoctor-{_PREFIX}")]  # gettempdir() would write there
+    try:
+        places.append((state_directory() / "runs", _PREFIX))
+    except RuntimeError:
+        pass
+    found: list[Path] = []
+    for place, prefix in places:
+        try:
+            found += filter(_is_own_directory, place.glob(f"{prefix}*"))
+        except OSError:
+            continue
+    return sorted(found, key=lambda path: path.name.removeprefix("ddpdoctor-"))
+
+
+def _is_own_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
+
+
+def _make() -> Path:
+    prefix = time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-")
+    try:
+        runs = state_directory() / "runs"
+        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _signed(Path(tempfile.mkdtemp(prefix=prefix, dir=runs)))
+    except (OSError, RuntimeError):
+        pass
+    try:
+        return _signed(Path(tempfile.mkdtemp(prefix="ddpdoctor-" + prefix)))
+    except OSError as error:
+        raise ConfigurationError(
+            f"no directory for the run could be made: {error}", "set XDG_STATE_HOME to a directory that can be written"
+        ) from error
+
+
+def _signed(directory: Path) -> Path:
+    sign(directory)
+    return directory

@@ -1,0 +1,1 @@
+"""An invented run for the screen."""

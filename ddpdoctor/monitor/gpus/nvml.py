@@ -1,0 +1,216 @@
+"""Asks the NVIDIA driver about its GPUs, through its own management library and the binding ``nvidia-ml-py``.
+
+What a driver, a GPU or a user may not tell is None; only that there is nothing to ask at all is an error.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.monitor.gpus.link_speeds import nvlink_bytes_per_s, pcie_bytes_per_s
+from ddpdoctor.record.streams.measured import Gpu, GpuSample
+from ddpdoctor.record.streams.throttling import reasons_in_words
+
+_MIG_ON = 1
+_MAXIMUM_NVLINKS = 36
+_XID_WAIT_MS = 1
+
+
+class NoGpus(Exception):
+    """There is nothing to sample; the argument says why, as a sentence without a full stop."""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU, or an instance of one that MIG divided, as the driver knows it."""
+
+    index: int
+    handle: Any
+    whole: Any
+    """The GPU that it is part of, which has the temperature, the power and the clocks; itself where it is not divided.
+    """
+
+
+class Driver:
+    """The driver's library, opened for this process. Raises ``NoGpus`` where there is none, or no GPU."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            raise NoGpus("the package nvidia-ml-py is not installed, so no GPU was asked") from None
+        self._nvml: Any = pynvml
+        self._lost = False
+        try:
+            pynvml.nvmlInit()
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            raise NoGpus(_reason(pynvml, error)) from None
+        except Exception as error:
+            raise NoGpus(f"the NVIDIA driver could not be asked: {error}") from None
+        self.unreachable: list[int] = []
+        """GPUs that the driver counts and cannot reach, or not for this user."""
+        self.devices = tuple(device for index in range(count) for device in self._devices_of(index))
+        """GPUs in the order in which the driver counts them."""
+        if not self.devices:
+            raise NoGpus("the NVIDIA driver shows no GPU to this user")
+        self._xids: dict[str, int] = {}
+        self._events = self._event_set()
+
+    def describe(self, device: Device) -> Gpu:
+        """What does not change while a job runs."""
+        memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability", device.whole)
+        return Gpu(
+            index=device.index,
+            uuid=self._ask("nvmlDeviceGetUUID", device.handle) or "",
+            name=self._ask("nvmlDeviceGetName", device.handle) or "",
+            memory_total_bytes=None if memory is None else int(memory.total),
+            power_limit_w=self._watts("nvmlDeviceGetEnforcedPowerLimit", device),
+            default_power_limit_w=self._watts("nvmlDeviceGetPowerManagementDefaultLimit", device),
+            maximum_sm_clock_mhz=self._ask("nvmlDeviceGetMaxClockInfo", device.whole, self._nvml.NVML_CLOCK_SM),
+            slowdown_temperature_c=self._ask(
+                "nvmlDeviceGetTemperatureThreshold", device.whole, self._nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
+            compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
+            nvlink_bytes_per_s=self._nvlink(device),
+            pcie_bytes_per_s=pcie_bytes_per_s(
+                self._ask("nvmlDeviceGetMaxPcieLinkGeneration", device.whole),
+                self._ask("nvmlDeviceGetMaxPcieLinkWidth", device.whole),
+            ),
+        )
+
+    def look(self, device: Device, *, with_processes: bool) -> GpuSample:
+        """One sample; the processes on the GPU are asked for only when wanted, for that takes the driver longest."""
+        self._lost = False
+        utilisation = self._ask("nvmlDeviceGetUtilizationRates", device.handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
+        reasons = self._first(
+            ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), device.whole
+        )
+        return GpuSample(
+            taken_at_ns=time.time_ns(),
+            utilisation_percent=None if utilisation is None else float(utilisation.gpu),
+            memory_used_bytes=None if memory is None else int(memory.used),
+            temperature_c=self._temperature(device),
+            power_w=self._watts("nvmlDeviceGetPowerUsage", device),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", device.whole, self._nvml.NVML_CLOCK_SM),
+            throttle_reasons=reasons_in_words(reasons or 0),
+            ecc_errors=self._ask(
+                "nvmlDeviceGetTotalEccErrors",
+                device.whole,
+                self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                self._nvml.NVML_VOLATILE_ECC,
+            ),
+            xid=self._xids.get(self._identity(device)),
+            processes=self._processes(device) if with_processes else (),
+            lost=self._lost,
+        )
+
+    def collect_events(self) -> None:
+        """Take in the critical events (Xid) since the last call; they are part of the samples from then on."""
+        while self._events is not None:
+            try:
+                event = self._nvml.nvmlEventSetWait(self._events, _XID_WAIT_MS)
+                if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+                    self._xids[str(self._nvml.nvmlDeviceGetUUID(event.device))] = int(event.eventData)
+            except self._nvml.NVMLError_Timeout:
+                return
+            except Exception:
+                # A GPU that is gone, or a driver without events: what was seen stays, and nobody asks again.
+                self._events = None
+
+    def _devices_of(self, index: int) -> list[Device]:
+        try:
+            whole = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except Exception:  # not permitted to this user, or lost before we came
+            self.unreachable.append(index)
+            return []
+        mode = self._ask("nvmlDeviceGetMigMode", whole)
+        if mode is None or mode[0] != _MIG_ON:
+            return [Device(index=index, handle=whole, whole=whole)]
+        count = self._ask("nvmlDeviceGetMaxMigDeviceCount", whole) or 0
+        parts = [self._ask("nvmlDeviceGetMigDeviceHandleByIndex", whole, part) for part in range(count)]
+        return [Device(index=index, handle=part, whole=whole) for part in parts if part is not None]
+
+    def _event_set(self) -> Any:
+        """Where the driver puts critical events of all GPUs; None where it has none for this user."""
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+            for device in self.devices:
+                self._nvml.nvmlDeviceRegisterEvents(device.whole, self._nvml.nvmlEventTypeXidCriticalError, events)
+        except Exception:
+            return None
+        return events
+
+    def _identity(self, device: Device) -> str:
+        return str(self._ask("nvmlDeviceGetUUID", device.whole) or "") if self._xids else ""
+
+    def _temperature(self, device: Device) -> float | None:
+        value = self._first(("nvmlDeviceGetTemperature",), device.whole, self._nvml.NVML_TEMPERATURE_GPU)
+        return None if value is None else float(value)
+
+    def _watts(self, name: str, device: Device) -> float | None:
+        milliwatts = self._ask(name, device.whole)
+        return None if milliwatts is None else milliwatts / 1000
+
+    def _nvlink(self, device: Device) -> float | None:
+        """Bytes per second of all active links in one direction."""
+        active, version = 0, None
+        for link in range(_MAXIMUM_NVLINKS):
+            state = self._ask("nvmlDeviceGetNvLinkState", device.whole, link)
+            if state is None:
+                break
+            if state:
+                active += 1
+                version = version or self._ask("nvmlDeviceGetNvLinkVersion", device.whole, link)
+        if not active:
+            return None
+        return nvlink_bytes_per_s(active, self._megabytes_per_link(device), version)
+
+    def _megabytes_per_link(self, device: Device) -> int | None:
+        values = self._ask("nvmlDeviceGetFieldValues", device.whole, [self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
+        if values is None or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
+            return None
+        return int(values[0].value.uiVal)
+
+    def _processes(self, device: Device) -> tuple[tuple[int, int], ...]:
+        names = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+        found = self._first(names, device.handle) or ()
+        return tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in found)
+
+    def _first(self, names: tuple[str, ...], *arguments: Any) -> Any:
+        """What the first of several functions says that this driver has."""
+        for name in names:
+            answer = self._ask(name, *arguments)
+            if answer is not None:
+                return answer
+        return None
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """What one function of the library says; None where the library, the GPU or the user's rights lack it."""
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except self._nvml.NVMLError as error:
+            self._lost = self._lost or error.value in _lost_codes(self._nvml)
+        except Exception:  # a binding older or newer than the driver: what it cannot translate is not known
+            pass
+        return None
+
+
+def _lost_codes(nvml: Any) -> tuple[int, ...]:
+    return (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+
+
+def _reason(nvml: Any, error: Any) -> str:
+    """Why the driver could not be asked, as a sentence without a full stop."""
+    known = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver (libnvidia-ml.so.1 was not found)",
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded",
+        nvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not permit this user to ask for its GPUs",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated while it was loaded: a reboot is due",
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the NVIDIA driver is too old to be asked",
+    }
+    return known.get(error.value, f"the NVIDIA driver could not be asked: {error}")

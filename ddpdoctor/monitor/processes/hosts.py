@@ -1,0 +1,128 @@
+"""What the ranks of this node get of its cores and its shared memory, from what the system says of their processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from ddpdoctor.record.streams.measured import HostUse
+
+LOOK_EVERY_NS = 5_000_000_000
+_BUSY_SHARE = 0.1
+_PRESSED_SHARE = 0.1
+"""Threads are counted only where the main thread waits for a core for so much of the time."""
+_FULL_SHARE = 0.15
+"""Who holds shared memory is looked up only when less than this is free."""
+
+
+class Hosts:
+    """Watches the processes of the ranks; any process may be gone at any time."""
+
+    def __init__(self) -> None:
+        self._looked_at_ns = 0
+        self._first: dict[int, tuple[int, int, int]] = {}
+        """By process when it was first looked at, and how long its main thread had run and waited by then."""
+        self._last: dict[int, tuple[int, int, int]] = {}
+        self._counted: dict[int, tuple[int, dict[str, int]]] = {}
+        """By process when its threads were counted last, and how long each had run by then."""
+        self._uses: dict[int, HostUse] = {}
+
+    def look(self, pids: Mapping[int, int], now_ns: int) -> tuple[HostUse, ...]:
+        """What is known of the processes, given by rank; they are looked at every few seconds."""
+        if now_ns - self._looked_at_ns >= LOOK_EVERY_NS:
+            self._looked_at_ns = now_ns
+            for rank, pid in pids.items():
+                self._take(rank, pid, now_ns)
+        return tuple(self._uses[pid] for _, pid in sorted(pids.items()) if pid in self._uses)
+
+    def _take(self, rank: int, pid: int, now_ns: int) -> None:
+        times = _scheduled_ns(f"/proc/{pid}/schedstat")
+        if times is None:
+            return
+        ran_ns, waited_ns = times
+        first = self._first.setdefault(pid, (now_ns, ran_ns, waited_ns))
+        before = self._last.get(pid, first)
+        self._last[pid] = (now_ns, ran_ns, waited_ns)
+        known = self._uses.get(pid, HostUse(rank=rank))
+        size, free = _shared_memory(pid)
+        least = min(free, known.shared_memory_free_bytes) if known.shared_memory_bytes else free
+        interval_ns = now_ns - before[0]
+        pressed = interval_ns > 0 and waited_ns - before[2] >= _PRESSED_SHARE * interval_ns
+        self._uses[pid] = msgspec.structs.replace(
+            known,
+            watched_ns=now_ns - first[0],
+            main_ran_ns=ran_ns - first[1],
+            main_waited_ns=waited_ns - first[2],
+            cores=_cores(pid),
+            busy_threads=self._busy_threads(pid, now_ns) if pressed else known.busy_threads,
+            shared_memory_bytes=size,
+            shared_memory_free_bytes=least,
+            maps_shared_memory=known.maps_shared_memory
+            or (free < _FULL_SHARE * size and any(map(_maps_shared_memory, _family(pid)))),
+        )
+
+    def _busy_threads(self, pid: int, now_ns: int) -> int:
+        """Threads of a process and of those that it started that ran a good part of the time since the last count."""
+        now = dict(_thread_times(_family(pid)))
+        counted_ns, before = self._counted.get(pid, (now_ns, now))
+        self._counted[pid] = now_ns, now
+        enough_ns = max(1.0, _BUSY_SHARE * (now_ns - counted_ns))
+        return sum(ran_ns - before.get(thread, ran_ns) >= enough_ns for thread, ran_ns in now.items())
+
+
+def _scheduled_ns(path: str) -> tuple[int, int] | None:
+    """How long a thread has run, and has waited for a core; None where the system does not tell."""
+    try:
+        with open(path, encoding="ascii") as file:
+            ran_ns, waited_ns, *_ = file.read().split()
+        return int(ran_ns), int(waited_ns)
+    except (OSError, ValueError):
+        return None
+
+
+def _thread_times(pids: Iterable[int]) -> Iterator[tuple[str, int]]:
+    for pid in pids:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            times = _scheduled_ns(f"/proc/{pid}/task/{thread}/schedstat")
+            if times is not None:
+                yield thread, times[0]
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    import psutil
+
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
+
+
+def _cores(pid: int) -> int:
+    try:
+        return len(os.sched_getaffinity(pid))
+    except (AttributeError, OSError):
+        return 0
+
+
+def _shared_memory(pid: int) -> tuple[int, int]:
+    """Size of a process's /dev/shm and what is free of it; zeros where there is none."""
+    try:
+        state = os.statvfs(f"/proc/{pid}/root/dev/shm")
+    except OSError:
+        return 0, 0
+    return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+
+
+def _maps_shared_memory(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return any("/dev/shm/" in line for line in file)
+    except OSError:
+        return False

@@ -1,0 +1,126 @@
+"""Samples what the ranks' process trees do, so that a rank that is busy can be told from one that is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from ddpdoctor.diagnosis.live.liveness import Sample, at_rest, judge_liveness
+from ddpdoctor.probe.live.timing.own_clock import clock_of
+from ddpdoctor.record.reader import Beating, Heartbeat
+
+SAMPLE_EVERY_S = 0.5
+LONGEST_SLEEP_NS = 1_800_000_000_000
+"""A sleep with a later end wakes nobody in time, where no group has a shorter timeout: gloo's own is so long."""
+SILENT_AFTER_NS = 2_000_000_000
+DISK_PATIENCE_MS = 60_000
+"""A thread that the kernel holds for a disk is at work for so long."""
+
+
+class LivenessSampler:
+    """Keeps the last seconds of samples of every rank's process."""
+
+    def __init__(
+        self,
+        stall_after_s: float,
+        outer_pid: Callable[[int], int | None] = lambda pid: pid,
+        *,
+        heeds_clocks: bool = False,
+        written_for_us: Callable[[int], int] = lambda pid: 0,
+    ) -> None:
+        """``outer_pid`` gives the number out here of a process that knows itself by another one.
+
+        ``heeds_clocks``: what runs, or will be woken by a clock that it set itself, is not stuck. ``written_for_us``
+        gives the bytes that a process has written because it was asked, beside those that it counts itself.
+        """
+        self._written_for_us = written_for_us
+        self._heeds_clocks = heeds_clocks
+        self._stall_after_s = stall_after_s
+        self._outer_pid = outer_pid
+        self._samples: dict[int, deque[Sample]] = {}
+        self._sampled_s = 0.0
+        self.longest_sleep_ns = LONGEST_SLEEP_NS
+        """The shortest timeout of the job's groups."""
+
+    def look(self, rings: Mapping[int, Beating]) -> frozenset[int]:
+        """Take a sample when one is due; the processes that are stuck."""
+        now_s = time.monotonic()
+        if now_s - self._sampled_s >= SAMPLE_EVERY_S:
+            self._sampled_s = now_s
+            for pid, ring in rings.items():
+                self._take(pid, ring)
+        return frozenset(
+            pid
+            for pid, samples in self._samples.items()
+            if judge_liveness(tuple(samples), self._stall_after_s) == "stuck"
+        )
+
+    def at_rest(self, pids: Iterable[int]) -> bool:
+        """Tell whether none of the processes has done anything for the stall time but ask for something and sleep."""
+        return all(at_rest(tuple(self._samples.get(pid, ())), self._stall_after_s) for pid in pids)
+
+    def _take(self, pid: int, ring: Beating) -> None:
+        import psutil
+
+        outer = self._outer_pid(pid)
+        if outer is None:
+            self._samples.pop(pid, None)
+            return
+        try:
+            beat = ring.heartbeat()
+            use = self._use(outer, beat)
+            if ring.heartbeat().own_bytes != beat.own_bytes:
+                beat = ring.heartbeat()
+                use = self._use(outer, beat)
+        except (psutil.Error, AttributeError, OSError):
+            self._samples.pop(pid, None)
+            return
+        samples = self._samples.setdefault(pid, deque(maxlen=int(4 * self._stall_after_s / SAMPLE_EVERY_S) + 4))
+        samples.append(
+            Sample(
+                time_ns=time.monotonic_ns(),
+                cpu_ns=int(use.cpu_s * 1e9),
+                io_bytes=use.io_bytes - beat.own_bytes - self._written_for_us(pid),
+                stack_hash=f"{beat.stack_hash:x}",
+                wakes=use.wakes,
+            )
+        )
+
+    def _use(self, pid: int, beat: Heartbeat) -> _Use:
+        """What a process and all its children have used, and whether anything wakes one of them."""
+        import psutil
+
+        cpu_s, io_bytes, process = 0.0, 0, psutil.Process(pid)
+        wakes = self._is_in_time(beat.sleeps_until_ns)
+        for member in (process, *process.children(recursive=True)):
+            with member.oneshot():
+                times, status = member.cpu_times(), member.status()
+            cpu_s += times.user + times.system
+            counters = member.io_counters()
+            io_bytes += counters.read_chars + counters.write_chars
+            if not self._heeds_clocks:
+                continue
+            wakes |= status == psutil.STATUS_RUNNING
+            wakes |= status == psutil.STATUS_DISK_SLEEP and beat.unchanged_ms < DISK_PATIENCE_MS
+            if not wakes and (member is not process or _is_silent(beat)):
+                clock = clock_of(member.pid, member.pid)
+                # A child that waits for work looks up every few seconds as well.
+                wakes = clock is not None and clock.sleeps and self._is_in_time(clock.ends_at_ns)
+        return _Use(cpu_s, io_bytes, wakes and self._heeds_clocks)
+
+    def _is_in_time(self, ends_at_ns: int) -> bool:
+        now_ns = time.time_ns()
+        return now_ns - SAMPLE_EVERY_S * 1e9 < ends_at_ns < now_ns + self.longest_sleep_ns
+
+
+class _Use(NamedTuple):
+    cpu_s: float
+    io_bytes: int
+    wakes: bool
+
+
+def _is_silent(beat: Heartbeat) -> bool:
+    """Tell whether a rank cannot say itself what it sleeps by."""
+    return time.time_ns() - beat.beat_ns > SILENT_AFTER_NS

@@ -1,0 +1,73 @@
+"""Suspects an endless loop of a rank that others wait for: it works in one function, longer than ever before."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import StepTrack
+
+SHORTEST_NS = 60_000_000_000
+PAUSES = 20
+"""A loop has to last for so many of the longest pauses that the rank has made, and for a minute."""
+_WARM_UP = 2
+_WORKING_SHARE = 0.7
+"""Share of the time for which a thread in a loop runs or waits for a core; one that reads or waits is in none."""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    pid: int
+    file: str
+    function: str
+    step: int
+
+
+class LoopWatch:
+    """Remembers since when the late rank has been in one function."""
+
+    def __init__(self) -> None:
+        self._place: _Place | None = None
+        self._since_ns = self._wanted_ns = 0
+
+    def look(self, wait: LastingWait | None, record: RunRecord, now_ns: int) -> int | None:
+        """The process that seems to be in an endless loop; None while none does."""
+        rank = next((rank for rank in record.ranks if wait is not None and rank.rank == wait.late), None)
+        if wait is None or wait.place is None or rank is None:
+            self._place = None
+            return None
+        steps = next((track for track in record.step_tracks if track.rank == rank.rank), None)
+        step = steps.step[-1] if steps is not None and len(steps) else 0
+        place = _Place(rank.pid, wait.place.file, wait.place.function, step)
+        wanted_ns = _wanted_core_ns(rank.pid)
+        if place != self._place or wanted_ns is None:
+            self._place, self._since_ns, self._wanted_ns = place, now_ns, wanted_ns or 0
+            return None
+        lasted_ns = now_ns - self._since_ns
+        if lasted_ns < max(SHORTEST_NS, PAUSES * _longest_pause_ns(steps)):
+            return None
+        return rank.pid if wanted_ns - self._wanted_ns >= _WORKING_SHARE * lasted_ns else None
+
+
+def _longest_pause_ns(steps: StepTrack | None) -> int:
+    """The longest that a rank has taken for a step, or between two, its first ones apart; 0 where it has made none."""
+    if steps is None:
+        return 0
+    started, ended = steps.started_at_ns[_WARM_UP:], steps.ended_at_ns[_WARM_UP:]
+    lengths = [end - start for start, end in zip(started, ended, strict=True)]
+    return max([*lengths, *(start - end for start, end in zip(started[1:], ended, strict=False))], default=0)
+
+
+def _wanted_core_ns(pid: int) -> int | None:
+    """For how long any thread of a process has run or waited for a core; None where nobody tells."""
+    most = None
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                ran_ns, waited_ns, *_ = file.read().split()
+            most = max(most or 0, int(ran_ns) + int(waited_ns))
+    except (OSError, ValueError):
+        return most
+    return most

@@ -1,0 +1,146 @@
+"""Why a watched job tells nothing, or less than it should: what the user has to change, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from ddpdoctor.launch.environment import BOOT_DIRECTORY
+from ddpdoctor.launch.interpreter import has_torch
+from ddpdoctor.record import layout
+from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.model import RankException, RunRecord
+
+SILENT_AFTER_NS = 10_000_000_000
+"""A job of which nothing was heard for so long is complained of while it runs."""
+LOOK_EVERY_NS = 1_000_000_000
+_PASSING_ON = {
+    "mpirun": "`mpirun -x DDPDOCTOR_RUN -x PYTHONPATH` (Open MPI) or `-genvlist DDPDOCTOR_RUN,PYTHONPATH` (MPICH)",
+    "mpiexec": "`mpiexec -x DDPDOCTOR_RUN -x PYTHONPATH` (Open MPI) or `-genvlist DDPDOCTOR_RUN,PYTHONPATH` (MPICH)",
+    "srun": "`srun --export=ALL`",
+    "sbatch": "`sbatch --export=ALL`",
+    "docker": "`docker run -e DDPDOCTOR_RUN -e PYTHONPATH`, with both directories mounted",
+    "podman": "`podman run -e DDPDOCTOR_RUN -e PYTHONPATH`, with both directories mounted",
+    "sudo": "`sudo --preserve-env=DDPDOCTOR_RUN,PYTHONPATH`",
+    "ssh": "`ssh HOST env DDPDOCTOR_RUN=... PYTHONPATH=... COMMAND`, with both directories on that host",
+}
+_IGNORING = re.compile(r"-[a-zA-Z]*[EIS]")
+_PYTHON = re.compile(r"python[\d.]*$")
+_NO_TORCH = re.compile(r"No module named '?torch'?$")
+
+
+class Silence:
+    """Looks for the reason while the job runs, because its processes can be asked only then."""
+
+    def __init__(self, launcher: int | None, command: tuple[str, ...]) -> None:
+        self._launcher = launcher
+        self._command = command
+        self._program = Path(command[0]).name if command else ""
+        self._complaint = ""
+        self._looked_at_ns = 0
+
+    def look(self, book: RankBook, now_ns: int) -> None:
+        """Look at the processes of a job that has told nothing yet."""
+        done = self._launcher is None or bool(book.processes) or bool(self._complaint)
+        if not done and now_ns - self._looked_at_ns >= LOOK_EVERY_NS:
+            self._looked_at_ns = now_ns
+            self._complaint = next(self._complaints(self._launcher or 0), "")
+
+    def reason(self, book: RankBook, record: RunRecord, *, ended: bool) -> str:
+        """Why no step was measured, as a sentence without a full stop; empty while that may yet change."""
+        if any(len(track) for track in record.step_tracks):
+            return ""
+        if not book.processes:
+            old = record.job.ended_ns - record.job.started_ns >= SILENT_AFTER_NS
+            return (self._complaint or (self._never_heard() if ended else "")) if ended or old else ""
+        if exception := _without_torch(record, book):
+            return f"the job's Python has no torch ({exception})"
+        if not ended:
+            return ""
+        if not book.worlds and len(record.ranks) > 1 and all(rank.main_finished for rank in record.ranks):
+            return "none of the ranks made a process group: each worked for itself, and there was no DDP to watch"
+        if not book.worlds:
+            return "no process of the job made a process group, so there was no DDP to watch"
+        return f"no rank {'trained a step' if record.wraps else 'wrapped a model in DistributedDataParallel'}"
+
+    def _never_heard(self) -> str:
+        if _PYTHON.match(self._program) and has_torch(self._command[0]) is False:
+            return f"{self._command[0]} has no torch"
+        if _PYTHON.match(self._program):
+            return (
+                "no process of the job made a process group: it trains without DDP, ended before, or starts its ranks "
+                f"without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
+            )
+        hint = _PASSING_ON.get(self._program, "")
+        return (
+            "no process of the job made a process group: it trains without DDP, ended before, or "
+            f"{self._program or 'its launcher'} does not pass on the variables {layout.RUN_VARIABLE} and PYTHONPATH"
+            + (f" (as {hint} does)" if hint else "")
+        )
+
+    def _complaints(self, launcher: int) -> Iterator[str]:
+        """What is wrong with the environment or the options of the Python processes below the launcher."""
+        import psutil
+
+        try:
+            processes = [psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)]
+        except psutil.Error:
+            return
+        for process in processes:
+            try:
+                words, environment = process.cmdline(), process.environ()
+            except (psutil.Error, OSError):
+                continue
+            if not words or not _PYTHON.match(Path(words[0]).name):
+                continue
+            yield from _complaint(words, environment, self._program)
+
+
+def two_runs(book: RankBook) -> str:
+    """Say that two runs share the directory, as a sentence; empty when they do not.
+
+    A launcher that starts a rank again is the same run.
+    """
+    parents: dict[int, set[int]] = {}
+    for entry in book.processes.values():
+        if entry.rank is not None:
+            parents.setdefault(entry.rank, set()).add(entry.parent)
+    if all(len(launchers) < 2 for launchers in parents.values()):
+        return ""
+    return "two runs wrote into this directory, and these are the figures of the newer: give each its own"
+
+
+def missing_ranks(record: RunRecord) -> str:
+    """Say that some ranks never reported, as a sentence; empty when all did."""
+    expected, reported = record.job.world_size, len(record.job.ranks_reported)
+    if not expected or reported >= expected:
+        return ""
+    return f"{reported} of {expected} ranks reported; the others run elsewhere or without the probe"
+
+
+def _complaint(words: list[str], environment: dict[str, str], program: str) -> Iterator[str]:
+    hint = _PASSING_ON.get(program, "")
+    passed = f": pass on {layout.RUN_VARIABLE} and PYTHONPATH" + (f", as in {hint}" if hint else "")
+    if layout.RUN_VARIABLE not in environment:
+        yield f"{program} starts Python without the variable {layout.RUN_VARIABLE}, so nothing is measured{passed}"
+    elif str(BOOT_DIRECTORY) not in environment.get("PYTHONPATH", "").split(os.pathsep):
+        yield f"{program} changes the variable PYTHONPATH, so nothing is measured: {BOOT_DIRECTORY} has to stay in it"
+    else:
+        options = takewhile(lambda word: word.startswith("-"), words[1:])
+        ignoring = next((word for word in options if _IGNORING.match(word)), "")
+        if ignoring:
+            yield f"Python is started with {ignoring}, which keeps the probe out, so nothing is measured: leave it out"
+
+
+def _without_torch(record: RunRecord, book: RankBook) -> str:
+    """The exception that says that torch is not installed."""
+    raised: list[RankException | dict[str, object]] = [error for rank in record.ranks for error in rank.exceptions]
+    raised += book.early_exceptions()
+    for error in raised:
+        message = error.message if isinstance(error, RankException) else str(error.get("message", ""))
+        if _NO_TORCH.search(message):
+            return message
+    return ""

@@ -1,0 +1,316 @@
+"""Rehearses a script: starts its ranks, compares what they do while they run, stops at the first proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
+from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
+from ddpdoctor.launch.environment import (
+    LOOPBACK_ONLY,
+    chooses_threads,
+    network_interfaces,
+    recorded_environment,
+    rehearsal_command,
+    rehearsal_environment,
+)
+from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
+from ddpdoctor.launch.job_machine import job_machine
+from ddpdoctor.launch.layouts import Layout
+from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
+from ddpdoctor.launch.rehearsal_plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
+from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.launch.runs.created_files import Left, remove_created
+from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, temporary_run_directory
+from ddpdoctor.monitor.processes import output
+from ddpdoctor.monitor.processes.probe_logs import probe_logs
+from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
+from ddpdoctor.monitor.watched_ranks import WatchedRanks
+from ddpdoctor.record import layout
+from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
+
+LOOK_EVERY_S = 0.1
+PROGRESS_EVERY_S = 0.25
+AFTER_OUR_ENDING_S = 3.0
+"""Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
+AFTER_A_FAILURE_S = 5.0
+"""Time for the launcher to end the other ranks once one has failed, where each has a core of its own."""
+
+
+def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None]) -> RunRecord:
+    """Run the script on a few ranks for a few batches, and record what they did.
+
+    Leaves no process, no run directory and, unless asked to, no file of the ranks behind, also when interrupted.
+    Raises ``TorchMissing`` or ``UsageError`` before anything was started, and ``KeyboardInterrupt``.
+    """
+    interpreter = find_interpreter(request.python, request.launch)
+    with interruptible(), temporary_run_directory() as directory:
+        rehearsal = _Rehearsal(request, interpreter, directory, on_progress)
+        record = None
+        left: tuple[Left, ...] = ()
+        try:
+            record = rehearsal.run()
+        finally:
+            if not request.keep and not rehearsal.in_overlay:
+                left = remove_created(directory).left
+                if left and record is None:
+                    keep_for_cleaning(directory)
+    return _with_notes(record, left_notes(left))
+
+
+class _Rehearsal:
+    """One rehearsal while it runs."""
+
+    def __init__(
+        self,
+        request: RehearsalRequest,
+        interpreter: Interpreter,
+        directory: Path,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._request = request
+        self._directory = directory
+        self._on_progress = on_progress
+        self._ranks = WatchedRanks(directory, request.stall_after_s, lambda: output.exit_statuses(directory))
+        self._assembly = self._ranks.assembly
+        self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
+        self._environment = rehearsal_environment(
+            directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
+        )
+        if not request.network:
+            self._environment |= LOOPBACK_ONLY
+        gpus = visible_gpus(self._environment)
+        device = chosen_device(request.device, gpus, request.nproc, asks_cuda=request.asks_cuda)
+        self._hides_gpus = device != "cuda" and gpus > 0
+        if device == "stand-in":
+            self._environment.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine, not of the one that is pretended
+        if device == "cpu":
+            self._environment |= HIDE_GPUS | on_cpu(self._environment)
+        self._refusal = ""
+        """Why there is no overlay where one was wanted."""
+        self._box: Box | None = None
+        self._job = Job(
+            kind="rehearsal",
+            command=tuple(self._command),
+            script=str(request.script),
+            arguments=request.arguments,
+            environment=recorded_environment(self._environment),
+            python=interpreter.path,
+            torch_version=interpreter.torch_version,
+            tool_version=__version__,
+            layout=str(Layout(request.nodes, request.nproc // request.nodes)),
+            ranks_of_job=request.launch.ranks or 0,
+            machine=job_machine(request, device),
+            device=device,
+            stress=request.stress,
+            interfaces=network_interfaces(),
+            batches=0 if request.full else request.batches,
+            batch_size=str(batch_size(request, device) or ""),
+            ranks_expected=0 if request.spawns_ranks else request.nproc,
+            overlay=request.overlay and not request.allow_writes,
+            started_ns=time.time_ns(),
+        )
+
+    @property
+    def in_overlay(self) -> bool:
+        """Whether what the ranks write goes to an overlay."""
+        return self._job.overlay
+
+    def run(self) -> RunRecord:
+        """Start, watch, end, and make the record."""
+        with (
+            output.launcher_output(self._directory).open("wb") as sink,
+            started(lambda: self._start(sink), self._directory) as processes,
+        ):
+            self._ranks.outer_pid = processes.outer_pid
+            reason, text = self._watch(processes)
+            self._ranks.note_the_gone()
+            self._assembly.poll()
+            record = self._final_record(reason, text)
+            if reason in ("proof", "time-limit"):
+                # The record is taken first: a signal for stacks can wake a rank that was stuck.
+                record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
+        self._ranks.close()
+        if processes.left:
+            left = listed(map(str, processes.left))
+            record = _with_notes(record, (f"processes held by a disk or a driver could not be ended: {left}",))
+        if self._box is not None and self._request.keep:
+            record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
+        return record
+
+    def _start(self, sink: IO[bytes]) -> subprocess.Popen[bytes] | Box:
+        """Start the ranks in a box, or where the kernel allows none under the rules for files that were there before.
+
+        Raises ConfigurationError where only a box could keep them from the network.
+        """
+        self._write_plan()
+        if self._job.overlay:
+            try:
+                self._box = start_in_box(
+                    self._command,
+                    self._environment,
+                    Path.cwd(),
+                    self._directory,
+                    sink,
+                    places=(self._request.script.parent,),
+                    network=self._request.network,
+                    keep=self._request.keep,
+                )
+                return self._box
+            except BoxRefused as refused:
+                self._refusal = refused.message
+        if not self._request.network:
+            reason = f": {self._refusal}" if self._refusal else ""
+            hint = "Leave out `--no-network`; the report then says whom the script spoke to."
+            raise ConfigurationError(f"the script cannot be kept from the network here{reason}", hint)
+        self._job = msgspec.structs.replace(self._job, overlay=False)
+        self._write_plan()
+        return start_plainly(self._command, self._environment, Path.cwd(), sink)
+
+    def _write_plan(self) -> None:
+        root = Path.cwd() if self._request.script.is_relative_to(Path.cwd()) else self._request.script.parent
+        plan = {
+            "version": layout.VERSION,
+            "kind": "rehearsal",
+            "project_root": str(root),
+            "supervisor_pid": os.getpid(),
+            "spawns_ranks": self._request.spawns_ranks,
+            "batches": self._request.batches,
+            "full": self._request.full,
+            "batch_size": batch_size(self._request, self._job.device),
+            "time_limit_s": time_limit_s(self._request, self._request.nproc),
+            "device": self._job.device,
+            "nodes": self._request.nodes,
+            "ranks_per_node": self._request.nproc // self._request.nodes,
+            "gpus_per_node": self._request.nproc // self._request.nodes,
+            "slurm": self._request.slurm,
+            "threads_chosen": chooses_threads(os.environ, self._request.launch),
+            "stress": self._request.stress,
+            # In an overlay nothing needs to be refused.
+            "allow_writes": self._request.allow_writes or self._job.overlay,
+            "mount_points": mount_points() if self._job.overlay else None,
+            "keep": self._request.keep,
+            "job": msgspec.to_builtins(self._job),
+        }
+        path = self._directory / layout.JOB_FILE
+        path.write_text(json.dumps(plan), encoding="utf-8")
+
+    def _watch(self, processes: JobProcesses) -> tuple[StopReason, str]:
+        """Look at the ranks until they have ended or there is a reason to end them; the reason and its sentence."""
+        began = time.monotonic()
+        told = -PROGRESS_EVERY_S
+        while True:
+            over = processes.launcher_exit_code() is not None
+            seconds = time.monotonic() - began
+            self._ranks.look(self._ends_ns(seconds))
+            processes.note(self._assembly.book.processes)
+            record = self._record("", "")
+            ranks = max(self._request.nproc, record.job.world_size)
+            crowd = ranks_per_core(ranks)
+            if self._assembly.refusal and (over or self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd):
+                return "no-touch", self._assembly.refusal
+            if over:
+                return self._assembly.ending
+            if self._ranks.have_parted(record):
+                return "proof", "the ranks can no longer go on together"
+            if self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd:
+                return self._assembly.ending
+            if self._since_failure_s(record) > AFTER_A_FAILURE_S * crowd:
+                return "rank-failed", "a rank failed and the others did not end"
+            limit_s = time_limit_s(self._request, ranks)
+            if seconds > limit_s:
+                return "time-limit", f"the script had not ended after {limit_s:g} s"
+            if seconds - told >= PROGRESS_EVERY_S:
+                told = seconds
+                self._on_progress(Progress(phase=self._phase(record), steps=record.steps(), seconds=seconds))
+            time.sleep(LOOK_EVERY_S)
+
+    def _ends_ns(self, seconds: float) -> int:
+        """When the time limit of a rehearsal is over that has gone on for so many seconds."""
+        ranks = max(self._request.nproc, *(size for size, _ in self._assembly.book.worlds.values()), 0)
+        return time.time_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
+
+    def _phase(self, record: RunRecord) -> str:
+        if self._assembly.book.first_ending_ns():
+            return "ending"
+        if record.forwards:
+            return "training"
+        if record.job.ranks_reported:
+            return "setting up"
+        return "starting the script" if self._request.spawns_ranks else f"starting {self._request.nproc} ranks"
+
+    def _since_our_ending_s(self) -> float:
+        ended_ns = self._assembly.book.first_ending_ns()
+        return (time.time_ns() - ended_ns) / 1e9 if ended_ns else 0.0
+
+    def _since_failure_s(self, record: RunRecord) -> float:
+        times = [rank.ended_ns for rank in record.ranks if rank.end in ("raised", "left-by-exit", "signalled")]
+        return (time.time_ns() - min(times)) / 1e9 if times else 0.0
+
+    def _record(self, reason: StopReason, text: str) -> RunRecord:
+        record = self._ranks.record(msgspec.structs.replace(self._job, stop_reason=reason, stop_text=text))
+        expected = record.job.world_size if self._request.spawns_ranks else self._request.nproc
+        return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, ranks_expected=expected))
+
+    def _final_record(self, reason: StopReason, text: str) -> RunRecord:
+        """The record with what is only known, or only worth knowing, at the end."""
+        record = self._record(reason, text)
+        ranks = tuple(msgspec.structs.replace(rank, output_tail=self._output_of(rank)) for rank in record.ranks)
+        job = msgspec.structs.replace(
+            record.job,
+            training_started_ns=_training_started_ns(record),
+            not_held_back=self._not_held_back(record),
+            notes=self._notes(record),
+            output_tail=output.script_output(self._directory),
+            early_exceptions=self._assembly.early_exceptions(),
+        )
+        return msgspec.structs.replace(record, job=job, ranks=ranks)
+
+    def _output_of(self, rank: Rank) -> str:
+        if self._request.spawns_ranks:
+            return output.script_output(self._directory)
+        return output.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
+
+    def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
+        """What the script did beyond this job, as predicates."""
+        done = []
+        children = sorted({event.detail for event in record.files if event.action == "child-process"})
+        if children and not self._job.overlay:
+            done.append(f"ran {programs(children)}")
+        if hosts := list(self._assembly.hosts):
+            done.append(f"spoke to {listed(hosts)} over the network")
+        return tuple(done)
+
+    def _notes(self, record: RunRecord) -> tuple[str, ...]:
+        """Sentences on how it was rehearsed and what could not be recorded."""
+        notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
+        outputs = (output.script_output(self._directory), *map(self._output_of, record.ranks))
+        notes += overlay_notes(self._box, self._refusal, outputs)
+        if self._hides_gpus:
+            notes.append("the GPUs of this machine were not used")
+        faults = [*self._assembly.faults, *probe_logs(self._directory)]
+        if faults:
+            notes.append(f"part of the observation failed: {faults[0]}")
+        if self._assembly.files.damaged_lines:
+            notes.append(f"{self._assembly.files.damaged_lines} lines of the record were damaged")
+        return tuple(notes)
+
+
+def _with_notes(record: RunRecord, notes: Iterable[str]) -> RunRecord:
+    return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, notes=(*record.job.notes, *notes)))
+
+
+def _training_started_ns(record: RunRecord) -> int:
+    times = [forward.time_ns for forward in record.forwards if forward.gradients]
+    times += [track.started_ns[0] for track in record.collectives if len(track)]
+    return min(times, default=0)

@@ -1,0 +1,163 @@
+"""What each rank does now, in words, with its figures."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import msgspec
+
+from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary
+from ddpdoctor.diagnosis.wording import duration_text
+from ddpdoctor.monitor.processes.stacks import without_ours
+from ddpdoctor.monitor.snapshot import CallView, RankView
+from ddpdoctor.record.model import Rank, RunRecord
+from ddpdoctor.record.streams.measured import CallTrack, Gpu, Phase, Pulse
+from ddpdoctor.record.streams.stacks import StackDump
+
+SILENT_AFTER_NS = 5_000_000_000
+"""A heart that has not beaten for so long is worth a word."""
+CALLS_SHOWN = 8
+_DOING: Mapping[Phase, str] = {
+    "starting": "starting",
+    "data_wait": "waiting for data",
+    "forward": "computing (forward)",
+    "backward": "computing (backward)",
+    "explicit": "in a collective",
+    "optimizer": "computing (optimizer)",
+    "evaluation": "evaluating",
+    "saving": "saving",
+    "other": "in its own code",
+    "finished": "finished",
+}
+
+
+def rank_views(
+    record: RunRecord,
+    summary: RunSummary,
+    now_ns: int,
+    culprits: Collection[int] = (),
+    lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
+) -> tuple[RankView, ...]:
+    """One view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
+    pulses = {pulse.rank: pulse for pulse in record.pulses}
+    figures = {entry.rank: entry for entry in summary.ranks}
+    steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
+    calls = {track.rank: track for track in record.call_tracks}
+    stacks = _newest_main_stacks(record.stacks)
+    views = []
+    for rank in record.ranks:
+        number = rank.rank
+        pulse, figure, stack = pulses.get(number), figures.get(number), stacks.get(number)
+        site = pulse.site if pulse is not None else -1
+        step, stepped_at_ns = steps.get(number, (None, None))
+        view = RankView(
+            rank=number,
+            local_rank=rank.local_rank,
+            node=rank.node,
+            host=rank.host,
+            pid=rank.pid or None,
+            gpu_index=_gpu_of(number, record.gpus),
+            state=state_of(rank, pulse, now_ns),
+            phase=pulse.phase if pulse is not None else "starting",
+            state_since_ns=_since_ns(pulse, stepped_at_ns),
+            where=record.site(site).innermost if site < len(record.sites) else None,
+            alive=rank.end == "running",
+            culprit=number in culprits,
+            step=step,
+            stepped_at_ns=stepped_at_ns,
+            lateness_ns=lateness_ns(number),
+            pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
+            calls=_call_views(record, calls.get(number)),
+            stack=without_ours(stack.frames) if stack is not None else (),
+            stack_taken_at_ns=stack.time_ns if stack is not None else None,
+        )
+        views.append(view if figure is None else _with_figures(view, figure))
+    return tuple(views)
+
+
+def state_of(rank: Rank, pulse: Pulse | None, now_ns: int) -> str:
+    """What a rank does, as a predicate."""
+    if rank.end != "running":
+        return _end_of(rank)
+    if rank.stopped:
+        return "stopped by a signal"
+    if pulse is None:
+        return "starting"
+    silent_ns = now_ns - pulse.beat_at_ns
+    if pulse.beat_at_ns and silent_ns > SILENT_AFTER_NS:
+        return f"no sign of life for {duration_text(silent_ns)}"
+    if pulse.collective:
+        number = f" #{pulse.sequence}" if pulse.sequence >= 0 else ""
+        return f"waiting in {pulse.collective}{number}"
+    return _DOING.get(pulse.phase, pulse.phase)
+
+
+def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None) -> int | None:
+    """Since when a rank does what it does; each forward of an evaluation begins the phase anew."""
+    if pulse is not None and pulse.phase == "evaluation" and stepped_at_ns is not None:
+        return stepped_at_ns
+    return pulse.phase_since_ns or None if pulse is not None else None
+
+
+def _end_of(rank: Rank) -> str:
+    if rank.end == "raised" and rank.exceptions:
+        return f"raised {rank.exceptions[0].type}"
+    if rank.end == "left-by-exit" and rank.exit_code is not None:
+        return f"exited with code {rank.exit_code}"
+    if rank.signal is not None:
+        try:
+            return f"killed by {signal.Signals(rank.signal).name}"
+        except ValueError:
+            return f"killed by signal {rank.signal}"
+    return {"finished": "finished", "left-by-exit": "exited", "raised": "failed"}.get(rank.end, "gone without a word")
+
+
+def _with_figures(view: RankView, figure: RankSummary) -> RankView:
+    return msgspec.structs.replace(
+        view,
+        step_times=figure.step_times,
+        phases=figure.phases,
+        waiting_ns=figure.waiting_ns,
+        late_ns=figure.late_ns,
+        late_phase=figure.late_phase,
+        overlap_ratio=figure.overlap_ratio,
+        bytes_per_step=figure.bytes_per_step,
+        collectives_per_step=figure.collectives_per_step,
+        measured_steps=figure.steps,
+        samples_per_s=figure.samples_per_s,
+        measured_at_ns=figure.measured_at_ns or None,
+    )
+
+
+def _gpu_of(rank: int, gpus: Iterable[Gpu]) -> int | None:
+    return next((gpu.index for gpu in gpus if rank in gpu.ranks), None)
+
+
+def _call_views(record: RunRecord, track: CallTrack | None) -> tuple[CallView, ...]:
+    if track is None:
+        return ()
+    views = []
+    for row in range(max(0, len(track) - CALLS_SHOWN), len(track)):
+        group = track.group[row]
+        ranks = record.groups[group].ranks if 0 <= group < len(record.groups) else ()
+        kind = track.kind[row]
+        views.append(
+            CallView(
+                kind=track.kinds[kind] if 0 <= kind < len(track.kinds) else "collective",
+                group=f"{len(ranks)} ranks" if ranks else "",
+                sequence=track.sequence[row],
+                entered_at_ns=track.entered_at_ns[row],
+                left_at_ns=track.left_at_ns[row],
+                size_bytes=track.size_bytes[row],
+            )
+        )
+    return tuple(views)
+
+
+def _newest_main_stacks(stacks: Iterable[StackDump]) -> dict[int, StackDump]:
+    found: dict[int, StackDump] = {}
+    for stack in stacks:
+        if stack.main and (stack.rank not in found or stack.time_ns >= found[stack.rank].time_ns):
+            found[stack.rank] = stack
+    return found

@@ -1,0 +1,153 @@
+"""What the checks want to know beside times: wraps, the first forwards, buffers, files that were saved."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from types import FrameType
+from typing import Any, Callable, Optional
+from weakref import WeakKeyDictionary
+
+from ..facts.digests import tensor_digest
+from ..facts.wraps import batch_norms, wrap_facts
+from ..traceback_frames import leave_no_frame
+from .loaders import Passes
+from .observer import Observer
+
+FORWARDS_NOTED = 32
+WRAPS_NOTED = 64
+SAVES_NOTED = 200
+BUFFERS_NOTED = 6
+"""Forwards of a wrap before which its buffers are digested …"""
+MOST_BUFFER_BYTES = 1 << 24
+"""… if there are no more of them."""
+
+
+class Evidence:
+    """Writes events of the same shape as a rehearsal's, of the first few of everything."""
+
+    def __init__(self, observer: Observer, torch: Any, passes: Passes) -> None:
+        self._passes = passes
+        self._journal = observer.journal
+        self._torch = torch
+        self._wraps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._wrapped = 0
+        self._forwards: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
+        self._noted_buffers: dict[int, int] = {}
+        self._saves = 0
+
+    def install(self) -> None:
+        """Patch the constructors."""
+        self._watch_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
+        self._watch_construction(self._torch.utils.data.DataLoader, self._passes.note_loader)
+
+    def note_wrap(self, ddp: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
+        """Note a DDP module; once each."""
+        if ddp in self._wraps:
+            return
+        inner = [self._wraps[part] for part in ddp.module.modules() if part in self._wraps]
+        number, self._wrapped = self._wrapped, self._wrapped + 1
+        self._wraps[ddp] = number
+        if number < WRAPS_NOTED:
+            facts = wrap_facts(ddp, given, self._torch)
+            self._journal.event("wrap", wrap=number, site=site, by_user=by_user, contains=inner, **facts)
+
+    def wrap_number(self, ddp: Any) -> Optional[int]:
+        """Number of a DDP module in the record; None where it was not noted."""
+        number = self._wraps.get(ddp)
+        return number if number is not None and number < WRAPS_NOTED else None
+
+    def forward_begins(self, ddp: Any, frame: FrameType) -> None:
+        """A forward through a DDP module begins; the first few of each are noted, and the first of each loader."""
+        number = self._wraps.get(ddp)
+        if number is None:
+            self._journal.guarded(self.note_wrap, ddp, {}, -1, False)
+            return
+        if number >= WRAPS_NOTED:
+            return
+        count = self._forwards.get(number, 0)
+        self._forwards[number] = count + 1
+        introduces = self._passes.has_new_loader and self._torch.is_grad_enabled()
+        if count < FORWARDS_NOTED or introduces:
+            self._journal.guarded(self._note_forward, ddp, number, frame)
+        if introduces:
+            self._passes.has_new_loader = False
+        if count < BUFFERS_NOTED:
+            self._journal.guarded(self._note_buffers, ddp, number)
+
+    def saves(self, arguments: tuple[Any, ...], options: dict[str, Any], frame: FrameType) -> None:
+        """A file is about to be saved with torch."""
+        self._saves += 1
+        if self._saves <= SAVES_NOTED:
+            target = options.get("f", arguments[1] if len(arguments) > 1 else None)
+            self._journal.guarded(self._note_save, target, frame)
+
+    def _watch_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
+        construct, evidence = owner.__init__, self
+        names = list(inspect.signature(construct).parameters)[1:]
+
+        @functools.wraps(construct)
+        def __init__(made: Any, *arguments: Any, **options: Any) -> None:
+            try:
+                construct(made, *arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            given = {**dict(zip(names, arguments)), **options}
+            evidence._journal.guarded(evidence._note_made, note, made, given, sys._getframe(1))
+
+        owner.__init__ = __init__
+
+    def _note_made(self, note: Callable[..., None], made: Any, given: dict[str, Any], frame: FrameType) -> None:
+        journal = self._journal
+        if journal.forked_from is None:
+            note(made, given, journal.site(frame), journal.user_code.holds(frame.f_code.co_filename))
+
+    def _note_forward(self, ddp: Any, number: int, frame: FrameType) -> None:
+        gradients = bool(self._torch.is_grad_enabled())
+        training = gradients and bool(ddp.training)
+        site = self._journal.site(frame)
+        if training:
+            self._steps[site] = self._steps.get(site, 0) + 1
+        first = training and self._steps[site] == 1
+        newest = self._passes.newest
+        self._journal.event(
+            "forward",
+            wrap=number,
+            site=site,
+            step=self._steps[site] if training else 0,
+            gradients=gradients,
+            training=bool(ddp.training),
+            synchronised=gradients and bool(ddp.require_backward_grad_sync),
+            pass_loader=newest.loader if newest is not None else -1,
+            pass_ordinal=newest.ordinal if newest is not None else -1,
+            batch=newest.yielded - 1 if newest is not None else -1,
+            batch_norms=sum(layer.training for layer in batch_norms(ddp.module, self._torch)[0]) if first else None,
+        )
+
+    def _note_buffers(self, ddp: Any, number: int) -> None:
+        """Note what the buffers of a module hold just before DDP broadcasts them."""
+        if not (self._torch.is_grad_enabled() and ddp.training and ddp.require_backward_grad_sync):
+            return
+        buffers = dict(ddp.module.named_buffers())
+        if not buffers or sum(map(_size_bytes, buffers.values())) > MOST_BUFFER_BYTES:
+            return
+        ordinal = self._noted_buffers.get(number, 0)
+        self._noted_buffers[number] = ordinal + 1
+        digests = {name: tensor_digest(buffer) for name, buffer in buffers.items()}
+        self._journal.event("buffers", wrap=number, forward=ordinal, digests=digests)
+
+    def _note_save(self, target: Any, frame: FrameType) -> None:
+        try:
+            path = os.path.abspath(os.fspath(target))
+        except TypeError:
+            return  # a stream of the user's
+        existed = os.path.exists(path)
+        self._journal.event("file", action="save", path=path, existed=existed, site=self._journal.site(frame))
+
+
+def _size_bytes(tensor: Any) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())

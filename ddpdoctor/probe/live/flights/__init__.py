@@ -1,0 +1,1 @@
+"""The flight recorder of torch, read from inside."""

@@ -1,0 +1,105 @@
+"""What torch's flight recorder holds, written down when a standstill is suspected or a reader asks for it.
+
+Each dump adds what is new since the one before. An entry's number in its group is torch's own, less one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from typing import Any, NoReturn
+
+from ...groups import GroupBook
+from ...journal import Journal
+from ...torch_compat import Capabilities
+from . import symbols
+from .entries import KINDS, described, origin_of
+
+MOST_ENTRIES = 500
+"""Of the newest entries, so many are taken when nothing is known yet, or when the recorder has overflowed."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a flight record")
+
+
+class Flights:
+    """Reads the recorders of one process."""
+
+    def __init__(self, journal: Journal, groups: GroupBook, capabilities: Capabilities) -> None:
+        self._journal = journal
+        self._groups = groups
+        self._recorders = capabilities.recorders
+        self._states = capabilities.recorder_states
+        self._known: list[int] = [-1] * len(self._recorders)
+        """Number of the newest entry of each recorder that was written."""
+        self._open: list[set[int]] = [set() for _ in self._recorders]
+        """Entries that were written before they were complete."""
+
+    def counts(self) -> tuple[int, int, int]:
+        """Enqueued and completed collectives of the default group, and all that are under way; -1 when not known."""
+        enqueued, completed, under_way = -1, -1, 0
+        for state in self._states:
+            groups = json.loads(state(includeCollectives=False)).get("pg_status") or {}
+            for group, counts in groups.items():
+                last, done = (int(counts[f"last_{name}_collective"]) for name in ("enqueued", "completed"))
+                under_way += max(0, last - max(0, done))
+                if group == "0" and last > enqueued:
+                    enqueued, completed = last, max(0, done)
+        return enqueued, completed, under_way if self._states else -1
+
+    def dump(self, reason: str) -> bool:
+        """Write what the recorders hold beyond the last dump; False where that has to wait for an import to end."""
+        # Without a world there are no entries, so no frames to ask for: the import would look like work of the rank.
+        if self._recorders and self._groups.has_world and not symbols.ready():
+            return False
+        for number, recorder in enumerate(self._recorders):
+            entries = _Unpickler(io.BytesIO(recorder(includeCollectives=True, includeStackTraces=True))).load()
+            self._take(number, [dict(entry) for entry in entries.get("entries") or ()], reason)
+        return True
+
+    def _take(self, number: int, entries: list[dict[str, Any]], reason: str) -> None:
+        entries.sort(key=lambda entry: int(entry["record_id"]))
+        still_open = self._open[number]
+        completed = [
+            record for entry in entries if (record := int(entry["record_id"])) in still_open and _is_over(entry)
+        ]
+        fresh = [entry for entry in entries if int(entry["record_id"]) > self._known[number]]
+        continues = bool(fresh) and int(fresh[0]["record_id"]) == self._known[number] + 1
+        if fresh and not continues:
+            fresh = fresh[-MOST_ENTRIES:]
+        rows = [row for entry in fresh if (row := self._row(entry)) is not None]
+        still_open.difference_update(completed)
+        still_open.update(int(entry["record_id"]) for entry in fresh if not _is_over(entry))
+        if fresh:
+            self._known[number] = int(fresh[-1]["record_id"])
+        self._journal.event(
+            "flight", recorder=number, reason=reason, continues=continues or not fresh, rows=rows, completed=completed
+        )
+
+    def _row(self, entry: dict[str, Any]) -> list[int] | None:
+        """Record number, group, sequence, signature, site, start in ns, whether it is over."""
+        group = self._groups.number_named(str(entry["process_group"][0]), int(entry["time_created_ns"]))
+        if group is None:
+            return None
+        kind = str(entry["profiling_name"]).rpartition(":")[2].partition(" ")[0]
+        kind = KINDS.get(kind, kind)
+        frames = [
+            (str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in entry.get("frames") or ()
+        ]
+        shapes = [tuple(shape) for shape in entry["input_sizes"]]
+        dtype = str(next(iter(entry["input_dtypes"]), ""))
+        origin = origin_of(frames)
+        key = (kind, tuple(shapes), dtype, origin)
+        signature = self._journal.signature(key, lambda: described(kind, shapes, dtype, origin))
+        users = tuple(frame for frame in frames if self._journal.user_code.holds(frame[0]))[:16]
+        site = self._journal.site_of(users) if users else -1
+        sequence = int(entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]) - 1
+        record = int(entry["record_id"])
+        return [record, group, sequence, signature, site, int(entry["time_created_ns"]), int(_is_over(entry))]
+
+
+def _is_over(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"

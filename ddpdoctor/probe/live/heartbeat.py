@@ -1,0 +1,221 @@
+"""A thread that says, five times a second, that this rank lives and what its training thread does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Optional
+
+from ...record import layout
+from ..heartbeat import (
+    WAITING_CPU_SHARE,
+    give_back_the_signal,
+    register_for_stacks,
+    take_last_words,
+    thread_clock,
+    write_stacks,
+)
+from .current_line import StandingLine
+from .flights.recorder import Flights
+from .observer import Observer
+from .timing import own_clock
+from .timing.own_clock import OwnClocks
+from .timing.stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
+
+BEAT_S = 0.2
+SITE_AFTER_MS = 500
+"""The user's line is told once the stack of the training thread has stood for so long; before, the line below which it
+does something."""
+SUSPICIOUS_AFTER_MS = 1_500
+"""A collective that is under way for so long while nothing else happens: the flight recorder is read."""
+IDLE_AFTER_MS = 3_000
+"""The same without a collective under way: the others may wait for this rank …"""
+IDLE_AGAIN_MS = 60_000
+"""… which is looked at once a minute at most."""
+_REDUCTION = layout.CALL_KINDS.index("reduction")
+
+
+class PulseThread:
+    """Watches the training thread of its own process, and takes its rows to their files."""
+
+    def __init__(self, observer: Observer, flights: Flights, note_progress: Callable[[], None]) -> None:
+        """``note_progress`` writes how far the passes over loaders have come."""
+        self._observer = observer
+        self._flights = flights
+        self._note_progress = note_progress
+        self._clock: Optional[int] = None
+        self._watched = 0
+        self._stack: tuple[int, ...] = ()
+        self._stack_since_ns = self._stack_cpu_ns = 0
+        self._answered = 0
+        self._site = -1
+        self._clocks = OwnClocks()
+        self._standing = StandingLine(observer.journal.user_code)
+        self._step = self._stepped_ns = 0
+        """The newest step, and when it was first seen."""
+        self._progress: tuple[int, ...] = ()
+        self._progress_ns = 0
+        self._dumped: tuple[int, ...] = ()
+        """The progress at which the flight recorder was read."""
+        self._idle_dump_ns = 0
+        self._postponed = ""
+        """Why the flight recorder should be read as soon as nobody imports."""
+        self._finished = False
+        self._beating = threading.Lock()
+
+    def start(self, thread: int) -> None:
+        """Start to watch a thread of this process, or watch another one from now on; ours dies with the process."""
+        is_first = not self._watched
+        self._watched = thread
+        self._clock = thread_clock(thread)
+        if thread != threading.main_thread().ident:
+            self._observer.journal.event("training_thread", thread=thread)
+        if is_first:
+            register_for_stacks(self._observer.journal.run_directory)
+            take_last_words(self._observer.journal.run_directory)
+            threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
+
+    def resume(self) -> None:
+        """The script goes on after all."""
+        self._finished = False
+
+    def last_beat(self) -> None:
+        """Write everything: the script is over, or about to end itself."""
+        with self._beating:
+            self._finished = True
+            self._dump("end")
+            self._beat()
+
+    def _run(self) -> None:
+        self._observer.journal.event("pulse", thread=threading.get_native_id())
+        while self._observer.step_ring is not None:
+            time.sleep(BEAT_S)
+            with self._beating:
+                try:
+                    self._beat()
+                except Exception as error:
+                    self._observer.fault("pulse", error)
+                    return
+
+    def _beat(self) -> None:
+        observer = self._observer
+        steps_ring, calls_ring, journal = observer.step_ring, observer.call_ring, observer.journal
+        if steps_ring is None or calls_ring is None:
+            return
+        give_back_the_signal(journal.run_directory)
+        requested = steps_ring.requested()
+        if requested != self._answered:
+            write_stacks(journal, self._watched)
+            self._dump("asked")
+            self._answered = requested
+        elif self._postponed:
+            self._dump(self._postponed)
+        now_ns = time.monotonic_ns()
+        with observer.moments.lock:
+            observer.moments.take_in()
+            observer.steps.hand_out(now_ns)
+            phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.course.open_call
+            step, evaluating = observer.steps.current, observer.steps.evaluating
+        calls_ring.flush(call)
+        steps_ring.flush()
+        frame = sys._current_frames().get(self._watched)
+        stack = _places(frame)
+        cpu_ns = self._cpu_ns()
+        if stack != self._stack:
+            self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
+        unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
+        if step != self._step:
+            self._step, self._stepped_ns = step, now_ns
+        standing = self._standing.look(frame, self._stepped_ns, now_ns)
+        told = frame if unchanged_ms >= SITE_AFTER_MS else standing
+        self._site = journal.site(told) if told is not None else -1
+        calls_ring.write_head()
+        enqueued, completed, under_way = self._flights.counts()
+        self._suspect((enqueued, completed, step, under_way), call is not None, now_ns)
+        kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
+        if call is None and phase == BACKWARD and enqueued > completed:
+            kind = _REDUCTION
+        if phase == OTHER and self._finished:
+            phase = FINISHED
+        elif phase == OTHER and not step:
+            phase = STARTING
+        elif phase == OTHER and evaluating:
+            phase = EVALUATION
+        stands = unchanged_ms >= SITE_AFTER_MS
+        wakes_at_ns = self._clocks.wakes_at_ns(frame, self._watched, self._stack_since_ns) if stands else 0
+        pulse = (
+            now_ns + EPOCH_NS,
+            phase,
+            since_ns + EPOCH_NS,
+            step,
+            kind,
+            sequence,
+            enqueued,
+            completed,
+            self._site,
+            cpu_ns,
+            unchanged_ms,
+            hash(stack),
+            journal.forwards,
+            journal.backwards,
+            journal.optimizer_steps,
+            self._answered,
+            wakes_at_ns,
+            journal.writer.lost,
+            steps_ring.lost + calls_ring.lost,
+            int(under_way > 0 and self._is_blocked(frame, cpu_ns, unchanged_ms)),
+            steps_ring.moved_bytes
+            + steps_ring.pulse_bytes
+            + calls_ring.moved_bytes
+            + calls_ring.begun_bytes
+            + journal.writer.moved_bytes
+            + own_clock.read_bytes,
+        )
+        steps_ring.write_head(pulse)
+
+    def _cpu_ns(self) -> int:
+        """What the training thread has computed; of a thread that has ended, and where it has no clock, the process."""
+        try:
+            return time.process_time_ns() if self._clock is None else time.clock_gettime_ns(self._clock)
+        except OSError:
+            return time.process_time_ns()
+
+    def _is_blocked(self, frame: Optional[FrameType], cpu_ns: int, unchanged_ms: int) -> bool:
+        """Tell whether the training thread does nothing, and not for a lock, a queue or a sleep of Python's."""
+        if frame is None:
+            return False
+        if self._observer.journal.user_code.is_standard_library(frame.f_code.co_filename):
+            return False
+        return cpu_ns - self._stack_cpu_ns <= WAITING_CPU_SHARE * unchanged_ms * 1_000_000
+
+    def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int) -> None:
+        """Read the flight recorder once where nothing happens any more."""
+        if progress != self._progress:
+            self._progress, self._progress_ns = progress, now_ns
+            return
+        still_ms = (now_ns - self._progress_ns) // 1_000_000
+        if progress == self._dumped or still_ms < SUSPICIOUS_AFTER_MS:
+            return
+        if not calls and progress[3] <= 0:
+            if still_ms < IDLE_AFTER_MS or now_ns - self._idle_dump_ns < IDLE_AGAIN_MS * 1_000_000:
+                return
+            self._idle_dump_ns = now_ns
+        self._dumped = progress
+        self._dump("idle")
+
+    def _dump(self, reason: str) -> None:
+        """Write what tells where this rank is compared with the others; at one of the next beats where it must wait."""
+        self._observer.journal.guarded(self._note_progress)
+        self._postponed = "" if self._flights.dump(reason) else reason
+
+
+def _places(frame: Optional[FrameType]) -> tuple[int, ...]:
+    places = []
+    while frame is not None:
+        places.append(id(frame.f_code))
+        places.append(frame.f_lasti)
+        frame = frame.f_back
+    return tuple(places)

@@ -1,0 +1,362 @@
+"""Hooks around the phases of training: the fetch of a batch, forward, backward, the optimizer's step, saving.
+
+Each hook runs the original whatever happens to its own part. What it does in every step stands in the one function
+that takes the original's place, on names that were looked up before: between two hooks a step drives what is ours out
+of the processor's caches, and then each further function, method and attribute costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from threading import get_ident
+from types import FrameType
+from typing import Any, Callable, Optional
+
+from ..facts.optimizer_sizes import OptimizerSizes
+from ..torch_compat import Capabilities
+from ..traceback_frames import leave_no_frame
+from .ddp_events import FORWARDS_NOTED, Evidence
+from .host_syncs import HostReads
+from .loaders import Pass, Passes
+from .observer import Observer, rows_of
+from .precision import COUNTED_FORWARD, Precision
+from .reductions import Reducer, Reductions
+from .timing.steps import Source
+from .timing.stopwatch import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
+
+_now_ns = time.monotonic_ns
+ROOM_MADE_EVERY = 16
+"""Training forwards between two looks at how many moments wait."""
+
+
+class Training:
+    """Replaces what a training loop calls."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        torch: Any,
+        capabilities: Capabilities,
+        reductions: Reductions,
+        evidence: Evidence,
+        passes: Passes,
+    ) -> None:
+        self._observer = observer
+        self._keep = observer.moments.keep
+        self._torch = torch
+        self._capabilities = capabilities
+        self._is_compiling = capabilities.is_compiling
+        self._is_recording: Callable[[], bool] = torch.is_grad_enabled
+        self._reductions = reductions
+        self._evidence = evidence
+        self._passes = passes
+        self._sources: list[Source] = []
+        """Of each loader, by its number."""
+        self._unknown = Source()
+        """The loader of every iterator that has not said whose it is."""
+        self._sizes = OptimizerSizes(observer.journal, torch)
+        self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
+        self._reads = HostReads(observer, torch, capabilities.is_compiling)
+
+    def install(self) -> None:
+        """Patch the classes and functions; each once a process."""
+        torch = self._torch
+        self._watch_loaders(torch.utils.data)
+        self._watch_forwards(torch.nn.parallel.DistributedDataParallel)
+        self._watch_backwards(torch.autograd)
+        self._watch_saving(torch)
+        # The package hides its module of the same name.
+        self._watch_optimizers(sys.modules["torch.optim.optimizer"])
+
+    def close(self) -> None:
+        """No step is made any more: tell what was sampled, and take back what was replaced for that."""
+        self._observer.moments.take_in()
+        self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1)
+
+    def _watch_loaders(self, data: Any) -> None:
+        iterator_class = self._capabilities.loader_iterator
+        if iterator_class is None:
+            return
+        advance, iterate, training = iterator_class.__next__, data.DataLoader.__iter__, self
+        observer, passes, unknown, is_recording = self._observer, self._passes, self._unknown, self._is_recording
+        keep, fetch_began, fetch_ended = self._keep, observer.course.fetch_began, observer.course.fetch_ended
+        tensor_class = self._torch.Tensor
+
+        @functools.wraps(advance)
+        def __next__(iterator: Any) -> Any:
+            watched, source = observer.thread == get_ident(), None
+            if watched:
+                try:
+                    began_ns, own = _now_ns(), iterator.__dict__
+                    source = own.get("_ddpdoctor_source", unknown)
+                    keep((fetch_began, source, is_recording(), began_ns))
+                except Exception as error:
+                    observer.fault("fetch", error)
+                    source = None
+            try:
+                batch = advance(iterator)
+            except BaseException as error:
+                if watched:
+                    training._fetch_failed(iterator, source, isinstance(error, StopIteration))
+                leave_no_frame(error)
+                raise
+            if watched:
+                try:
+                    ended_ns, own = _now_ns(), iterator.__dict__
+                    fresh = iterator._num_yielded == 1 and iterator._num_workers > 0
+                    started_workers = fresh and training._has_started_workers(iterator)
+                    kind = type(batch)
+                    if (kind is list or kind is tuple) and batch:
+                        first = batch[0]
+                    else:
+                        first = next(iter(batch.values())) if kind is dict and batch else batch
+                    if type(first) is tensor_class:  # As `rows_of` says it, in a third of the time.
+                        shape = first.shape
+                        samples = shape[0] if shape else 1
+                    else:
+                        samples = rows_of(batch)
+                    keep((fetch_ended, samples, started_workers, ended_ns))
+                    current = own.get("_ddpdoctor_pass")
+                    if current is not None:
+                        if current.is_looked_at:
+                            passes.look(current, iterator, batch, sys._getframe(1))
+                        current.yielded += 1
+                        passes.newest = current
+                except Exception as error:
+                    observer.fault("fetch", error)
+            return batch
+
+        @functools.wraps(iterate)
+        def __iter__(loader: Any) -> Any:
+            watched = observer.thread == get_ident()
+            if watched:
+                training._pause_begins(DATA_WAIT)
+                observer.journal.guarded(training._passes.pass_is_asked_for, loader)
+            try:
+                iterator = iterate(loader)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                if watched:
+                    training._pause_ended()
+            if watched:
+                training._remember(loader, iterator)
+                observer.journal.guarded(training._passes.pass_begins, loader, iterator, sys._getframe(1))
+            return iterator
+
+        iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
+
+    def _watch_forwards(self, ddp_class: Any) -> None:
+        forward, training, observer = ddp_class.forward, self, self._observer
+        is_compiling, is_recording, passes = self._is_compiling, self._is_recording, self._passes
+        keep, make_room = self._keep, observer.moments.make_room
+        reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
+        forward_began, read_logger = reductions.forward_began, reductions.read
+
+        @functools.wraps(forward)
+        def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
+            if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
+                return forward(ddp, *arguments, **options)
+            reducer: Optional[Reducer] = None
+            try:
+                began_ns = _now_ns()
+                if is_recording():
+                    reducer = known.get(id(ddp)) or reductions.meet(ddp)
+                    reducer.forwards = forwards = reducer.forwards + 1
+                    reducer.synchronises = synchronises = bool(ddp.require_backward_grad_sync)
+                    keep((forward_began, reducer, synchronises, ddp.training, began_ns))
+                    if not forwards % ROOM_MADE_EVERY:
+                        make_room()
+                    if forwards <= FORWARDS_NOTED or passes.has_new_loader or reducer.on_gpu or observer.on_device:
+                        training._look_at_forward(ddp, reducer, sys._getframe(1))
+                else:
+                    keep((observer.course.forward_began, False, ddp.training, began_ns))
+                    make_room()
+                    training._evidence.forward_begins(ddp, sys._getframe(1))
+            except Exception as error:
+                observer.fault("forward", error)
+                reducer = None
+            try:
+                return forward(ddp, *arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                try:
+                    ended_ns = _now_ns()
+                    keep((phase_ended, ended_ns))
+                    if reducer is not None:
+                        if reducer.synchronises:
+                            reducer.iterations = iterations = reducer.iterations + 1
+                            if iterations > reducer.next_read:
+                                read_logger(ddp, reducer, ended_ns)
+                        if reducer.forwards == COUNTED_FORWARD or observer.on_device:
+                            training._look_at_forward_end(ddp, reducer)
+                except Exception as error:
+                    observer.fault("forward", error)
+
+        ddp_class.forward = forward_timed
+
+    def _watch_backwards(self, autograd: Any) -> None:
+        backward, training, observer, passes = autograd.backward, self, self._observer, self._passes
+        keep, backward_began, backward_ended = self._keep, observer.course.backward_began, self._take_in_backward
+
+        @functools.wraps(backward)
+        def backward_timed(*arguments: Any, **options: Any) -> Any:
+            watched = observer.thread == get_ident() and not observer.backwards
+            if watched:
+                observer.backwards += 1
+                try:
+                    keep((backward_began, _now_ns()))
+                    if observer.on_device:
+                        training._device_begins(BACKWARD)
+                except Exception as error:
+                    observer.fault("backward", error)
+            try:
+                return backward(*arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                if watched:
+                    observer.backwards -= 1
+                    try:
+                        keep((backward_ended, passes.newest, _now_ns()))
+                        if observer.on_device:
+                            training._device_ends(BACKWARD)
+                    except Exception as error:
+                        observer.fault("backward", error)
+
+        autograd.backward = backward_timed
+
+    def _watch_optimizers(self, optimizers: Any) -> None:
+        training, observer, is_compiling, sizes = self, self._observer, self._is_compiling, self._sizes
+        keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
+
+        def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
+            if observer.thread != get_ident() or is_compiling():
+                return
+            try:
+                keep((step_began, OPTIMIZER, _now_ns()))
+                if observer.on_device:
+                    training._device_begins(OPTIMIZER)
+            except Exception as error:
+                observer.fault("optimizer", error)
+
+        def after_step(optimizer: Any, arguments: Any, options: Any) -> None:
+            if observer.thread != get_ident() or is_compiling():
+                return
+            try:
+                ended_ns, identity = _now_ns(), id(optimizer)
+                if observer.on_device:
+                    training._device_ends(OPTIMIZER)  # before the step may be over
+                keep((step_ended, identity, ended_ns))
+                if identity not in sizes.measured:
+                    sizes.stepped(optimizer)
+            except Exception as error:
+                observer.fault("optimizer", error)
+
+        optimizers.register_optimizer_step_pre_hook(before_step)
+        optimizers.register_optimizer_step_post_hook(after_step)
+
+    def _watch_saving(self, torch: Any) -> None:
+        save, training, observer = torch.save, self, self._observer
+
+        @functools.wraps(save)
+        def save_timed(*arguments: Any, **options: Any) -> Any:
+            watched = observer.thread == get_ident()
+            if watched:
+                observer.journal.guarded(training._evidence.saves, arguments, options, sys._getframe(1))
+                training._pause_begins(SAVING)
+            try:
+                return save(*arguments, **options)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                if watched:
+                    training._pause_ended()
+
+        torch.save = save_timed
+
+    def _has_started_workers(self, iterator: Any) -> bool:
+        """Tell whether a pass is the first of its workers."""
+        known = "_ddpdoctor_served" in iterator.__dict__
+        iterator._ddpdoctor_served = True
+        return not known
+
+    def _fetch_failed(self, iterator: Any, source: Optional[Source], exhausted: bool) -> None:
+        try:
+            self._keep((self._observer.course.fetch_failed, source if exhausted else None, _now_ns()))
+            self._observer.moments.make_room()
+            if exhausted and source is not None:
+                self._passes.pass_ended(iterator)
+        except Exception as error:
+            self._observer.fault("fetch", error)
+
+    def _remember(self, loader: Any, iterator: Any) -> None:
+        """Let an iterator know its loader as a source of steps."""
+        try:
+            number = loader.__dict__.get("_ddpdoctor_number")
+            if number is None:
+                number = len(self._sources)
+                self._sources.append(Source())
+                object.__setattr__(loader, "_ddpdoctor_number", number)
+            iterator._ddpdoctor_source = self._sources[number]
+        except Exception:  # an iterator of the user's own takes no attributes
+            return
+
+    def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
+        """A forward that records gradients has begun: one of the first, or of a loader, or on a GPU."""
+        observer = self._observer
+        if reducer.forwards == COUNTED_FORWARD:
+            observer.journal.guarded(self._begin_counting, ddp)
+        if reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
+            self._evidence.forward_begins(ddp, frame)
+        if observer.on_device:
+            self._device_begins(FORWARD)
+        if reducer.on_gpu and not self._reads.is_over:
+            observer.journal.guarded(self._sample_reads)
+
+    def _look_at_forward_end(self, ddp: Any, reducer: Reducer) -> None:
+        if reducer.forwards == COUNTED_FORWARD:
+            self._observer.journal.guarded(self._end_counting, ddp)
+        if self._observer.on_device:
+            self._device_ends(FORWARD)
+
+    def _begin_counting(self, ddp: Any) -> None:
+        if self._precision.is_of_interest(ddp):
+            self._precision.begins(ddp.module, ddp.device_type)
+
+    def _end_counting(self, ddp: Any) -> None:
+        wrap = self._evidence.wrap_number(ddp)
+        self._precision.ended(ddp.module, -1 if wrap is None else wrap)
+
+    def _sample_reads(self) -> None:
+        self._observer.moments.take_in()
+        self._reads.forward_begins(self._observer.steps.current)
+
+    def _take_in_backward(self, newest: Optional[Pass], now_ns: int) -> None:
+        """Taken in later: a backward is over, made with the newest batch of a pass."""
+        self._passes.backward_ended(newest, self._reductions.backward_ended(now_ns))
+
+    def _device_begins(self, phase: int) -> None:
+        """A phase begins on a GPU: which step that is of must be known at once."""
+        self._observer.moments.take_in()
+        if self._observer.steps.device_times is not None:
+            self._observer.steps.device_times.begins(phase)
+
+    def _device_ends(self, phase: int) -> None:
+        self._observer.moments.take_in()
+        if self._observer.steps.device_times is not None:
+            self._observer.steps.device_times.ends(phase)
+
+    def _pause_begins(self, phase: int) -> None:
+        """Something begins that belongs to no step, once the optimizer has stepped."""
+        self._keep((self._observer.course.pause_began, phase, _now_ns()))
+
+    def _pause_ended(self) -> None:
+        self._keep((self._observer.watch.leave, _now_ns()))

@@ -1,0 +1,116 @@
+"""Puts together what a live run has inside a process of the job."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Optional
+
+from ..environment import Settings
+from ..groups import GroupBook, Groups
+from ..journal import Journal
+from ..process import ProcessEnd
+from ..torch_compat import Capabilities
+from .collectives import Calls
+from .ddp_events import Evidence
+from .flights.recorder import Flights
+from .heartbeat import PulseThread
+from .hooks import Training
+from .loaders import Passes
+from .observer import Observer
+from .reductions import Reductions
+from .unused_parameter_searches import Searches
+
+
+class Live:
+    """The hooks of one process, which live as long as it."""
+
+    def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
+        self._journal = journal
+        self._process_end = process_end
+        self.observer = Observer(journal)
+        self._pulse: Optional[PulseThread] = None
+        self._groups: Optional[GroupBook] = None
+        self._waits: Optional[Groups] = None
+        self._training: Optional[Training] = None
+        self._began = False
+        """There was a world."""
+        self._settings = Settings(journal, lambda: self.observer.step_ring is not None)
+
+    def before_torch(self) -> None:
+        """What must be in place before the user's first line."""
+        self._settings.listen()
+
+    def after_torch(self, torch: Any) -> None:
+        """Install the hooks once torch is there; they do nothing before there is a world."""
+        if not torch.distributed.is_available():
+            return
+        journal, observer = self._journal, self.observer
+        capabilities = Capabilities(torch)
+        for name, cost in capabilities.missing.items():
+            journal.event("missing_capability", name=name, cost=cost)
+        self._groups = GroupBook(journal, torch)
+        passes = Passes(observer, torch, capabilities)
+        passes.install()
+        evidence = Evidence(observer, torch, passes)
+        evidence.install()
+        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), passes.note_progress)
+        observer.adopted = self._pulse.start
+        searches = Searches(journal, evidence.wrap_number)
+        reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
+        self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
+        self._training.install()
+        Calls(observer, torch, capabilities, self._groups).install()
+        self._waits = Groups(journal, torch, self._groups, self.world_made)
+        self._waits.install()
+        self._process_end.before_counting = observer.moments.take_in
+        self._process_end.trains_here = observer.is_training_thread
+        self._process_end.before_exit = self._process_end.before_os_exit = self._close
+        os.register_at_fork(after_in_child=observer.become_forked_child)
+        if journal.rank is not None:
+            # A rank that its launcher has named: it may stand before there is a world.
+            observer.open_rings()
+            if observer.step_ring is not None:
+                self._pulse.start(threading.main_thread().ident or 0)
+
+    def meet_world(self, torch: Any) -> None:
+        """Measure from now on, if this process is a rank already."""
+        distributed = torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized() or self._waits is None:
+            return
+        if not self._began:
+            self._waits.note_world()
+        else:
+            self.observer.start()
+            if self._pulse is not None:
+                self._pulse.resume()
+
+    def stop(self) -> None:
+        """Measure no longer, and write what is there."""
+        if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
+            self._training.close()
+            self.observer.finish()
+            self.observer.stop()
+            self._pulse.last_beat()
+
+    def world_made(self, rank: int, world_size: int) -> None:
+        """This process is a rank: measure it."""
+        self._journal.rank = rank
+        self._journal.release()
+        if self._groups is not None:
+            self._groups.note_world()
+        if not self._began:
+            self._began = True
+            self.observer.start()
+            if self._pulse is not None and self.observer.step_ring is not None:
+                self._pulse.start(self.observer.thread)
+            self._journal.guarded(self._settings.note_others)
+        elif self.observer.is_training_thread():
+            self.observer.finish()  # A step does not reach from one world into the next.
+
+    def _close(self) -> None:
+        """The process is about to end: write what is still open."""
+        if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
+            self._training.close()
+            self.observer.finish()
+            self._pulse.last_beat()

@@ -1,0 +1,237 @@
+"""What the checks want to know of loaders and the passes over them: how they are made, drawn from and used up."""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from types import FrameType
+from typing import Any, Callable, Optional
+
+from ..callers import GENERATOR, loops
+from ..facts.index_lists import base_indices, digest_of, integers
+from ..facts.joins import Joins
+from ..facts.loaders import length_of, loader_facts, sharding_sampler
+from ..torch_compat import Capabilities
+from ..traceback_frames import leave_no_frame
+from .drawn_samples import note_samples, places_of
+from .observer import Observer
+
+PASSES_NOTED = 200
+PASSES_WITH_INDICES = 2
+"""Of each loader: whole lists of indices are kept of so many passes …"""
+MOST_INDICES = 250_000
+"""… that draw no more than so many."""
+LOADERS_NOTED = 64
+
+
+class Pass:
+    """One pass over a loader."""
+
+    __slots__ = (
+        "averaged_before", "backwards", "batch_size", "drawn", "is_looked_at", "loader", "looped", "number", "ordinal",
+        "wanted", "yielded",
+    )  # fmt: skip
+
+    def __init__(self, number: int, loader: int, ordinal: int, drawn: Optional[array[int]], averaged: int) -> None:
+        self.number = number
+        self.loader = loader
+        self.ordinal = ordinal
+        self.yielded = 0
+        self.backwards = 0
+        self.batch_size: Optional[int] = None
+        """Samples that it draws for each batch; None where that may change from batch to batch."""
+        self.drawn = drawn
+        """The indices that its sampler drew; None where they are not kept."""
+        self.averaged_before = averaged
+        """Backwards of this rank that had averaged gradients when it began."""
+        self.looped = False
+        """A ``for`` statement of the user's draws its batches."""
+        self.is_looked_at = True
+        """There is more to note of its next batch than that it was drawn."""
+        self.wanted: frozenset[int] = frozenset()
+        """Indices of the samples that are told of where they are drawn."""
+
+
+class Passes:
+    """Follows the loaders of a rank; writes events of the same shape as a rehearsal's."""
+
+    def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities) -> None:
+        self._observer = observer
+        self._journal = observer.journal
+        self._torch = torch
+        self._capabilities = capabilities
+        self._joins = Joins()
+        self._averaged = 0
+        """Backwards that averaged gradients."""
+        self._loaders = 0
+        self._ordinals: dict[int, int] = {}
+        self._noted = 0
+        self._open: dict[int, Pass] = {}
+        """The newest pass of each loader, until it is over."""
+        self.newest: Optional[Pass] = None
+        """The pass that was drawn from last."""
+        self.has_new_loader = False
+        """The newest batch is the first of all of its loader, and no training forward has come since."""
+        self._length: Callable[[Any], Any] = torch.utils.data.DataLoader.__len__
+
+    def install(self) -> None:
+        """Patch the drawing of indices, and `join()`."""
+        self._joins.install()
+        iterator_class = self._capabilities.loader_iterator
+        if not self._capabilities.draws_indices:
+            return
+        draw, passes = iterator_class._next_index, self
+
+        @functools.wraps(draw)
+        def _next_index(iterator: Any) -> Any:
+            try:
+                index = draw(iterator)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            current = iterator.__dict__.get("_ddpdoctor_pass", passes)
+            keeps = current is passes or (current is not None and current.drawn is not None)
+            if keeps and passes._observer.thread >= 0:
+                passes._journal.guarded(passes._keep, iterator, index)
+            return index
+
+        iterator_class._next_index = _next_index
+
+    def note_loader(self, loader: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
+        """A loader was made at a line of the user's, or of a library."""
+        number, self._loaders = self._loaders, self._loaders + 1
+        object.__setattr__(loader, "_ddpdoctor_loader", number)
+        if number < LOADERS_NOTED:
+            length = length_of(loader, self._length)
+            facts = loader_facts(loader, self._torch)
+            self._journal.event("loader", loader=number, site=site, length=length, **facts)
+
+    def pass_is_asked_for(self, loader: Any) -> None:
+        """An iterator is about to be made, or started anew where workers persist."""
+        iterator = getattr(loader, "_iterator", None)
+        if iterator is not None:
+            iterator.__dict__.pop("_ddpdoctor_pass", None)
+
+    def pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
+        """A pass over a loader begins."""
+        self._journal.guarded(self._pass_begins, loader, iterator, frame)
+
+    def look(self, current: Pass, iterator: Any, batch: Any, frame: FrameType) -> None:
+        """A batch is handed out to the code that runs in ``frame``: a pass's first, or one with samples to note."""
+        if current.wanted and current.drawn is not None:
+            self._journal.guarded(self._note_samples, current, iterator, batch)
+        if not current.yielded:
+            current.looped = self._is_looped(frame)
+            self.has_new_loader = self.has_new_loader or not current.ordinal
+            if not current.ordinal:
+                self._journal.guarded(self.note_progress)
+        current.is_looked_at = bool(current.wanted) and current.drawn is not None
+
+    def pass_ended(self, iterator: Any) -> None:
+        """A loader has no batch left."""
+        current = iterator.__dict__.pop("_ddpdoctor_pass", None)
+        if current is not None:
+            self._open.pop(current.loader, None)
+            self._journal.guarded(self._end_pass, current, iterator)
+
+    def note_progress(self) -> None:
+        """Tell how far the passes have come that are under way; any thread may ask for it."""
+        for current in list(self._open.values()):
+            self._journal.event("pass_progress", number=current.number, **self._come_so_far(current))
+
+    def backward_ended(self, current: Optional[Pass], averages: bool) -> None:
+        """A backward was made with a batch of a pass; ``averages`` tells whether DDP averaged gradients in it."""
+        self._averaged += averages
+        if current is not None:
+            current.backwards += 1
+
+    def _pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
+        number = loader.__dict__.get("_ddpdoctor_loader", LOADERS_NOTED)
+        ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
+        if number >= LOADERS_NOTED or self._noted >= PASSES_NOTED:
+            iterator._ddpdoctor_pass = None
+            return
+        self._noted += 1
+        self._observer.moments.take_in()
+        # The workers' first indices were drawn when the iterator was made.
+        early = iterator.__dict__.pop("_ddpdoctor_early", None)
+        keeps = ordinal < PASSES_WITH_INDICES and getattr(iterator, "_dataset_kind", 1) == 0
+        drawn = (early or array("q")) if keeps else None
+        iterator._ddpdoctor_pass = current = Pass(self._noted, number, ordinal, drawn, self._averaged)
+        current.batch_size = getattr(loader, "batch_size", None)
+        if keeps and not ordinal:
+            current.wanted = self._journal.guarded(_wanted, iterator._dataset) or frozenset()
+        self._open[number] = current
+        sampler = sharding_sampler(loader)
+        self._journal.event(
+            "pass_begun",
+            number=current.number,
+            loader=number,
+            ordinal=ordinal,
+            site=self._journal.site(frame),
+            set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
+            true_length=length_of(loader, self._length),
+            joined=self._joins.open > 0,
+        )
+
+    def _keep(self, iterator: Any, index: Any) -> None:
+        current = iterator.__dict__.get("_ddpdoctor_pass", self)
+        if current is self:
+            drawn = iterator.__dict__.setdefault("_ddpdoctor_early", array("q"))
+            if len(drawn) < MOST_INDICES:
+                _append(drawn, index)
+        elif current is not None and current.drawn is not None:
+            _append(current.drawn, index)
+            if len(current.drawn) > MOST_INDICES:
+                current.drawn = None
+
+    def _note_samples(self, current: Pass, iterator: Any, batch: Any) -> None:
+        size = current.batch_size
+        if size and current.drawn is not None and getattr(iterator, "_in_order", True):
+            indices = current.drawn[current.yielded * size : (current.yielded + 1) * size]
+            if not current.wanted.isdisjoint(indices):
+                note_samples(self._journal, self._torch, iterator._dataset, indices, batch)
+
+    def _end_pass(self, current: Pass, iterator: Any) -> None:
+        fields: dict[str, Any] = {}
+        if current.drawn is not None:
+            base = base_indices(iterator._dataset, current.drawn, self._torch)
+            name = self._journal.writer.write_indices(current.number, array("q", sorted(base)))
+            fields = {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
+        self._journal.event(
+            "pass_ended",
+            number=current.number,
+            end="exhausted",
+            **self._come_so_far(current),
+            **fields,
+        )
+
+    def _come_so_far(self, current: Pass) -> dict[str, Any]:
+        self._observer.moments.take_in()
+        return {
+            "yielded": current.yielded,
+            "backwards": current.backwards,
+            "averaged": self._averaged - current.averaged_before,
+            "looped": current.looped,
+        }
+
+    def _is_looped(self, frame: Optional[FrameType]) -> bool:
+        """Tell whether a ``for`` statement of the user's goes through a loader, progress bars seen through."""
+        holds = self._journal.user_code.holds
+        while frame is not None and loops(frame):
+            if holds(frame.f_code.co_filename):
+                return not frame.f_code.co_flags & GENERATOR
+            frame = frame.f_back
+        return False
+
+
+def _wanted(dataset: Any) -> frozenset[int]:
+    return places_of(len(dataset))
+
+
+def _append(drawn: array[int], index: Any) -> None:
+    """Append an index or a batch of them, which nearly always is a list of whole numbers."""
+    try:
+        drawn.fromlist(index)
+    except (TypeError, OverflowError):  # It has appended none.
+        drawn.extend(integers(index))

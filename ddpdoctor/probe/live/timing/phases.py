@@ -1,0 +1,116 @@
+"""The course of the training thread, told by moments in their order: phases, steps and explicit collectives."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from ....record.ring_writer import NumberedRing
+from ...journal import Journal
+from .steps import ACTIVE, CANDIDATE, Source, Steps
+from .stopwatch import (
+    BACKWARD,
+    BUCKETS,
+    DATA_WAIT,
+    EPOCH_NS,
+    EVALUATION,
+    EXPLICIT,
+    EXPLICIT_BYTES,
+    EXPLICIT_CALLS,
+    FORWARD,
+    REDUCED_BYTES,
+    SYNCHRONISED,
+    Stopwatch,
+)
+
+
+class Course:
+    """Sets the stopwatch, the steps and the counters; times are those of the monotonic clock at the moment itself."""
+
+    def __init__(self, watch: Stopwatch, steps: Steps, journal: Journal) -> None:
+        self._journal = journal
+        self._watch = watch
+        self._steps = steps
+        self.call_ring: Optional[NumberedRing] = None
+        self.open_call: Optional[tuple[int, tuple[int, ...]]] = None
+        """The explicit collective that the training thread is in: number and fields of its row."""
+
+    def fetch_began(self, source: Source, recording: bool, now_ns: int) -> None:
+        """A batch is asked for; ``recording`` says whether gradients are on."""
+        self._steps.fetch_begins(source, recording, now_ns)
+        self._watch.enter(EVALUATION if self._steps.evaluating else DATA_WAIT, now_ns)
+
+    def fetch_ended(self, samples: int, started_workers: bool, now_ns: int) -> None:
+        """The batch is there."""
+        self._watch.leave(now_ns)
+        self._steps.fetch_ended(samples, started_workers, now_ns)
+
+    def fetch_failed(self, exhausted: Optional[Source], now_ns: int) -> None:
+        """There is no batch; ``exhausted`` is the loader that has come to its end."""
+        self._watch.leave(now_ns)
+        if exhausted is not None:
+            self._steps.pass_ended(exhausted)
+
+    def forward_began(self, recording: bool, training: bool, now_ns: int) -> None:
+        """A forward through a DDP module begins; ``training`` is the module's flag."""
+        steps, phase = self._steps, FORWARD
+        if recording:
+            steps.trains(now_ns)
+            self._journal.forwards += training
+        else:
+            if steps.state == CANDIDATE and not training:
+                steps.evaluating = True
+            if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
+                phase = EVALUATION
+                steps.pause(now_ns)
+        self._watch.enter(phase, now_ns)
+
+    def backward_began(self, now_ns: int) -> None:
+        """A backward begins."""
+        self._steps.trains(now_ns)
+        self._watch.enter(BACKWARD, now_ns)
+
+    def backward_ended(self, modules: int, size_bytes: int, buckets: int, now_ns: int) -> None:
+        """A backward is over, in which so many modules have reduced so many bytes in so many buckets."""
+        self._watch.leave(now_ns)
+        tally = self._watch.tally
+        tally[SYNCHRONISED] += modules
+        tally[REDUCED_BYTES] += size_bytes
+        tally[BUCKETS] += buckets
+        self._journal.backwards += 1
+        self._steps.backward_ended(now_ns)
+
+    def optimizer_stepped(self, optimizer: int, now_ns: int) -> None:
+        """An optimizer has stepped; ``optimizer`` tells it from others."""
+        self._journal.optimizer_steps += 1
+        self._watch.leave(now_ns)
+        self._steps.optimizer_stepped(optimizer, now_ns)
+
+    def pause_began(self, phase: int, now_ns: int) -> None:
+        """Something begins that belongs to no step, once the optimizer has stepped."""
+        self._steps.pause(now_ns)
+        self._watch.enter(phase, now_ns)
+
+    def call_began(self, kind: int, group: int, sequence: int, size_bytes: int, site: int, now_ns: int) -> None:
+        """An explicit collective begins, or the wait for one."""
+        self._watch.enter(EXPLICIT, now_ns)
+        if self.call_ring is not None:
+            row = (kind, group, sequence, self._steps.current, now_ns + EPOCH_NS, 0, size_bytes, site)
+            self.open_call = self.call_ring.next, row
+
+    def call_started(self, now_ns: int) -> None:
+        """An asynchronous collective is under way; it will have its row when it has been waited for."""
+        self._watch.leave(now_ns)
+        self._steps.called(now_ns)
+        self.open_call = None
+
+    def call_ended(self, now_ns: int) -> None:
+        """An explicit collective is over."""
+        call, ring, watch = self.open_call, self.call_ring, self._watch
+        watch.leave(now_ns)
+        self._steps.called(now_ns)
+        self.open_call = None
+        if call is not None and ring is not None:
+            kind, group, sequence, step, entered_at_ns, _, size_bytes, site = call[1]
+            watch.tally[EXPLICIT_CALLS] += 1
+            watch.tally[EXPLICIT_BYTES] += size_bytes
+            ring.put((kind, group, sequence, step, entered_at_ns, now_ns + EPOCH_NS, size_bytes, site))

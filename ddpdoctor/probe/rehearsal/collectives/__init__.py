@@ -1,0 +1,1 @@
+"""The collectives of a rehearsed rank."""

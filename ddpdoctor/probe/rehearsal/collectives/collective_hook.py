@@ -1,0 +1,255 @@
+"""Logs every collective before it starts, by overriding each c10d operator at the ``BackendSelect`` key.
+
+Groups, backend names, arguments and results are untouched: the override writes its row and redispatches.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Optional
+
+from ...groups import GroupBook
+from ...journal import Journal
+from .dict_entries import DictEntries
+from .loop_subjects import KINDS as NAMED_KINDS
+from .loop_subjects import Subjects
+from .reduce_ops import REDUCE_OPS, ReduceOps
+from .reduced_losses import ReducedLosses
+
+Arguments = tuple[str, Optional[int], Optional[int], Optional[int]]
+"""Name as users spell it, and where an operator has its tensors, its reduce op, and its root or peer."""
+
+OPERATORS: dict[str, Arguments] = {
+    "allreduce_": ("all_reduce", 0, 2, None),
+    "allreduce_coalesced_": ("all_reduce", 0, 2, None),
+    "broadcast_": ("broadcast", 0, None, 2),
+    "reduce_": ("reduce", 0, 2, 3),
+    "allgather_": ("all_gather", 1, None, None),
+    "_allgather_base_": ("all_gather_into_tensor", 1, None, None),
+    "allgather_coalesced_": ("all_gather", 1, None, None),
+    "allgather_into_tensor_coalesced_": ("all_gather_into_tensor", 1, None, None),
+    "reduce_scatter_": ("reduce_scatter", 0, 3, None),
+    "_reduce_scatter_base_": ("reduce_scatter_tensor", 0, 3, None),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor", 0, 3, None),
+    "gather_": ("gather", 1, None, 3),
+    "scatter_": ("scatter", 0, None, 3),
+    "alltoall_": ("all_to_all", 1, None, None),
+    "alltoall_base_": ("all_to_all_single", 1, None, None),
+    "barrier": ("barrier", None, None, None),
+    "monitored_barrier_": ("monitored_barrier", None, None, None),
+    "send": ("send", 0, None, 2),
+    "recv_": ("recv", 0, None, 2),
+    "recv_any_source_": ("recv", 0, None, None),
+}
+
+_NOTHING = ("", "")
+_LISTS = {"allgather_": 0, "reduce_scatter_": 1}
+"""Where an operator has a list with one tensor for each rank."""
+
+_DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
+_JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
+_AUTOGRAD = os.path.join("torch", "autograd", "")
+_TORCH = os.path.join("", "torch", "")
+_parts: dict[str, str] = {}
+
+
+class Tap:
+    """Holds the library whose registrations must stay alive."""
+
+    def __init__(
+        self, journal: Journal, torch: Any, reduced: ReducedLosses, subjects: Subjects, groups: GroupBook
+    ) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._reduced = reduced
+        self._subjects = subjects
+        self._entries = DictEntries(journal)
+        self._reduce_ops = ReduceOps(torch)
+        self._nameless: set[int] = set()
+        """Call chains whose collectives neither a loop nor a dictionary tells anything of."""
+        self._groups = groups
+        self._group_at: dict[str, int] = {}
+        """Position of the process group among each operator's arguments."""
+        self._unbox_group: Callable[[Any], Any] = torch.distributed.ProcessGroup.unbox
+        self._sequences: dict[int, int] = {}
+        self._library: Any = None
+        self._faults = 0
+        self._forked_use_noted = False
+
+    def install(self) -> None:
+        """Override the operators that this torch has; what it lacks is nothing to override."""
+        if self._library is not None:
+            return
+        torch = self._torch
+        self._library = torch.library.Library("c10d", "IMPL")
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        for operator in OPERATORS:
+            packet = getattr(torch.ops.c10d, operator, None)
+            if packet is not None:
+                kernel = self._kernel(operator, packet.default, after)
+                self._library.impl(operator, kernel, "BackendSelect", with_keyset=True)
+
+    def _kernel(self, operator: str, overload: Any, after: Any) -> Callable[..., Any]:
+        journal, started = self._journal, self._journal.started
+        redispatch = overload._handle.redispatch_boxed
+        log, unbox = self._log, self._torch._C._distributed_c10d.Work.unbox
+        places = OPERATORS[operator]
+
+        def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
+            row = log(operator, places, arguments)
+            result = redispatch(keyset & after, *arguments, **options)
+            if row >= 0:
+                work = result[-1] if isinstance(result, tuple) else result
+                if work is not None:
+                    started.append((row, unbox(work)))
+                elif journal.ring is not None:
+                    journal.ring.complete(row)
+            return result
+
+        return kernel
+
+    def _about(self, site: int, frame: FrameType, tensors: tuple[Any, ...]) -> tuple[str, str]:
+        """What a collective is about, and the dictionary whose entries it moves; empty where nothing tells."""
+        subject = self._subjects.subject_of(site, frame)
+        if subject or len(tensors) != 1:
+            return subject, ""
+        entries_of = self._entries.entries_of(site, frame, tensors[0].numel())
+        if self._subjects.has_none(site) and self._entries.has_none(site):
+            self._nameless.add(site)
+        return "", entries_of
+
+    def _log(self, operator: str, places: Arguments, arguments: tuple[Any, ...]) -> int:
+        """Write the row; -1 when it could not be written, which must not stop the collective."""
+        journal = self._journal
+        ring = journal.ring
+        if ring is None or self._faults > 8:
+            if journal.forked_from is not None:
+                journal.guarded(self._note_forked_use, places[0], sys._getframe(2))
+            return -1
+        try:
+            journal.settle()
+            kind, tensors_at, op_at, root_at = places
+            group, ranks = self._group(operator, arguments)
+            frame = sys._getframe(2)
+            tensors = _flat(arguments[tensors_at]) if tensors_at is not None else ()
+            reduce_op = self._reduce_ops.number_of(arguments[op_at], frame) if op_at is not None else None
+            root = None
+            if root_at is not None and int(arguments[root_at]) < len(ranks):
+                root = ranks[int(arguments[root_at])]
+            origin = origin_of(frame)
+            dtype = tensors[0].dtype if tensors else None
+            list_at = _LISTS.get(operator)
+            uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
+            site = journal.site(frame)
+            about = _NOTHING
+            if origin == "user":
+                self._reduced.note(kind, tensors, site)
+                if kind in NAMED_KINDS and site not in self._nameless:
+                    about = journal.guarded(self._about, site, frame, tensors) or _NOTHING
+            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, about, uneven)
+            signature = journal.signature(
+                key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven)
+            )
+            sequence = self._sequences.get(group, 0)
+            self._sequences[group] = sequence + 1
+            return ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
+        except Exception as error:
+            self._faults += 1
+            journal.event("probe_fault", where="tap", text=repr(error))
+            return -1
+
+    def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
+        """A process that a rank forked uses the rank's group, which does not work there: note the first time."""
+        if not self._forked_use_noted:
+            self._forked_use_noted = True
+            self._journal.event("forked_use", kind=kind, site=self._journal.site(frame))
+
+    def _group(self, operator: str, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
+        """Number and global ranks of the process group among an operator's arguments."""
+        at = self._group_at.get(operator)
+        if at is None:
+            at = next(at for at, argument in enumerate(arguments) if _is_process_group(argument))
+            self._group_at[operator] = at
+        return self._groups.note(self._unbox_group(arguments[at]))
+
+
+def origin_of(frame: Optional[FrameType]) -> str:
+    """Who issues the collective that starts under ``frame``: the user, ``join()``, or one of DDP's own moments."""
+    if frame is None or _part_of(frame) == "autograd":
+        return "ddp-backward"
+    while frame is not None:
+        part = _part_of(frame)
+        if part == "":
+            return "user"
+        if part == "join":
+            return "join"
+        if part == "ddp":
+            return _moment_of(frame)
+        frame = frame.f_back
+    return "user"
+
+
+def _moment_of(frame: Optional[FrameType]) -> str:
+    """DDP's moment, given its innermost frame; a collective of the module that it wraps is the user's."""
+    if frame is not None and frame.f_code.co_name in ("_run_ddp_forward", "forward"):
+        return "user"
+    while frame is not None and _part_of(frame) == "ddp":
+        if frame.f_code.co_name == "__init__":
+            return "ddp-construct"
+        frame = frame.f_back
+    return "ddp-forward"
+
+
+def _part_of(frame: FrameType) -> str:
+    """The part of torch that a frame's file belongs to, an empty string for other files; looked up once a file."""
+    name = frame.f_code.co_filename
+    part = _parts.get(name)
+    if part is None:
+        part = "ddp" if name.endswith(_DDP_FILE) else "join" if name.endswith(_JOIN_FILE) else "torch"
+        part = "autograd" if _AUTOGRAD in name else part if _TORCH in name else ""
+        _parts[name] = part
+    return part
+
+
+def _is_process_group(argument: Any) -> bool:
+    kind = getattr(argument, "_type", None)
+    return kind is not None and "ProcessGroup" in str(kind())
+
+
+def _described(
+    tensors: tuple[Any, ...],
+    kind: str,
+    reduce_op: Optional[int],
+    root: Optional[int],
+    origin: str,
+    about: tuple[str, str],
+    uneven: Optional[bool],
+) -> dict[str, Any]:
+    """A signature as it is written."""
+    return {
+        "kind": kind,
+        "shapes": [tuple(tensor.shape) for tensor in tensors],
+        "numels": [tensor.numel() for tensor in tensors],
+        "dtype": str(tensors[0].dtype).replace("torch.", "") if tensors else "",
+        "reduce_op": "" if reduce_op is None else dict(enumerate(REDUCE_OPS)).get(int(reduce_op), str(reduce_op)),
+        "root": root,
+        "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        "origin": origin,
+        **{name: value for name, value in zip(("subject", "entries_of"), about) if value},
+        **({} if uneven is None else {"uneven": uneven}),
+    }
+
+
+def _flat(tensors: Any) -> tuple[Any, ...]:
+    """The tensors of an argument that is a tensor, a list of them, or a list of lists."""
+    if not isinstance(tensors, (list, tuple)):
+        return (tensors,)
+    if tensors and not isinstance(tensors[0], (list, tuple)):
+        return tuple(tensors)
+    found: list[Any] = []
+    for item in tensors:
+        found.extend(_flat(item))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The loaders of a rehearsed rank and its shortened passes."""

@@ -1,0 +1,129 @@
+"""Notes how the data is divided: subsets, what samplers were told of ranks, and the order of what data sets hold."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any, Optional
+
+from ...facts.digests import WHOLE_UP_TO_BYTES, tensor_digest
+from ...journal import Journal
+
+MOST_INDICES = 2_000_000
+MOST_ROWS = 200_000
+MOST_S = 0.5
+ATTRIBUTES_NOTED = 8
+_SITE, _PART = "_ddpdoctor_site", "_ddpdoctor_part"
+
+
+class Division:
+    """Patches the constructors of ``Subset`` and ``DistributedSampler``."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._parts = 0
+
+    def install(self) -> None:
+        """Patch the classes; subclasses that call the constructor follow."""
+        data = self._torch.utils.data
+        self._after_construction(data.Subset, self._note_part)
+        self._after_construction(data.distributed.DistributedSampler, self._note_sampler)
+
+    def _after_construction(self, kind: Any, note: Callable[[Any, int], None]) -> None:
+        construct, journal = kind.__init__, self._journal
+
+        @functools.wraps(construct)
+        def __init__(made: Any, *arguments: Any, **options: Any) -> None:
+            construct(made, *arguments, **options)
+            if journal.may_be_rank:
+                journal.guarded(note, made, journal.here())
+
+        kind.__init__ = __init__
+
+    def _note_sampler(self, sampler: Any, site: int) -> None:
+        object.__setattr__(sampler, _SITE, site)
+
+    def _note_part(self, subset: Any, site: int) -> None:
+        number, self._parts = self._parts, self._parts + 1
+        object.__setattr__(subset, _PART, number)
+        try:
+            if len(subset.indices) > MOST_INDICES:
+                return
+            indices, dataset = [int(index) for index in subset.indices], subset.dataset
+            while isinstance(dataset, self._torch.utils.data.Subset):
+                indices = [int(dataset.indices[index]) for index in indices]
+                dataset = dataset.dataset
+            length = len(dataset)
+        except (TypeError, ValueError, NotImplementedError):
+            return  # its keys are no numbers, or it has no length: nothing to compare
+        self._journal.event(
+            "part",
+            part=number,
+            site=site,
+            base_type=type(dataset).__qualname__,
+            base_length=length,
+            count=len(indices),
+            index_sum=sum(indices),
+            digest=hashlib.blake2b(array("q", sorted(indices)).tobytes(), digest_size=8).hexdigest(),
+        )
+
+    def note_holdings(self, dataset: Any) -> None:
+        """Write digests of what a data set holds for each of its samples, in their order and in any order."""
+        self._journal.guarded(self._note_holdings, dataset)
+
+    def _note_holdings(self, dataset: Any) -> None:
+        if not hasattr(dataset, "__dict__"):
+            return
+        try:
+            started, length = time.monotonic(), len(dataset)
+        except (TypeError, NotImplementedError):
+            return
+        for name, value in list(vars(dataset).items())[:ATTRIBUTES_NOTED]:
+            digests = _row_digests(value, length, started + MOST_S, self._torch)
+            if digests is not None:
+                self._journal.event(
+                    "holding",
+                    dataset_type=type(dataset).__qualname__,
+                    dataset_length=length,
+                    attribute=name,
+                    ordered_digest=digests[0],
+                    unordered_digest=digests[1],
+                )
+
+
+def described(sampler: Any, dataset: Any) -> dict[str, Any]:
+    """Where a loader's sharding sampler was made, and which noted subset the data set is."""
+    return {"sampler_site": getattr(sampler, _SITE, -1), "part": getattr(dataset, _PART, -1)}
+
+
+def _row_digests(rows: Any, length: int, deadline_s: float, torch: Any) -> Optional[tuple[str, str]]:
+    """Digests of rows in and without their order; None when it is no plain list of one row a sample, or too much."""
+    # Containers of other kinds may look rows up by a label, or open a file.
+    if not 1 < length <= MOST_ROWS or type(rows).__name__ not in ("list", "tuple", "ndarray", "Tensor"):
+        return None
+    if getattr(rows, "is_cuda", False) or getattr(rows, "ndim", 1) == 0 or len(rows) != length:
+        return None
+    ordered, total = hashlib.blake2b(digest_size=8), 0
+    for number in range(length):
+        content = _content(rows[number], torch)
+        if content is None or (number % 256 == 0 and time.monotonic() > deadline_s):
+            return None
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        ordered.update(digest)
+        total += int.from_bytes(digest, "big")
+    return ordered.hexdigest(), f"{total & (1 << 64) - 1:016x}"
+
+
+def _content(row: Any, torch: Any) -> Optional[bytes]:
+    if isinstance(row, torch.Tensor):
+        return tensor_digest(row, WHOLE_UP_TO_BYTES).encode() or None
+    if isinstance(row, (str, bytes, int, float)):
+        return repr(row).encode()
+    if isinstance(row, (tuple, list)) and len(row) <= 8:
+        parts = [_content(item, torch) for item in row]
+        return None if None in parts else b"\0".join(part for part in parts if part is not None)
+    return row.tobytes() if hasattr(row, "tobytes") else None

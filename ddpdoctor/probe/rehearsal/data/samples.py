@@ -1,0 +1,146 @@
+"""Fetches a few samples under a fixed seed, so that the ranks' data can be compared sample by sample.
+
+It happens right after the first batch, in the process that fetches (a worker's or the rank's own), with every random
+state put back as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+from ...facts.digests import leaves
+from ...journal import Journal
+from .data_division import Division
+from .randomness import Randomness
+
+SEED = 20_011
+MOST_S = 1.0
+
+
+class Samples:
+    """Replaces the fetch of map-style data sets once per data set and process."""
+
+    def __init__(self, journal: Journal, torch: Any, randomness: Randomness, division: Division) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._randomness = randomness
+        self._division = division
+        self._probed: set[int] = set()
+
+    def install(self) -> None:
+        """Patch the fetcher that main process and workers share."""
+        fetcher_class = self._torch.utils.data._utils.fetch._MapDatasetFetcher
+        fetch, randomness = fetcher_class.fetch, self._randomness
+
+        @functools.wraps(fetch)
+        def fetch_and_probe(fetcher: Any, index: Any) -> Any:
+            dataset = fetcher.dataset
+            if id(dataset) in self._probed or not _is_number(index):
+                return fetch(fetcher, index)
+            self._probed.add(id(dataset))
+            length = _length(dataset)
+            if length is None:
+                return fetch(fetcher, index)
+            randomness.fetch_begins()
+            batch = fetch(fetcher, index)
+            randomness.fetch_ended(dataset, length)
+            self._journal.guarded(self._probe, dataset, length)
+            self._division.note_holdings(self._base(dataset))
+            return batch
+
+        fetcher_class.fetch = fetch_and_probe
+
+    def _probe(self, dataset: Any, length: int) -> None:
+        started = time.monotonic()
+        states = self._states(dataset)
+        try:
+            for source, index in self._places(dataset, length):
+                sample = self._fetch(source, index)
+                if sample is None:
+                    return
+                self._journal.event(
+                    "sample",
+                    dataset_type=type(dataset).__qualname__,
+                    dataset_length=length,
+                    index=self._base_index(source, index),
+                    leaves=leaves(sample, self._torch),
+                )
+                if time.monotonic() - started > MOST_S:
+                    return
+        finally:
+            for put_back, state in states:
+                put_back(state)
+
+    def _places(self, dataset: Any, length: int) -> list[tuple[Any, int]]:
+        """What to fetch; of a subset's base a few samples as well, which ranks with other subsets have too.
+
+        The first two are what data sets of different lengths have in common.
+        """
+        own = [(dataset, index) for index in sorted({0, 1, length // 2, length - 1}) if index < length]
+        base = self._base(dataset)
+        if base is dataset:
+            return own
+        last = (_length(base) or 1) - 1
+        return [*own[:2], *((base, index) for index in sorted({0, last // 2, last})), *own[2:]]
+
+    def _base(self, dataset: Any) -> Any:
+        while isinstance(dataset, self._torch.utils.data.Subset):
+            dataset = dataset.dataset
+        return dataset
+
+    def _fetch(self, dataset: Any, index: int) -> Any:
+        """One sample under the seed; None when the data set does not take the index, which is no fault of it."""
+        self._torch.default_generator.manual_seed(SEED)
+        random.seed(SEED)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(SEED)
+        try:
+            return dataset[index]
+        except Exception:
+            return None
+
+    def _states(self, dataset: Any) -> list[tuple[Callable[[Any], Any], Any]]:
+        """How to put back every random state that a fetch may move, the data set's own generators included."""
+        generator = self._torch.default_generator
+        states: list[tuple[Callable[[Any], Any], Any]] = [
+            (generator.set_state, generator.get_state()),
+            (random.setstate, random.getstate()),
+        ]
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            states.append((numpy.random.set_state, numpy.random.get_state()))
+        with_states = (self._torch.Generator, numpy.random.RandomState) if numpy else (self._torch.Generator,)
+        for value in list(vars(dataset).values()) if hasattr(dataset, "__dict__") else ():
+            if isinstance(value, random.Random):
+                states.append((value.setstate, value.getstate()))
+            elif isinstance(value, with_states):
+                states.append((value.set_state, value.get_state()))
+            elif numpy is not None and isinstance(value, numpy.random.Generator):
+                states.append((functools.partial(setattr, value.bit_generator, "state"), value.bit_generator.state))
+        return states
+
+    def _base_index(self, dataset: Any, index: int) -> int:
+        while isinstance(dataset, self._torch.utils.data.Subset):
+            index = int(dataset.indices[index])
+            dataset = dataset.dataset
+        return index
+
+
+def _length(dataset: Any) -> Optional[int]:
+    """Number of samples of a data set; None when it has none to tell."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _is_number(index: Any) -> bool:
+    """Tell whether the sampler draws plain numbers; other keys cannot be made up."""
+    first = index[0] if isinstance(index, (list, tuple)) and index else index
+    return isinstance(first, int)

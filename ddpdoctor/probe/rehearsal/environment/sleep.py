@@ -1,0 +1,31 @@
+"""Tells a rank that sleeps, and when it wakes, from one that is stuck."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import Any
+
+from ...journal import Journal
+
+
+def watch_sleep(journal: Journal) -> None:
+    """Note while the main thread is in ``time.sleep``, and until when."""
+    pause = time.sleep
+
+    @functools.wraps(pause)
+    def sleep(seconds: Any, /) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return pause(seconds)
+        journal.sleeps_until_ns = journal.guarded(_end_ns, seconds) or 0
+        try:
+            pause(seconds)
+        finally:
+            journal.sleeps_until_ns = 0
+
+    time.sleep = sleep
+
+
+def _end_ns(seconds: Any) -> int:
+    return min(time.time_ns() + int(seconds * 1e9), 1 << 62)

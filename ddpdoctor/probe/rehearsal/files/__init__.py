@@ -1,0 +1,1 @@
+"""The user's files, kept as they are by a rehearsed rank."""

@@ -1,0 +1,173 @@
+"""Notes how the ranks come to files that the job itself makes: reads, writes, checks, removals, locks.
+
+What existed before the job and is only read is of no interest, and neither are Python's own files.
+"""
+
+from __future__ import annotations
+
+import functools
+import genericpath
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Optional
+
+from ...callers import calling_frame
+from ...journal import Journal
+from .polling import Polling
+from .real_paths import UnresolvablePath, name_path, target_path
+
+NOTED = 4_000
+NOTED_ALIKE = 4
+"""So often the same access of one line to one path is noted."""
+_CHANGES = os.O_WRONLY | os.O_RDWR
+_PYTHONS = (".py", ".pyc", ".so", ".pth")
+_INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+_ITS_CALLERS = frozenset({"<frozen os>", os.__file__, pathlib.__file__, shutil.__file__, genericpath.__file__})
+_FETCHERS = ("zipfile", "tarfile", "urllib", "requests", "httpx", "gdown", "huggingface_hub", "wget", "fsspec")
+_FETCHING_FILES = (os.path.join("torch", "hub.py"), os.path.join("torchvision", "datasets", "utils.py"))
+_DEPTH = 40
+_CHECKS = ("exists", "isfile", "isdir", "lexists")
+_PATH_CHECKS = ("exists", "is_file", "is_dir")
+
+
+class Accesses:
+    """Listens to audit events and to the functions that ask whether a path exists."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._polling = Polling(journal)
+        self._noted: dict[tuple[str, str, int, bool], int] = {}
+        self._total = 0
+        self._began_ns = int((journal.plan.get("job") or {}).get("started_ns", 0))
+        self._run_directory = os.path.realpath(journal.run_directory) + os.sep
+        self._libraries = tuple({os.path.realpath(root) + os.sep + "lib" for root in (sys.prefix, sys.base_prefix)})
+
+    def listeners(self) -> dict[str, Callable[[tuple[Any, ...]], None]]:
+        """What to call for which audit event."""
+        return {
+            "open": self._opened,
+            "os.mkdir": lambda given: self._named("make", given[0], _at(given, 2)),
+            "os.remove": lambda given: self._named("remove", given[0], _at(given, 1)),
+            "os.rmdir": lambda given: self._named("remove", given[0], _at(given, 1)),
+            "shutil.rmtree": lambda given: self._named("remove", given[0], _at(given, 1)),
+            "os.rename": lambda given: self._named("move", given[0], _at(given, 2)),
+            "fcntl.flock": self._locked,
+            "fcntl.lockf": self._locked,
+        }
+
+    def install(self) -> None:
+        """Patch the functions that ask whether a path exists; only the user's own calls are noted."""
+        for name in _CHECKS:
+            # Where pickle looks for it, it has to be the same function.
+            self._watch(name, os.path, sys.modules[getattr(os.path, name).__module__])
+        for name in _PATH_CHECKS:
+            self._watch(name, pathlib.Path)
+
+    def _watch(self, name: str, *owners: Any) -> None:
+        ask, accesses, holds = getattr(owners[0], name), self, self._journal.user_code.holds
+
+        @functools.wraps(ask)
+        def ask_noted(path: Any, *arguments: Any, **options: Any) -> Any:
+            answer = ask(path, *arguments, **options)
+            if holds(sys._getframe(1).f_code.co_filename):
+                accesses._journal.guarded(accesses._note_check, path, bool(answer))
+            return answer
+
+        for owner in owners:
+            setattr(owner, name, ask_noted)
+
+    def _note_check(self, path: Any, found: bool) -> None:
+        name = target_path(path)
+        if name is not None and self._is_of_interest(name):
+            self._note_access("check", name, found)
+
+    def _opened(self, given: tuple[Any, ...]) -> None:
+        path, flags = given[0], _at(given, 2)
+        if not isinstance(path, (str, bytes)) or not isinstance(flags, int):
+            return
+        text = os.fsdecode(path)
+        if text.endswith(_PYTHONS) or text.startswith(_SYSTEM):
+            return
+        name = target_path(text)
+        if name is None or not self._is_of_interest(name):
+            return
+        status = _status(name)
+        if flags & os.O_EXCL and flags & os.O_CREAT:
+            self._note_access("lock", name, status is not None)
+        if flags & _CHANGES:
+            self._note_access("write", name, status is not None)
+        elif status is None or max(status.st_mtime_ns, status.st_ctime_ns) >= self._began_ns:
+            self._note_access("read", name, status is not None)
+
+    def _named(self, action: str, path: object, dir_fd: object) -> None:
+        frame = _beyond_the_library(calling_frame())
+        if frame is None or not self._journal.user_code.holds(frame.f_code.co_filename):
+            return
+        try:
+            name = name_path(path, dir_fd)
+        except UnresolvablePath:
+            return
+        if name is not None and self._is_of_interest(name):
+            self._note_access(action, name, _status(name) is not None)
+
+    def _locked(self, given: tuple[Any, ...]) -> None:
+        try:
+            descriptor = given[0] if isinstance(given[0], int) else given[0].fileno()
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except (OSError, AttributeError):
+            path = ""
+        self._note_access("lock", path, True, "flock")
+
+    def _is_of_interest(self, name: str) -> bool:
+        if self._total >= NOTED or name.startswith((self._run_directory, *_SYSTEM, *self._libraries)):
+            return False
+        return not any(part in name for part in _INSTALLED)
+
+    def _note_access(self, action: str, path: str, found: bool, through: str = "") -> None:
+        journal, frame = self._journal, calling_frame()
+        site = journal.site(frame)
+        key = (action, path, site, found)
+        times = self._noted[key] = self._noted.get(key, 0) + 1
+        if site >= 0 and (action == "check" or (action == "read" and not found)):
+            self._polling.asked(path, site, found=found)
+        elif site >= 0:
+            self._polling.did_something()
+        if site < 0 or times > NOTED_ALIKE:
+            return
+        self._total += 1
+        through = through or _fetcher(sys._getframe(1))
+        journal.event("access", action=action, path=path, site=site, found=found, through=through)
+
+
+def _fetcher(frame: Optional[FrameType]) -> str:
+    """The library that fetches or extracts and stands between the user and the call; empty where there is none."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in _FETCHERS or frame.f_code.co_filename.endswith(_FETCHING_FILES):
+            return package
+        frame = frame.f_back
+    return ""
+
+
+def _beyond_the_library(frame: Optional[FrameType]) -> Optional[FrameType]:
+    while frame is not None and frame.f_code.co_filename in _ITS_CALLERS:
+        frame = frame.f_back
+    return frame
+
+
+def _at(given: tuple[Any, ...], position: int) -> Any:
+    return given[position] if position < len(given) else None
+
+
+def _status(name: str) -> Optional[os.stat_result]:
+    try:
+        return os.stat(name)
+    except (OSError, ValueError):
+        return None

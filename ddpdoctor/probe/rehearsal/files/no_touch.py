@@ -1,0 +1,321 @@
+"""Keeps the ranks of a rehearsal from changing, replacing or deleting files that existed before it.
+
+An audit hook sees what Python itself does to files; wrappers see what torch and safetensors do from C++ and Rust. What
+is allowed is decided in ``file_rules``. Not seen: other native writers (HDF5, Arrow, OpenCV), and what children do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from ....record import layout
+from ...imports import after_import
+from . import overlay_renames
+from .file_rules import BytecodeHeldBack, FileRules, Refusal
+from .followed_io import follow_io
+from .native_writers import wrap_safetensors, wrap_torch
+from .os_functions import wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
+from .unseen_writers import LIBC_STARTERS, LIBC_WRITERS, wrap_readline, wrap_shared_memory, wrap_sqlite
+
+OnRefused = Callable[[str, str, str], object]
+"""Called with action, path and sentence instead of a forbidden operation; raises what ends the rank, or ends it."""
+OnFile = Callable[[str, str, bool], object]
+"""Called with action, path and whether the file existed before the rehearsal, just before an allowed operation."""
+OnChild = Callable[[str, bool], object]
+"""Called with the command line of a child process, and whether it keeps these rules, just before it starts."""
+OfUser = Callable[[], bool]
+"""Tells whether the user's own code is at work."""
+
+_RULES = {
+    "open": ("opened", (0, 2)),
+    "os.remove": ("removed", (0, 1)),
+    "os.rmdir": ("directory_removed", (0, 1)),
+    "shutil.rmtree": ("tree_removed", (0, 1)),
+    "os.rename": ("renamed", (0, 1, 2, 3)),
+    "os.link": ("linked", (0, 1, 2, 3)),
+    "os.symlink": ("symlinked", (1, 2)),
+    "os.mkdir": ("directory_made", (0, 2)),
+    "os.chmod": ("attributes_changed", (0, 2)),
+    "os.chown": ("attributes_changed", (0, 3)),
+    "os.setxattr": ("attributes_changed", (0,)),
+    "os.removexattr": ("attributes_changed", (0,)),
+    "os.truncate": ("truncated", (0,)),
+    "socket.bind": ("socket_bound", (1,)),
+    "sqlite3.connect": ("database_connected", (0,)),
+}
+"""Audit event -> method of ``FileRules`` and the positions of the arguments that it takes."""
+
+_NOTED = {"mmap.__new__": "mapped", "tempfile.mkdtemp": "temporary_directory_made"}
+"""Audit event -> method of ``FileRules`` that is told of its first argument and refuses nothing."""
+
+_CHILDREN = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.system": 0}
+"""Audit event -> position of the command in its arguments."""
+
+_ASKED_AGAIN = 5
+_ASKED_AGAIN_AFTER_S = 0.002
+_ENVIRONMENTS = {"subprocess.Popen": 3, "os.posix_spawn": 2, "os.exec": 2}
+"""Audit event -> position of the environment in its arguments."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+_ACTIVE: list[_Guard] = []
+"""The guard of this process, once it is installed."""
+
+
+def install(
+    run_directory: str,
+    allow_writes: bool,
+    on_refused: OnRefused,
+    on_file: OnFile,
+    on_child: OnChild,
+    mount_points: Mapping[str, bool] | None = None,
+    of_user: OfUser = lambda: True,
+) -> None:
+    """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
+
+    ``run_directory`` holds the log of created files that all ranks share, and may be written freely. In an overlay,
+    where ``mount_points`` names those outside it, everything is told and nothing refused.
+    """
+    guard = _Guard(
+        run_directory, allow_writes, on_refused, on_file, on_child, of_user, in_overlay=mount_points is not None
+    )
+    _ACTIVE.append(guard)
+    if len(_ACTIVE) > 1:
+        del _ACTIVE[0]
+        return
+    wrap_os_open(_ask_to_open, lambda call: _ACTIVE[0].quietly(call))
+    wrap_os_utime(
+        lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd),
+        lambda path, dir_fd: _ACTIVE[0].note(_ACTIVE[0].rules.times_set, path, dir_fd),
+    )
+    if mount_points is None:
+        _follow_what_is_written()
+    else:
+        overlay_renames.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
+    sys.addaudithook(_hook_of(_ACTIVE))
+
+
+def _follow_what_is_written() -> None:
+    """Where files are written for good: know their last state, and guard the ways that no audit event tells of."""
+    follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
+    wrap_makers(settle)
+    wrap_pipe_makers(lambda path, dir_fd: _ACTIVE[0].judge(_ACTIVE[0].rules.pipe_made, path, dir_fd), settle)
+    after_import(
+        "_sqlite3",
+        lambda sqlite: wrap_sqlite(sqlite, lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.database_attached, path)),
+    )
+    after_import("readline", lambda readline: wrap_readline(readline, _ask_to_save, settle))
+    wrap_shared_memory(
+        lambda path, flags: _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags),
+        lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.removed, path),
+        settle,
+    )
+    _settle_at_end()
+
+
+def settle(*, at_end: bool = False) -> None:
+    """Record in which state the files are left that this process makes; a fault costs only the record."""
+    if _ACTIVE:
+        _ACTIVE[0].note(lambda: _ACTIVE[0].rules.open_files.settle(at_end=at_end))
+
+
+def _settle_at_end() -> None:
+    """Settle when the interpreter ends, and when the process is left by ``os._exit``."""
+    leave = os._exit
+
+    def _exit(status: int) -> NoReturn:
+        settle(at_end=True)
+        leave(status)
+
+    os._exit = _exit
+    atexit.register(settle, at_end=True)
+
+
+def wrap_torch_writers(torch: Any) -> None:
+    """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
+    wrap_torch(torch, _ask_to_save, _ask_to_write_on, settle)
+    wrap_safetensors(_ask_to_save, settle)
+
+
+def _ask_to_open(path: object, flags: int, dir_fd: object) -> None:
+    _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags, dir_fd)
+
+
+def _ask_to_write_on(path: object) -> None:
+    _ask_to_save(path)
+    if _ACTIVE:
+        _ACTIVE[0].note(_ACTIVE[0].rules.written_on, path)
+
+
+def _ask_to_save(path: object) -> None:
+    if _ACTIVE:
+        _ACTIVE[0].judge(_ACTIVE[0].rules.saved, path)
+
+
+class _Guard:
+    """Connects events to rules, and rules to the rank's callbacks."""
+
+    def __init__(
+        self,
+        run_directory: str,
+        allow_writes: bool,
+        on_refused: OnRefused,
+        on_file: OnFile,
+        on_child: OnChild,
+        of_user: OfUser,
+        *,
+        in_overlay: bool,
+    ) -> None:
+        self._in_overlay = in_overlay
+        self._on_refused = on_refused
+        self._on_file = on_file
+        self._on_child = on_child
+        self._of_user = of_user
+        self._thread = threading.local()
+        self.rules = FileRules(run_directory, allow_writes, self._tell_file, in_overlay=in_overlay)
+
+    def is_quiet(self) -> bool:
+        """True in a thread that is inside one of our own calls."""
+        return getattr(self._thread, "quiet", False)
+
+    def quietly(self, call: Callable[[], Any]) -> Any:
+        """Run ``call`` without judging what it does to files in this thread."""
+        before = self.is_quiet()
+        self._thread.quiet = True
+        try:
+            return call()
+        finally:
+            self._thread.quiet = before
+
+    def judge(self, rule: Callable[..., Refusal | None], *arguments: object) -> None:
+        """Apply a rule; a refusal, or a rule that fails itself, ends the operation."""
+        if self.is_quiet():
+            return
+        try:
+            refusal = rule(*arguments)
+            for _ in range(_ASKED_AGAIN if refusal is not None and not self._in_overlay else 0):
+                # Another rank may have been writing the file, or have replaced it, between our looks at file and log.
+                time.sleep(_ASKED_AGAIN_AFTER_S)
+                refusal = refusal and rule(*arguments)
+        except BytecodeHeldBack:
+            raise
+        except Exception as fault:
+            if sys.is_finalizing():
+                return
+            refusal = Refusal("write", "", f"does something to a file that cannot be judged ({type(fault).__name__})")
+        if refusal is not None and not self._in_overlay:
+            self.quietly(lambda: self._on_refused(*refusal))
+            raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
+
+    def keeps_times(self, path: object, dir_fd: object) -> bool:
+        """True when a file's times must stay as they are; what cannot be judged may have them set."""
+        if self.is_quiet():
+            return False
+        try:
+            return self.rules.keeps_times(path, dir_fd)
+        except Exception:
+            return False
+
+    def note(self, note: Callable[..., object], *arguments: object) -> None:
+        """Take something down that has happened; a fault of it reaches nobody."""
+        if self.is_quiet():
+            return
+        try:
+            self.quietly(lambda: note(*arguments))
+        except Exception:
+            return
+
+    def _tell_file(self, action: str, path: str, existed: bool) -> None:
+        self._tell(lambda: self._on_file(action, path, existed))
+
+    def tell_child(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Report a child process."""
+        command = arguments[_CHILDREN[event]]
+        position = _ENVIRONMENTS.get(event, len(arguments))
+        environment = arguments[position] if position < len(arguments) else None
+        self._tell(lambda: self._on_child(_command_line(command), keeps_the_rules(command, environment)))
+
+    def looked_up(self, name: object) -> None:
+        """A function of a library in C is looked up by its name: nobody sees what is done with it."""
+        if name in LIBC_WRITERS and self._of_user():
+            self.judge(self.rules.called_from_c, name)
+        elif name in LIBC_STARTERS and self._of_user():
+            self._tell(lambda: self._on_child(f"{name}() of the C library", False))
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        if self.is_quiet():
+            return
+        try:
+            self.quietly(callback)
+        except Exception:
+            return
+
+
+def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
+    """Build the audit hook.
+
+    ``safetensors`` is wrapped when the file of one of its submodules is opened: after its package was imported, before
+    the submodule takes the writer from it.
+    """
+    rules, children = _RULES, _CHILDREN
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in rules:
+            if event == "open" and not _is_for_writing(arguments):
+                if arguments and "safetensors" in str(arguments[0]):
+                    wrap_safetensors(_ask_to_save, settle)
+                return
+            name, positions = rules[event]
+            chosen = [arguments[index] if index < len(arguments) else None for index in positions]
+            settle()
+            active[0].judge(getattr(active[0].rules, name), *chosen)
+        elif event in _NOTED and arguments:
+            active[0].note(getattr(active[0].rules, _NOTED[event]), arguments[0])
+        elif event in children and len(arguments) > children[event]:
+            settle(at_end=event == "os.exec")
+            active[0].tell_child(event, arguments)
+        elif event == "ctypes.dlsym" and len(arguments) > 1:
+            active[0].looked_up(arguments[1])
+
+    return hook
+
+
+def _is_for_writing(arguments: tuple[Any, ...]) -> bool:
+    return len(arguments) > 2 and isinstance(arguments[2], int) and bool(arguments[2] & _WRITING)
+
+
+def keeps_the_rules(command: object, environment: object) -> bool:
+    """Tell whether a child is a Python in which the rules are in force, too."""
+    words = [_text(word) for word in command] if isinstance(command, (list, tuple)) else []
+    if not words or not re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
+        return False
+    for word in words[1:]:
+        if not word.startswith("-") or word in ("-", "-c", "-m"):
+            break
+        if not word.startswith("--") and set("ISE") & set(word):
+            return False
+    if environment is None:
+        return True
+    try:
+        names = {_text(name) for name in dict(environment)}  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        names = {_text(entry).partition("=")[0] for entry in environment} if isinstance(environment, list) else set()
+    return {layout.RUN_VARIABLE, "PYTHONPATH"} <= names
+
+
+def _command_line(command: object) -> str:
+    if isinstance(command, (list, tuple)):
+        return shlex.join(_text(word) for word in command)
+    return _text(command)
+
+
+def _text(word: object) -> str:
+    return os.fsdecode(word) if isinstance(word, (str, bytes, os.PathLike)) else str(word)

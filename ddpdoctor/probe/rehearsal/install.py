@@ -1,0 +1,164 @@
+"""Puts together what a rehearsal does inside a process of the job."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional
+
+from ..callers import calling_frame
+from ..environment import Settings
+from ..groups import GroupBook, Groups
+from ..heartbeat import log_as_rank
+from ..journal import Journal
+from ..process import ProcessEnd
+from ..stand_in.install import StandIn
+from .collectives.collective_hook import Tap
+from .collectives.loop_subjects import Subjects
+from .collectives.non_member_calls import watch_outsiders
+from .collectives.reduced_losses import ReducedLosses
+from .data.batch_size import cut_batches
+from .data.data_division import Division
+from .data.loaders import Loaders
+from .data.randomness import Randomness
+from .data.samples import Samples
+from .environment.device_choices import DeviceChoices
+from .environment.lightning import LightningTrainers
+from .environment.network import watch_network
+from .environment.ports import Ports
+from .environment.sleep import watch_sleep
+from .executed_lines import Lines
+from .files import no_touch, overlay_limits
+from .files.accesses import Accesses
+from .files.audit import listen
+from .files.checkpoints import Checkpoints
+from .schedule import Schedule
+from .stop import Ending
+from .stress import Stress
+from .time_budget import Pace
+from .training.ddp_modules import Modules
+from .training.host_syncs import HostReads
+from .training.steps import Steps
+
+
+class Rehearsal:
+    """The hooks of one process, which live as long as it."""
+
+    def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
+        self._journal = journal
+        self._ending = Ending(journal, process_end)
+        self._process_end = process_end
+        self._tap: Optional[Tap] = None
+        self._groups: Optional[GroupBook] = None
+        self._modules: Optional[Modules] = None
+        self._lines = Lines(journal)
+        self._stress = Stress(journal)
+
+    def before_torch(self) -> None:
+        """What must be in place before the user's first line: the no-touch rule, what is not held back, the lines."""
+        journal = self._journal
+        self._stress.before_torch()
+        watch_sleep(journal)
+        watch_network(journal)
+        if journal.rank is not None or journal.plan.get("spawns_ranks"):
+            journal.guarded(self._lines.start_before_torch)
+            journal.on_beat = self._beat
+        mount_points = journal.plan.get("mount_points")
+        self._process_end.consequence = lambda error: overlay_limits.caused(error, mount_points)
+        no_touch.install(
+            journal.run_directory,
+            bool(journal.plan.get("allow_writes")),
+            self._refused,
+            lambda action, path, existed: journal.event(
+                "file", action=action, path=path, existed=existed, site=journal.here()
+            ),
+            self._child_started,
+            mount_points,
+            self._asked_by_user,
+        )
+        accesses = Accesses(journal)
+        settings = Settings(journal, lambda: journal.ring is not None)
+        listen(journal, {"os.putenv": settings.put, "os.unsetenv": settings.remove, **accesses.listeners()})
+        accesses.install()
+
+    def after_torch(self, torch: Any) -> None:
+        """Install the hooks once torch is there."""
+        journal = self._journal
+        no_touch.wrap_torch_writers(torch)
+        plan = journal.plan
+        stand_in = StandIn(journal, torch, int(plan["gpus_per_node"])) if plan.get("device") == "stand-in" else None
+        schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
+        started_s = int(plan["job"]["started_ns"]) / 1e9
+        pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
+        schedule.on_pace = pace.stepped
+        schedule.on_enough = lambda: journal.guarded(self._lines.enough_rehearsed)
+        if plan.get("batch_size"):
+            cut_batches(torch, int(plan["batch_size"]))
+        loaders = Loaders(journal, schedule, self._ending, torch)
+        modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
+        reduced = ReducedLosses(journal)
+        self._groups = GroupBook(journal, torch)
+        self._tap = Tap(journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups)
+        loaders.training_begins = modules.training_begins = lambda: journal.guarded(self._lines.training_begins)
+        loaders.hand_out = self._stress.hand_out
+        loaders.install()
+        randomness, division = Randomness(journal, torch), Division(journal, torch)
+        randomness.install()
+        division.install()
+        Samples(journal, torch, randomness, division).install()
+        modules.install()
+        self._stress.after_torch(torch)
+        Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
+        Checkpoints(journal, torch).install()
+        DeviceChoices(journal, torch).install()
+        HostReads(journal, torch).install()
+        Ports(journal).install()
+        LightningTrainers(journal).install()
+        Groups(journal, torch, self._groups, self._world_made).install()
+        watch_outsiders(journal, torch)
+        self._modules = modules
+        self._process_end.before_exit = self._close
+        self._process_end.consequence = lambda error: (
+            overlay_limits.caused(error, plan.get("mount_points"))
+            or loaders.caused(error)
+            or (stand_in.caused(error) if stand_in is not None else "")
+        )
+        self._process_end.owner_of_attribute = modules.inner_owner_of
+
+    def _beat(self) -> None:
+        """What must outlive a process that is killed is written a few times a second."""
+        self._journal.guarded(self._lines.flush)
+        no_touch.settle()
+
+    def _close(self) -> None:
+        """The process is about to end: write what is still open."""
+        if self._modules is not None:
+            self._modules.close_iterations()
+        self._journal.guarded(self._lines.close)
+        self._journal.settle()
+
+    def _world_made(self, rank: int, world_size: int) -> None:
+        """This process is a rank: log its collectives from now on, and say that it lives."""
+        if not log_as_rank(self._journal, rank):
+            return
+        if self._tap is not None:
+            self._tap.install()
+        if self._groups is not None:
+            self._groups.note_world()
+
+    def _asked_by_user(self) -> bool:
+        """Tell whether the user's own code is at work, and no library."""
+        frame = calling_frame()
+        while frame is not None and frame.f_code.co_filename == ctypes.__file__:
+            frame = frame.f_back
+        return frame is not None and self._journal.user_code.holds(frame.f_code.co_filename)
+
+    def _child_started(self, command: str, keeps_the_rules: bool) -> None:
+        """Note a program that the user's code starts; what torch starts for itself is no news."""
+        site = self._journal.here()
+        if site >= 0:
+            self._journal.event("child", command=command[:500], held=keeps_the_rules, site=site)
+
+    def _refused(self, action: str, path: str, sentence: str) -> None:
+        journal = self._journal
+        journal.event("refused", action=action, path=path, text=sentence, site=journal.here())
+        self._ending.end("no-touch")

@@ -1,0 +1,248 @@
+"""How much of the script is rehearsed: how many batches a pass yields, and when it is enough.
+
+Every number that shapes a pass follows from what the rank itself did before, never from a clock: ranks that do the same
+are cut at the same batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Optional
+
+from .stop import Ending
+
+TRAINING_PASSES = 2
+"""So many training passes of a loader are rehearsed; afterwards passes yield one batch."""
+STEPS_PER_PASS = 2
+"""A training pass goes on until so many optimizer steps were made in it …"""
+MOST_BATCHES = 64
+"""… or it has yielded this many batches."""
+WHOLE = 4
+"""A pass whose batches the script counts is not cut where it has so many times the batches of a short one."""
+AFTERWARDS_S = 10.0
+"""Time for the rest of the script once the training passes were rehearsed."""
+STEPS_WITHOUT_LOADER = 8
+"""Optimizer steps since the newest batch after which a training loop draws from no loader, and is ended …"""
+STEPS_ON_ONE_BATCH = 64
+"""… and the same while a pass is open, whose batches may serve many steps each."""
+
+
+class Told(NamedTuple):
+    """What the script was told of a pass's length."""
+
+    length: int = 0
+    turns: bool = False
+    """A loop draws so often by itself, without asking the other ranks."""
+
+
+class Place:
+    """Where a loader is made and drawn from: passes at one place are epochs of the same loop."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.training_passes = 0
+        self.counted_at = -1
+        """When the newest training pass was counted; passes that were open then belong to the same epoch."""
+        self.newest: Optional[Trail] = None
+
+
+class Trail:
+    """What one pass has done so far."""
+
+    def __init__(self, number: int, loader: int, place: Place, begun_at: int, main: bool) -> None:
+        self.number = number
+        self.loader = loader
+        self.place = place
+        self.begun_at = begun_at
+        self.brief = False
+        """It comes after what is rehearsed, and yields one batch."""
+        self.patient = False
+        """The pass before it was too short to see optimizer steps."""
+        self.draws_before = 0
+        """Batches of any pass before it began: passes side by side begin together."""
+        self.true = math.inf
+        """Batches that it would yield if it were not cut."""
+        self.main = main
+        """The main thread draws, so that what training has done by a draw is the same in every run."""
+        self.told = Told()
+        self.ordinal = 0
+        """n-th pass over its loader, from 0."""
+        self.looped = True
+        """See ``Forward.looped``."""
+        self.yielded = 0
+        self.backwards = 0
+        self.steps = 0
+        self.is_counted: Optional[bool] = None
+        """The script counts its batches and is not prepared for an end; None before it is known."""
+        self.ended = False
+        self.counted = False
+
+
+class Schedule:
+    """Counts what the rank has done so far."""
+
+    def __init__(self, ending: Ending, batches: int, full: bool = False) -> None:
+        self._ending = ending
+        self._batches = batches
+        self._full = full
+        self._moments = 0
+        """Counts begins and ends of passes."""
+        self._passes = 0
+        self._places: dict[object, Place] = {}
+        self._place_of: dict[int, Place] = {}
+        """Where each loader was drawn from last."""
+        self._told: dict[int, Told] = {}
+        """What was told ahead of the pass, which is good for later ones until it is asked for again."""
+        self._open: dict[int, Trail] = {}
+        self._draws = 0
+        self._drawn: list[Trail] = []
+        """Passes that were drawn from since the newest backward."""
+        self._fed: list[Trail] = []
+        """Passes whose batches are trained on; ended ones when they were fetched ahead or are used again."""
+        self._steps_since_draw: dict[int, int] = {}
+        self.on_pace: Callable[[float], None] = lambda batches: None
+        """Called after each optimizer step with the number of batches that are left of what is trained on."""
+        self.on_enough: Callable[[], None] = lambda: None
+        """Called when what is rehearsed of a training loop was rehearsed."""
+
+    def begin(self, loader: int, key: object, main: bool = True, true: Optional[int] = None) -> Trail:
+        """A pass begins; ``key`` tells where its loader is made and drawn from, ``true`` how long it would be."""
+        place = self._place_of[loader] = self._places.setdefault(key, Place())
+        if place.newest is not None:
+            # A script that counts its batches by itself never asks an iterator for more, and keeps it.
+            self._count(place.newest)
+        self._moments += 1
+        self._passes += 1
+        trail = Trail(self._passes, loader, place, self._moments, main)
+        trail.brief, trail.patient = self._is_brief(place), _is_patient(place, main)
+        trail.true = math.inf if true is None else true
+        trail.draws_before = self._draws
+        trail.told = self._told.get(loader, Told())
+        place.passes += 1
+        place.newest = trail
+        self._open[trail.number] = trail
+        self._steps_since_draw.clear()
+        return trail
+
+    def is_over(self, trail: Trail) -> bool:
+        """Tell whether a pass has yielded what it may; asked before each batch."""
+        return trail.ended or trail.yielded >= self._limit(trail)
+
+    def may_go_on(self, trail: Trail) -> bool:
+        """Tell whether a pass that was rehearsed enough is let go on, as the script counts its batches itself."""
+        if trail.brief:
+            return False
+        return trail.yielded < MOST_BATCHES if trail.steps < STEPS_PER_PASS else trail.true <= WHOLE * self._batches
+
+    def drawn(self, trail: Trail) -> None:
+        """The pass has yielded a batch."""
+        trail.yielded += 1
+        self._draws += 1
+        self._drawn.append(trail)
+        self._steps_since_draw.clear()
+
+    def end(self, trail: Trail) -> None:
+        """A pass is over."""
+        self._moments += 1
+        trail.ended = True
+        self._open.pop(trail.number, None)
+        self._count(trail)
+
+    def backward_ended(self) -> Optional[Trail]:
+        """A backward was made on the batches that were drawn last; the pass of theirs that had already ended."""
+        drawn, self._drawn = self._drawn, []
+        if drawn:
+            self._fed = _trained_on([trail for trail in drawn if not trail.ended] or drawn[-1:])
+        late = None
+        for trail in self._fed:
+            trail.backwards += 1
+            if trail.ended:
+                late = trail
+                self._count(trail)
+        return late
+
+    def optimizer_stepped(self, optimizer: int) -> None:
+        """An optimizer has stepped; ends the rehearsal of a training loop that draws from no loader."""
+        for trail in self._fed:
+            trail.steps += 1
+        if self._full:
+            return
+        steps = self._steps_since_draw[optimizer] = self._steps_since_draw.get(optimizer, 0) + 1
+        feeding = [trail for trail in self._fed if not trail.ended]
+        if steps >= (STEPS_ON_ONE_BATCH if feeding else STEPS_WITHOUT_LOADER):
+            self._ending.end("steps")
+        self.on_pace(self._left_of(feeding[-1]) if feeding else STEPS_WITHOUT_LOADER - steps)
+
+    def length(self, loader: int, true: int, *, turns: bool = False) -> int:
+        """The length to tell a loop that ends by it; the pass will keep to it."""
+        trail = next((trail for trail in list(self._open.values()) if trail.loader == loader), None)
+        if trail is not None:
+            planned = int(min(true, self._planned(trail.brief, trail.patient)))
+            trail.told = Told(max(trail.told.length, planned), turns)
+            return trail.told.length
+        place = self._place_of.get(loader, Place())
+        planned = int(min(true, self._planned(self._is_brief(place), _is_patient(place, True))))
+        self._told[loader] = Told(planned, turns)
+        return planned
+
+    def _planned(self, brief: bool, patient: bool) -> float:
+        if self._full:
+            return math.inf
+        if brief:
+            return 1
+        return max(MOST_BATCHES, self._batches) if patient else self._batches
+
+    def _limit(self, trail: Trail) -> float:
+        patient = trail.patient
+        if trail.main:
+            patient = (patient or trail.backwards > 0) and trail.steps < STEPS_PER_PASS
+        return max(self._planned(trail.brief, patient), trail.told.length)
+
+    def _left_of(self, trail: Trail) -> float:
+        """How many batches a pass that is trained on will still yield, as far as its steps so far tell."""
+        limit = max(self._planned(trail.brief, False), trail.told.length)
+        if trail.steps < STEPS_PER_PASS and not trail.brief:
+            limit = max(limit, trail.yielded * STEPS_PER_PASS / max(1, trail.steps))
+        return max(0.0, min(limit, trail.true) - trail.yielded)
+
+    def _is_brief(self, place: Place) -> bool:
+        if place.training_passes:
+            return place.training_passes >= TRAINING_PASSES
+        return place.passes > 0 and self._is_afterwards()
+
+    def _is_afterwards(self) -> bool:
+        return any(place.training_passes >= TRAINING_PASSES for place in list(self._places.values()))
+
+    def _count(self, trail: Trail) -> None:
+        """Count a training pass of its place, once, and not beside another one that was open at the same time."""
+        if trail.counted or not (trail.backwards or trail.steps):
+            return
+        trail.counted = True
+        place = trail.place
+        if trail.begun_at <= place.counted_at:
+            return
+        place.counted_at = self._moments
+        place.training_passes += 1
+        if place.training_passes <= TRAINING_PASSES and self._is_afterwards() and not self._full:
+            self.on_enough()
+            self._ending.in_seconds(AFTERWARDS_S)
+
+
+def _is_patient(place: Place, main: bool) -> bool:
+    """Tell whether the pass before was trained on without enough optimizer steps."""
+    previous = place.newest
+    if previous is None or not previous.backwards or previous.steps >= STEPS_PER_PASS:
+        return False
+    # Another thread may fetch the next pass while this one is still trained on: its steps say nothing yet.
+    return main or previous.backwards >= previous.yielded
+
+
+def _trained_on(drawn: list[Trail]) -> list[Trail]:
+    """The pass that was drawn from last, and those beside it: begun with it and drawn from as often.
+
+    What a validation in between drew is not trained on.
+    """
+    last = drawn[-1]
+    beside = {trail.number: trail for trail in drawn if trail.draws_before == last.draws_before}
+    return [trail for trail in beside.values() if drawn.count(trail) == drawn.count(last)]

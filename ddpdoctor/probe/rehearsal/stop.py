@@ -1,0 +1,57 @@
+"""How a rehearsal ends inside a rank: as if the script had called ``sys.exit(0)``, at the next hook."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from ..journal import Journal
+from ..process import ProcessEnd
+
+SWALLOWED_AT_MOST = 3
+"""How often the user's code may catch the ending before the process is left without asking."""
+
+
+class RehearsalEnded(SystemExit):
+    """Raised in the user's code; exit code 0, so that ``finally`` runs and ``mp.spawn`` is content."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Ending:
+    """Decides when the rank has rehearsed enough, and takes it out of the script."""
+
+    def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
+        self._journal = journal
+        self._process_end = process_end
+        self._deadline_s = float("inf")
+        self._reason = ""
+        self._raised = 0
+
+    def in_seconds(self, seconds: float) -> None:
+        """End at the first hook that is reached after so many seconds from now, in place of any earlier such time."""
+        self._deadline_s = time.monotonic() + seconds
+
+    def check(self) -> None:
+        """Called by every hook; raises ``RehearsalEnded`` when the rehearsal is over."""
+        if self._reason or time.monotonic() > self._deadline_s:
+            self.end(self._reason or "time")
+
+    def end(self, reason: str, text: str = "") -> None:
+        """Note the ending, with a sentence where the rehearsal has shown too little, and leave the user's code."""
+        if not self._reason:
+            self._reason = reason
+            self._process_end.ended_by_rehearsal = True
+            self._journal.event("ended", reason=reason, text=text)
+        self._raised += 1
+        if threading.current_thread() is threading.main_thread() and self._raised <= SWALLOWED_AT_MOST:
+            raise RehearsalEnded
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""The models, gradients and optimizers of a rehearsed rank."""

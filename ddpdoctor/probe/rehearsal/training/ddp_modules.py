@@ -1,0 +1,286 @@
+"""What happens to modules wrapped in DistributedDataParallel: wraps, changes, forwards, buffers, missing gradients."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from ...facts.digests import tensor_digest
+from ...facts.wraps import batch_norms, wrap_facts
+from ...journal import Journal
+from ..environment import memory
+from ..stop import Ending
+from ..time_budget import Pace
+from .reduction import Reduction, accumulates, is_zero
+
+FORWARDS_NOTED = 4_000
+INPUTS_DIGESTED = 16
+BUFFERS_DIGESTED = 6
+"""Training forwards of a wrap before which its buffers are digested."""
+FORWARDS_COMPARED = 200
+"""Training forwards of a wrap before which its parameters are compared with those that DDP listed."""
+CHANGES_NOTED = 32
+ZEROS_SOUGHT = 32
+"""Training forwards of a wrap after whose backward gradients of zero are told from others."""
+
+
+class Modules:
+    """Patches ``DistributedDataParallel``."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        ending: Ending,
+        torch: Any,
+        newest_batch: Callable[[], tuple[int, int, int, bool]],
+        pace: Pace,
+    ) -> None:
+        self._journal = journal
+        self._ending = ending
+        self._torch = torch
+        self._newest_batch = newest_batch
+        self._pace = pace
+        self.training_begins: Callable[[], object] = lambda: None
+        """Called when a module is wrapped."""
+        self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
+        self._wrapped = 0
+        self._named: dict[int, tuple[ReferenceType[Any], int, str]] = {}
+        """Each parameter of a wrapped module with its wrap and name, by identity, which a later one may have again."""
+        self._layouts: dict[int, tuple[tuple[int, bool], ...]] = {}
+        """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
+        self._steps: dict[int, int] = {}
+        self._noted = 0
+        self._changes = 0
+
+    def install(self) -> None:
+        """Patch construction, forward and communication hooks."""
+        ddp_class = self._torch.nn.parallel.DistributedDataParallel
+        construct, forward, hook = ddp_class.__init__, ddp_class.forward, ddp_class.register_comm_hook
+        parameters = inspect.signature(construct).parameters
+        modules = self
+
+        @functools.wraps(construct)
+        def __init__(ddp: Any, *arguments: Any, **options: Any) -> None:
+            modules._ending.check()
+            site = modules._journal.here()
+            short = modules._journal.guarded(modules._shortage, arguments[0] if arguments else options.get("module"))
+            if short:
+                modules._ending.end("memory", short)
+            construct(ddp, *arguments, **options)
+            modules.training_begins()
+            bound = dict(zip(list(parameters)[1:], arguments))
+            bound.update(options)
+            by_user = modules._journal.user_code.holds(sys._getframe(1).f_code.co_filename)
+            modules._journal.guarded(modules._note_wrap, ddp, bound, site, by_user)
+
+        @functools.wraps(forward)
+        def forward_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
+            modules._ending.check()
+            modules._journal.guarded(modules._note_forward, ddp, arguments, options, sys._getframe(1))
+            return forward(ddp, *arguments, **options)
+
+        @functools.wraps(hook)
+        def hook_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
+            if ddp in modules._wraps:
+                modules._journal.event("communication_hook", wrap=modules._wraps[ddp].number)
+            return hook(ddp, *arguments, **options)
+
+        ddp_class.__init__, ddp_class.forward, ddp_class.register_comm_hook = __init__, forward_noted, hook_noted
+
+    def backward_begins(self) -> tuple[list[int], list[int]]:
+        """Numbers of the wraps that hold gradients already, and of those that are under ``no_sync`` only now."""
+        adding, too_late = [], []
+        for ddp, reduction in list(self._wraps.items()):
+            reduction.backward_begins()
+            if accumulates(ddp.module.parameters()):
+                adding.append(reduction.number)
+            if reduction.decision and not ddp.require_backward_grad_sync:
+                too_late.append(reduction.number)
+        return adding, too_late
+
+    def backward_ended(self, retained: bool) -> dict[int, str]:
+        """How the gradients fared of each wrap that got some; see ``Reduction.backward_ended``."""
+        fates = {}
+        for ddp, reduction in list(self._wraps.items()):
+            fates[reduction.number] = fate = reduction.backward_ended(retained)
+            if fate == "" and ddp.find_unused_parameters and reduction.training_forwards <= ZEROS_SOUGHT:
+                # Where it searches, DDP sends zeros to parameters whose output the loss leaves out, and takes them away
+                # again where no rank had more.
+                reduction.arrived -= {id(p) for p in ddp.module.parameters() if p.grad is None or is_zero(p.grad)}
+        return {number: fate for number, fate in fates.items() if fate is not None}
+
+    def backward_failed(self) -> None:
+        """A backward was left by an exception: which gradients had come by then says nothing."""
+        for reduction in self._wraps.values():
+            reduction.close()
+
+    def close_iterations(self) -> None:
+        """An iteration is over (a step, a new forward, the end): note which parameters got no gradient in it."""
+        for reduction in list(self._wraps.values()):
+            self._close(reduction)
+
+    def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
+        """Wrap and name of a parameter; None when no wrapped module holds it."""
+        known = self._named.get(id(parameter))
+        return known[1:] if known is not None and known[0]() is parameter else None
+
+    def parameters(self) -> Iterator[tuple[int, str, Any]]:
+        """Every parameter that wrapped modules hold by now: its wrap, its name, and itself."""
+        for ddp, reduction in list(self._wraps.items()):
+            for name, parameter in ddp.module.named_parameters():
+                yield reduction.number, name, parameter
+
+    def tensor_name(self, tensor: Any) -> str:
+        """Name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for other tensors."""
+        known = self.name_of(tensor)
+        if known is None:
+            buffers = ((own.number, ddp.module.named_buffers()) for ddp, own in list(self._wraps.items()))
+            known = next(((wrap, name) for wrap, held in buffers for name, one in held if one is tensor), None)
+        return "" if known is None else f"{known[1]} of model {known[0]}" if known[0] else known[1]
+
+    def inner_owner_of(self, error: BaseException) -> str:
+        """Class of a wrapped model that has the attribute that was asked of its DDP wrapper; empty otherwise."""
+        ddp_class = self._torch.nn.parallel.DistributedDataParallel
+        if not isinstance(error, AttributeError) or f"'{ddp_class.__name__}' object" not in str(error):
+            return ""
+        name = str(error).rstrip("'").rpartition("'")[2]
+        owners = [type(ddp.module).__qualname__ for ddp in self._wraps if hasattr(ddp.module, name)]
+        return owners[0] if owners else ""
+
+    def _shortage(self, module: Any) -> str:
+        """Say that this machine has not the memory to train the module; empty when it has."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "") or self._torch.distributed.get_world_size())
+        return memory.shortage(memory.need_of(module.parameters(), ranks), memory.free_bytes(), ranks)
+
+    def _close(self, reduction: Reduction) -> None:
+        synchronised = reduction.decision and reduction.arrived
+        missing = reduction.close()
+        if synchronised and (missing or reduction.last_missing is None):
+            same = missing == reduction.last_missing
+            reduction.last_missing = missing
+            if missing:
+                self._journal.event(
+                    "missing_gradients",
+                    wrap=reduction.number,
+                    backward=self._journal.backwards - 1,
+                    site=reduction.site,
+                    parameters=None if same else missing,
+                )
+
+    def _note_wrap(self, ddp: Any, bound: dict[str, Any], site: int, by_user: bool) -> None:
+        module = ddp.module
+        ignored = set(getattr(ddp, "parameters_to_ignore", ()))
+        names = {
+            id(parameter): name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in ignored
+        }
+        reduction = Reduction(self._wrapped, names)
+        inner = [self._wraps[part].number for part in module.modules() if part in self._wraps]
+        self._wrapped += 1
+        self._wraps[ddp] = reduction
+        self._watch(reduction, module)
+        facts = wrap_facts(ddp, bound, self._torch)
+        self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
+
+    def _watch(self, reduction: Reduction, module: Any) -> None:
+        """Listen to the gradients of every parameter of a module that wants one, and remember what there is."""
+        for name, parameter in module.named_parameters():
+            if self.name_of(parameter) is None:
+                self._named[id(parameter)] = ref(parameter), reduction.number, name
+            if parameter.requires_grad and id(parameter) not in reduction.watched:
+                reduction.watched.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda parameter, reduction=reduction: reduction.arrive(id(parameter))
+                )
+        self._layouts[reduction.number] = _layout(module)
+
+    def _note_forward(self, ddp: Any, arguments: Any, options: Any, frame: Any) -> None:
+        journal, torch = self._journal, self._torch
+        reduction = self._wraps.get(ddp)
+        if reduction is None:
+            return
+        gradients = bool(torch.is_grad_enabled())
+        synchronised = gradients and bool(ddp.require_backward_grad_sync)
+        site = journal.site(frame)
+        step = 0
+        digest = ""
+        training_norms = None
+        if gradients:
+            self._close(reduction)
+            reduction.forward_begins(synchronised, site)
+        if gradients and ddp.training:
+            step = self._steps[site] = self._steps.get(site, 0) + 1
+            journal.step, journal.forward_site = step, site
+            journal.forwards += 1
+            self._pace.forward_begins()
+            if reduction.training_forwards < INPUTS_DIGESTED:
+                digest = self._digest_inputs(arguments, options)
+            if reduction.training_forwards == 0:
+                training_norms = sum(layer.training for layer in batch_norms(ddp.module, self._torch)[0])
+            if reduction.training_forwards < FORWARDS_COMPARED:
+                self._compare(ddp, reduction, site)
+            if synchronised and reduction.training_forwards < BUFFERS_DIGESTED:
+                self._note_buffers(ddp, reduction)
+            reduction.training_forwards += 1
+        self._noted += 1
+        if self._noted <= FORWARDS_NOTED:
+            loader, ordinal, batch, looped = self._newest_batch()
+            journal.event(
+                "forward",
+                wrap=reduction.number,
+                site=site,
+                step=step,
+                gradients=gradients,
+                training=bool(ddp.training),
+                synchronised=synchronised,
+                input_digest=digest,
+                pass_loader=loader,
+                pass_ordinal=ordinal,
+                batch=batch,
+                looped=looped,
+                batch_norms=training_norms,
+            )
+
+    def _compare(self, ddp: Any, reduction: Reduction, site: int) -> None:
+        """Note which parameters were added, frozen or unfrozen since DDP listed them, and a late SyncBatchNorm."""
+        module = ddp.module
+        if reduction.training_forwards == 0 and (late := batch_norms(module, self._torch)[1]):
+            self._journal.event("late_batch_norms", wrap=reduction.number, site=site, synchronised=late)
+        if _layout(module) == self._layouts.get(reduction.number):
+            return
+        named = dict(module.named_parameters())
+        listed = set(reduction.names.values()) | set(getattr(ddp, "parameters_to_ignore", ()))
+        wanting = [name for name, parameter in named.items() if parameter.requires_grad]
+        replaced = [name for name in wanting if name in listed and id(named[name]) not in reduction.names]
+        self._watch(reduction, module)
+        added = [*(name for name in wanting if name not in listed), *replaced]
+        frozen = [name for name in reduction.names.values() if name in named and not named[name].requires_grad]
+        self._changes += 1
+        # A model that is switched off as a whole, as a GAN's discriminator is in turn, is not waited for.
+        if self._changes <= CHANGES_NOTED and (added or 0 < len(frozen) < len(reduction.names)):
+            self._journal.event("wrap_change", wrap=reduction.number, site=site, added=added, frozen=frozen)
+
+    def _note_buffers(self, ddp: Any, reduction: Reduction) -> None:
+        buffers = dict(ddp.module.named_buffers())
+        if buffers:
+            self._journal.event(
+                "buffers",
+                wrap=reduction.number,
+                forward=reduction.training_forwards,
+                digests={name: tensor_digest(tensor) for name, tensor in buffers.items()},
+            )
+
+    def _digest_inputs(self, arguments: Any, options: Any) -> str:
+        from ...facts.digests import leaves
+
+        return ".".join(leaves((arguments, options), self._torch))
+
+
+def _layout(module: Any) -> tuple[tuple[int, bool], ...]:
+    return tuple((id(parameter), parameter.requires_grad) for parameter in module.parameters())

@@ -1,0 +1,132 @@
+"""Who loads the state of optimizers, schedulers and gradient scalers, and what these hold at the first step."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ...facts.digests import tensor_digest
+from ...journal import Journal
+from .parameters_without_optimizer import Unheld
+from .replicas import Replicas
+
+LOADS_NOTED = 200
+VALUES_DIGESTED = 512
+BYTES_OF_A_TENSOR = 1 << 12
+
+
+class TrainingState:
+    """Counts objects with training state in the order in which they are made, and notes what is loaded into them."""
+
+    def __init__(self, journal: Journal, torch: Any, replicas: Replicas, unheld: Unheld) -> None:
+        self._journal = journal
+        self._replicas = replicas
+        self._unheld = unheld
+        self._torch = torch
+        self._known: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
+        self._made: dict[str, int] = {}
+        self._loads = 0
+
+    def install(self) -> None:
+        """Patch construction and loading of the base classes."""
+        torch = self._torch
+        schedulers = [
+            class_
+            for class_ in vars(torch.optim.lr_scheduler).values()
+            if isinstance(class_, type) and hasattr(class_, "load_state_dict")
+        ]
+        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
+        kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
+        for class_, kind in kinds.items():
+            self._watch(kind, class_)
+
+    def note_first_step(self) -> None:
+        """Digest every state, before the first optimizer step: what was loaded or sent around is there by then."""
+        for held, (kind, number) in list(self._known.items()):
+            self._journal.event(
+                "training_state",
+                kind=kind,
+                number=number,
+                type=type(held).__qualname__,
+                digest=self._digest(_optimizer_values(held) if kind == "optimizer" else vars(held).values()),
+                wraps=self._wraps_of(held),
+            )
+
+    def _wraps_of(self, held: Any) -> list[int]:
+        """The wraps whose parameters it steers; empty when that is not known."""
+        steered = held if isinstance(held, self._torch.optim.Optimizer) else getattr(held, "optimizer", None)
+        return [] if steered is None else self._replicas.scope_of(steered)[0]
+
+    def _digest(self, values: Iterable[Any]) -> str:
+        """Digest of the numbers and tensors among some values; other objects are left out."""
+        digest = hashlib.blake2b(digest_size=8)
+        for value in itertools.islice(values, VALUES_DIGESTED):
+            if isinstance(value, self._torch.Tensor):
+                digest.update(tensor_digest(value, BYTES_OF_A_TENSOR).encode())
+            elif _is_plain(value):
+                digest.update(repr(value).encode())
+        return digest.hexdigest()
+
+    def _watch(self, kind: str, class_: Any) -> None:
+        construct, load = vars(class_).get("__init__"), vars(class_).get("load_state_dict")
+        if construct is not None:
+            class_.__init__ = self._counted(construct, kind)
+        if load is not None:
+            class_.load_state_dict = self._heard(load, kind)
+
+    def _counted(self, construct: Any, kind: str) -> Any:
+        @functools.wraps(construct)
+        def __init__(held: Any, *arguments: Any, **options: Any) -> None:
+            construct(held, *arguments, **options)
+            self._journal.guarded(self._count, held, kind)
+            if kind == "optimizer":
+                self._journal.guarded(self._unheld.optimizer_made, held, self._journal.here(0))
+
+        return __init__
+
+    def _heard(self, load: Any, kind: str) -> Any:
+        @functools.wraps(load)
+        def load_state_dict(held: Any, *arguments: Any, **options: Any) -> Any:
+            result = load(held, *arguments, **options)
+            self._journal.guarded(self._note_load, held, kind, sys._getframe(1))
+            return result
+
+        return load_state_dict
+
+    def _count(self, held: Any, kind: str) -> None:
+        if held not in self._known:
+            self._known[held] = (kind, self._made.get(kind, 0))
+            self._made[kind] = self._made.get(kind, 0) + 1
+
+    def _note_load(self, held: Any, kind: str, frame: Any) -> None:
+        self._loads += 1
+        known = self._known.get(held)
+        if known is not None and self._loads <= LOADS_NOTED:
+            self._journal.event(
+                "state_loaded",
+                kind=kind,
+                number=known[1],
+                type=type(held).__qualname__,
+                site=self._journal.site(frame),
+            )
+
+
+def _optimizer_values(optimizer: Any) -> Iterator[Any]:
+    """The options and the state of an optimizer, in the order of its parameters."""
+    for group in optimizer.param_groups:
+        for name in sorted(group):
+            if name != "params":
+                yield group[name]
+        for parameter in group["params"]:
+            yield from optimizer.state.get(parameter, {}).values()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))

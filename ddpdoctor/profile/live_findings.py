@@ -1,0 +1,124 @@
+"""Asks the checks about a watched job: those that the project wants, less what its comments suppress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.run_checks import run_live_checks
+from ddpdoctor.catalogue.select import chosen_checks, heard
+from ddpdoctor.config.settings import find_settings
+from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
+from ddpdoctor.diagnosis.divergence import describe
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence_kind import classify
+from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.merge import merge
+from ddpdoctor.monitor.last_standstill import tells_the_end
+from ddpdoctor.monitor.snapshot import FindingView
+from ddpdoctor.record.model import RunRecord
+
+
+class LiveChecks:
+    """The checks of one watched job."""
+
+    def __init__(self, root: str, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> None:
+        """Read the settings of the project that ``root`` is in.
+
+        Raises ConfigurationError for wrong settings and UsageError for words that mean no check.
+        """
+        self._root = root
+        self._settings = find_settings(Path(root))
+        self._catalogue = read_catalogue()
+        self._chosen = chosen_checks(self._catalogue, select, ignore, self._settings)
+        self._codes = {entry.code: entry.code for entry in self._catalogue.entries}
+        self._codes |= {entry.name: entry.code for entry in self._catalogue.entries}
+        self._comments: dict[str, tuple[Suppression, ...]] = {}
+
+    def findings(self, record: RunRecord) -> tuple[Finding, ...]:
+        """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only."""
+        if self._settings.thresholds:
+            job = msgspec.structs.replace(record.job, thresholds=self._settings.thresholds)
+            record = msgspec.structs.replace(record, job=job)
+        results = heard(run_live_checks(self._chosen, record), self._settings, self._catalogue)
+        seen = [finding for result in results for finding in result.from_run]
+        for finding in seen:
+            if finding.location is not None and finding.location.file not in self._comments:
+                self._comments[finding.location.file] = _comments_in(finding.location.file)
+        kept = suppress(merge((), seen), self._comments, self._codes).kept
+        return with_fingerprints(kept, self._root)
+
+    def telling(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
+        """The finding among those that hold which tells a divergence; made of it where no check does (yet).
+
+        So a standstill that is shown always has a code, ranks and a place.
+        """
+        code = classify(divergence, record)
+        told = [finding for finding in holding if finding.code == code]
+        told += [finding for finding in holding if finding.severity is Severity.ERROR and _tells_partings(finding)]
+        if told:
+            return told[0]
+        entry = next(entry for entry in self._catalogue.entries if entry.code == code)
+        finding = Finding(
+            code=code,
+            name=entry.name,
+            severity=Severity.ERROR,
+            title=describe.title(divergence),
+            ranks=describe.ranks(divergence),
+            locations=describe.locations(divergence),
+            basis=frozenset({"run"}),
+            evidence=describe.facts(divergence, "run"),
+            remedy=_REMEDY,
+        )
+        return with_fingerprints((finding,), self._root)[0]
+
+    def with_wait(
+        self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
+    ) -> tuple[FindingView, ...]:
+        """The findings of a job that was ended while ranks waited for one that worked: that wait is among them."""
+        wait, said = ended_in
+        heard = any(rank.rank == wait.late for rank in record.ranks)
+        code = "DDP307" if heard else "DDP705"
+        entry = next(entry for entry in self._catalogue.entries if entry.code == code)
+        finding = Finding(
+            code=code,
+            name=entry.name,
+            severity=Severity.WARNING if heard else Severity.ERROR,
+            title=said,
+            ranks=(wait.late,),
+            locations=wait.locations,
+            basis=frozenset({"run"}),
+            evidence=tuple(
+                Fact(text=f"the stack of rank {rank} then", basis="run", rank=rank, stack=stack)
+                for rank, stack in wait.stacks
+            ),
+            remedy=_WAIT_REMEDY if heard else _MISSING_REMEDY,
+        )
+        (finding,) = with_fingerprints((finding,), self._root)
+        others = [view for view in views if view.finding.code != code and not tells_the_end(view.finding)]
+        return (FindingView(finding=finding, since_ns=wait.since_ns), *others)
+
+
+_WAIT_REMEDY = (
+    "See whether that work may take so long: divide it between the ranks or do it before the job, or give the group a "
+    "timeout that covers it. If it has no end, see what the loop there waits for."
+)
+_MISSING_REMEDY = "See whether that rank was started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
+_REMEDY = "Compare what the ranks do at the lines that are named: all of them have to come to the same collectives."
+
+
+def _tells_partings(finding: Finding) -> bool:
+    """Tell whether an error is one of those that can make ranks part."""
+    return finding.code.startswith(("DDP1", "DDP2", "DDP3", "DDP7"))
+
+
+def _comments_in(file: str) -> tuple[Suppression, ...]:
+    try:
+        return suppressions_in(file, Path(file).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return ()

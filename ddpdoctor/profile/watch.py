@@ -1,0 +1,340 @@
+"""Watches a run: reads what its ranks write, runs the checks on it, and hands out snapshots for a face to show.
+
+::
+
+    from ddpdoctor.profile.watch import live_source
+
+    source = live_source(Path.home() / ".local/state/ddpdoctor/runs/run-20260101-120000-abcd")
+    print(source.snapshot().verdict.text)
+
+``live_source`` raises RecordError for a directory that cannot be read. ``ddpdoctor.monitor.replay`` shows a run that
+is over.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
+from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
+from ddpdoctor.diagnosis.performance.summarise import summarise
+from ddpdoctor.diagnosis.performance.summary import RunVerdict
+from ddpdoctor.diagnosis.performance.verdict import run_verdict
+from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
+from ddpdoctor.errors import RecordError
+from ddpdoctor.finding import Finding
+from ddpdoctor.launch.job import LaunchedJob
+from ddpdoctor.launch.runs.kept_runs import live_processes
+from ddpdoctor.monitor.duty_cycle import Pace
+from ddpdoctor.monitor.finding_hold import Standing
+from ddpdoctor.monitor.history import HistoryWriter
+from ddpdoctor.monitor.last_standstill import LastStandstill, tells_the_end
+from ddpdoctor.monitor.live_run import LiveRun
+from ddpdoctor.monitor.replay import final_snapshot
+from ddpdoctor.monitor.series import Series
+from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
+from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_made
+from ddpdoctor.monitor.views.stall_view import stall_view
+from ddpdoctor.monitor.views.wait_view import LastWait
+from ddpdoctor.profile.live_findings import LiveChecks
+from ddpdoctor.record.model import RunRecord, StreamState
+from ddpdoctor.record.plan import RunPlan, read_plan
+
+_SECOND_NS = 1_000_000_000
+SHOWN_WINDOW_NS = 30_000_000_000
+SHOWN_STEPS = 120
+SHOWN_AT_LEAST = FEWEST_STEPS + WARM_UP_STEPS
+"""The figures of a live run are those of its newest steps, of so many even where they take minutes …"""
+SHOWN_ROWS = 10_000
+JUDGED_ROWS = 40_000
+"""Steps of all ranks together that are looked at: of hundreds of ranks a few dozen each."""
+JUDGED_WINDOW_NS = 60_000_000_000
+"""… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
+JUDGED_STEPS = 60
+RECORD_EVERY_NS = 2_000_000_000
+"""A recorded run is shown again in moments that are so far apart, where it was short."""
+TIMED_OUT = "DDP308"
+_FAILED = ("raised", "signalled", "left-by-exit")
+_SIGNALS = 128
+"""A higher exit code is that of a shell for a process that a signal has killed."""
+_NO_VERDICT = RunVerdict(state="unknown", text="nothing was looked at yet")
+
+
+def live_source(
+    directory: Path, job: LaunchedJob | None = None, *, one_rank_samples_per_s: float | None = None
+) -> RunSource:
+    """Watch a run that goes on; ``job`` is given when this program started it.
+
+    ``one_rank_samples_per_s`` is what the same training does on one rank, where the run itself does not know.
+    """
+    plan = read_plan(directory)
+    if one_rank_samples_per_s is not None:
+        told = msgspec.structs.replace(plan.job, one_rank_samples_per_s=one_rank_samples_per_s)
+        plan = msgspec.structs.replace(plan, job=told)
+    return RunSource(directory, plan, job)
+
+
+def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
+    """What was shown last of a run, and its record.
+
+    A run that went on when nobody watched it any more, or that nobody watched, is looked at now, once it is over; its
+    GPUs are those of what was shown. Raises RecordError when the directory cannot be read.
+    """
+    plan = read_plan(directory)
+    is_over = not live_processes(directory)
+    source = RunSource(directory, plan, None, is_over=is_over, keeps_history=False)
+    try:
+        try:
+            shown = final_snapshot(directory)
+        except RecordError:
+            shown = None
+        snapshot = shown
+        if snapshot is None or (is_over and snapshot.state != "ended"):
+            snapshot = source.final_snapshot()
+        if shown is not None:
+            snapshot = msgspec.structs.replace(snapshot, gpus=shown.gpus, gpus_note=shown.gpus_note)
+        return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
+    finally:
+        source.close()
+
+
+class RunSource:
+    """A run directory as a source of snapshots; fulfils ``SnapshotSource``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: RunPlan,
+        job: LaunchedJob | None,
+        *,
+        is_over: bool = False,
+        keeps_history: bool = True,
+    ) -> None:
+        """``is_over``: nothing of it runs any more; only with ``keeps_history`` is its directory written to."""
+        self._directory = directory
+        self._plan = plan
+        self._job = job
+        self._run = LiveRun(directory, plan, is_over=is_over)
+        self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
+        self._history = HistoryWriter(directory) if keeps_history else None
+        self._series = Series()
+        self._standing = Standing()
+        self._last_standstill = LastStandstill()
+        self._last_wait = LastWait()
+        self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)
+        # While some rank makes no steps: a hang has to be named within seconds.
+        self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
+        self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.006)
+        self._judged_ns = JUDGED_WINDOW_NS
+        self._checked_steps = 0
+        self._recorded_at_ns = 0
+        self._stalled_since_ns = 0
+        self._newest: Snapshot | None = None
+        self._lock = threading.Lock()
+
+    def snapshot(self) -> Snapshot:
+        """The newest one; looks at the files once a second, and more often while the job may stand still."""
+        with self._lock:
+            now_ns = time.time_ns()
+            pace = self._stall_pace if self._run.is_quiet else self._look_pace
+            stands = 0 < self._run.quiet_at_ns < now_ns
+            if self._newest is None or pace.is_due(now_ns) or stands:
+                with pace.work(now_ns):
+                    self._newest = self._look(now_ns)
+            return self._newest
+
+    def final_snapshot(self) -> Snapshot:
+        """The figures and findings of the whole run, and its exit code; called once the job has ended."""
+        with self._lock:
+            self._newest = self._look(time.time_ns(), whole=True)
+            return self._newest
+
+    def record(self) -> RunRecord:
+        """What is known of the run now, for a trace."""
+        with self._lock:
+            return self._run.look(time.time_ns())
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Have the stack of one rank taken."""
+        with self._lock:
+            self._run.ask_for_stacks(rank)
+
+    def end_job(self) -> None:
+        """End the job if this program started it; the second call kills it."""
+        if self._job is not None:
+            self._job.forward(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Let go of files; the job goes on."""
+        self._run.close()
+        if self._history is not None:
+            self._history.close()
+
+    def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
+        told_to_end = self._job is not None and self._job.told_to_end
+        record = self._run.look(now_ns, 0 if whole else self._judged_ns, told_to_end=told_to_end)
+        shown = record if whole else _shown(record)
+        summary = summarise(shown)
+        if summary.step_times is not None:
+            self._judged_ns = _judged_ns(summary.step_times.p50_ns, len(record.step_tracks))
+        if self._series.is_due(now_ns):
+            self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
+        exit_code = self._job.exit_code() if self._job is not None else None
+        state = self._state(record, exit_code)
+        views = self._findings(record, now_ns, whole=whole)
+        stall, finding = self._stall(record, views, now_ns)
+        stall = self._last_standstill.look(
+            stall, finding, self._run.divergence, record, told_to_end=told_to_end, ended=state == "ended"
+        )
+        views = self._last_standstill.as_cause(views)
+        stands = stall is not None
+        wait = self._last_wait.look(None if stands else self._run.wait, record, told_to_end=told_to_end)
+        ended_in = self._last_wait.at_end(record, exit_code) if state == "ended" and not stands else None
+        if any(view.finding.code == TIMED_OUT for view in views):
+            ended_in = None  # It says more of the same wait.
+        if ended_in is not None:
+            views = self._checks.with_wait(views, ended_in, record)
+        look = Look(
+            now_ns=now_ns,
+            record=record,
+            summary=summary,
+            verdict=_NO_VERDICT,
+            state="stalled" if state != "ended" and stall is not None else state,
+            findings=views,
+            stall=stall,
+            wait=wait,
+            culprit=self._culprit(),
+            gpus_note=self._run.gpus_note(),
+            notes=self._notes(record),
+            launched=self._job is not None,
+            exit_code=exit_code,
+        )
+        waited = views[0].finding if ended_in is not None else None
+        look = msgspec.structs.replace(look, verdict=self._verdict(look, waited, whole=whole))
+        snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
+        if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
+            self._recorded_at_ns = now_ns
+            self._history.write(snapshot)
+        return snapshot
+
+    def _verdict(self, look: Look, ended_in: Finding | None, *, whole: bool) -> RunVerdict:
+        """The verdict on what is shown, or on the whole run; where nothing was measured, why."""
+        ended = look.state == "ended"
+        holding = [view.finding for view in look.findings if view.until_ns is None]
+        code = look.exit_code
+        if code is None or self._is_excused(look.record):
+            code = None
+        elif code > _SIGNALS:
+            code = _SIGNALS - code
+        pending = None if whole or self._standing.is_settled else self._standing.pending
+        verdict = run_verdict(
+            look.summary, holding, stall=look.stall, exit_code=code, pending=pending, ended_in=ended_in
+        )
+        why_nothing = self._run.why_nothing(look.record, ended=ended)
+        if not why_nothing:
+            return verdict
+        if verdict.state == "unknown":
+            return msgspec.structs.replace(verdict, text=why_nothing)
+        return msgspec.structs.replace(verdict, why=(*verdict.why, why_nothing))
+
+    def _is_excused(self, record: RunRecord) -> bool:
+        """Tell whether the exit code says nothing of the job: it was told to end, or its scripts had all finished."""
+        told = self._job is not None and self._job.told_to_end
+        finished = bool(record.ranks) and all(rank.main_finished for rank in record.ranks)
+        return told or (finished and len(record.ranks) == record.job.world_size)
+
+    def _notes(self, record: RunRecord) -> tuple[str, ...]:
+        fault = self._history.fault if self._history is not None else ""
+        why_nothing = self._run.why_nothing(record, ended=False)
+        return tuple(note for note in (why_nothing, self._end_note(record), *self._run.faults(record), fault) if note)
+
+    def _end_note(self, record: RunRecord) -> str:
+        """What an exit code that does not count means."""
+        code = self._job.exit_code() if self._job is not None else None
+        if not code or not self._is_excused(record):
+            return ""
+        if self._job is not None and self._job.told_to_end:
+            return "the job was told to end"
+        return (
+            f"the scripts of all ranks had finished; the exit code {code} comes from the end of a process after that, "
+            "where torch with gloo sometimes aborts"
+        )
+
+    def _findings(self, record: RunRecord, now_ns: int, *, whole: bool) -> tuple[FindingView, ...]:
+        """What holds now; of the whole run what the checks say of all its steps, and what held for a while."""
+        stalled = self._run.divergence is not None
+        if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
+            record = _without_collectives(record)
+        if whole or not stalled:
+            newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
+            self._standing.end_standstill(min(newest, default=0))
+        if whole:
+            final = self._checks.findings(record)
+            return _with_final(final, self._standing.views(), record.job.started_ns)
+        steps = sum(track.step[-1] for track in record.step_tracks if len(track))
+        unexplained = stalled and not self._stalled_since_ns
+        has_news = stalled or self._run.is_quiet or steps != self._checked_steps
+        if unexplained or (has_news and self._check_pace.is_due(now_ns)):
+            with self._check_pace.work(now_ns):
+                found, moved = self._checks.findings(record), steps != self._checked_steps
+                if any(may_yet_be_told(record, rank) for rank in record.ranks):
+                    found = tuple(finding for finding in found if not tells_the_end(finding))
+                self._standing.take(found, now_ns, moved=moved, judged=summarise(record).steps >= FEWEST_STEPS)
+            self._checked_steps = steps
+        return self._standing.views()
+
+    def _stall(
+        self, record: RunRecord, views: Sequence[FindingView], now_ns: int
+    ) -> tuple[StallView | None, Finding | None]:
+        """What the job stands in now, and the finding that tells it."""
+        divergence = self._run.divergence
+        if divergence is None:
+            self._stalled_since_ns = 0
+            return None, None
+        self._stalled_since_ns = self._stalled_since_ns or now_ns
+        holding = [view.finding for view in views if view.until_ns is None]
+        finding = self._checks.telling(divergence, record, holding)
+        return stall_view(divergence, finding, record, self._stalled_since_ns), finding
+
+    def _culprit(self) -> int | None:
+        divergence = self._last_standstill.divergence or self._run.divergence
+        return divergence.culprit if divergence is not None else None
+
+    def _state(self, record: RunRecord, exit_code: int | None) -> RunState:
+        if exit_code is not None or (self._job is None and record.ranks and not self._run.living()):
+            return "ended"
+        if self._run.divergence is not None:
+            return "stalled"
+        return "running" if steps_made(record) else "waiting"
+
+
+def _shown(record: RunRecord) -> RunRecord:
+    """The steps whose figures are shown."""
+    affordable = SHOWN_ROWS // (len(record.step_tracks) or 1)
+    return recent(record, SHOWN_WINDOW_NS, min(SHOWN_STEPS, max(affordable, SHOWN_AT_LEAST)), SHOWN_AT_LEAST)
+
+
+def _judged_ns(step_ns: float, ranks: int) -> int:
+    """How far back the checks look, where a step takes so long."""
+    wanted_ns = max(JUDGED_WINDOW_NS, JUDGED_STEPS * step_ns)
+    return int(min(wanted_ns, max(JUDGED_STEPS, JUDGED_ROWS // ranks) * step_ns))
+
+
+def _without_collectives(record: RunRecord) -> RunRecord:
+    """Keep from the checks what ranks told of their collectives at different moments, unless it proves something."""
+    absent = StreamState("absent", "the job goes on, so nobody asked the ranks for their collectives")
+    return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
+
+
+def _with_final(final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int) -> tuple[FindingView, ...]:
+    """What the checks say of the whole run, since when as far as that was seen; then what held for a while only."""
+    fingerprints = {finding.fingerprint for finding in final}
+    since_ns = {view.finding.fingerprint: view.since_ns for view in reversed(held)}
+    views = [FindingView(finding=finding, since_ns=since_ns.get(finding.fingerprint, started_ns)) for finding in final]
+    return (*views, *(view for view in held if view.finding.fingerprint not in fingerprints))

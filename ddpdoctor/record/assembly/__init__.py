@@ -1,0 +1,1 @@
+"""Events of all processes, put together to one record."""

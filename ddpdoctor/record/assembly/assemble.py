@@ -1,0 +1,493 @@
+"""Makes a ``RunRecord`` of the events and rings of a run directory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.record.assembly.completeness import Completeness
+from ddpdoctor.record.assembly.lines import LineRows
+from ddpdoctor.record.assembly.live import LiveRings
+from ddpdoctor.record.assembly.pre_rank_events import EarlyEvents
+from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.assembly.setup import SetupRows
+from ddpdoctor.record.assembly.states import StateRows
+from ddpdoctor.record.assembly.stop_reasons import ending_of
+from ddpdoctor.record.model import (
+    CollectiveTrack,
+    Forward,
+    Group,
+    Job,
+    Loader,
+    Pass,
+    RankException,
+    RunRecord,
+    SampleProbe,
+    Signature,
+    Site,
+    StopReason,
+    Wrap,
+)
+from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.streams.collective_misuse import OutsiderCall, ReducedLoss
+from ddpdoctor.record.streams.files import FileEvent
+from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.stream_names import STREAMS
+from ddpdoctor.record.streams.training import (
+    Backward,
+    BufferState,
+    GradientsTaken,
+    MissingGradient,
+    OptimizerStep,
+    StepDigest,
+    UnheldParameters,
+    WrapChange,
+    WrittenAverages,
+)
+from ddpdoctor.record.streams.waits import Wait
+
+_ROWS: Mapping[str, tuple[str, type[Any]]] = {
+    "wrap_change": ("wrap_changes", WrapChange),
+    "forward": ("forwards", Forward),
+    "backward": ("backwards", Backward),
+    "optimizer_step": ("optimizer_steps", OptimizerStep),
+    "gradient_digests": ("gradient_digests", StepDigest),
+    "parameter_digests": ("parameter_digests", StepDigest),
+    "gradients_taken": ("gradients_taken", GradientsTaken),
+    "unheld_parameters": ("unheld_parameters", UnheldParameters),
+    "written_averages": ("written_averages", WrittenAverages),
+}
+"""Events that become a row of a stream as they are: the stream, and what its rows are."""
+
+
+class Assembly:
+    """Takes in events as they come; hands out a record of what is known so far."""
+
+    def __init__(self, directory: Path, without: Set[int] = frozenset()) -> None:
+        """Processes in ``without`` are left out."""
+        self._directory = directory
+        self.files = RunFiles(directory, without)
+        self.book = RankBook()
+        self.faults: list[str] = []
+        """What the probe said of its own faults."""
+        self.ending: tuple[StopReason, str] = ("", "")
+        """Why a rank ended itself before it had shown enough, and the sentence for the user."""
+        self.live = LiveRings(directory, self.book.rank_of, self._number)
+        self._completeness = Completeness(self.files, self.book, self.live)
+        self.hosts: dict[str, None] = {}
+        """Other machines that the script spoke to."""
+        self.refusal: str = ""
+        self.stressed = False
+        """The injected cause took effect."""
+        """Sentence of the first thing that the no-touch rule refused."""
+        self._sites: dict[Site, int] = {}
+        self._signatures: dict[Signature, int] = {}
+        self._groups: dict[Group, int] = {}
+        self._local: dict[tuple[int, str, int], int] = {}
+        """(process, kind, number there) -> number here."""
+        self._group_counts: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._rows: dict[str, list[Any]] = {name: [] for name in STREAMS}
+        self._samples: list[tuple[int, str, int, SampleProbe]] = []
+        self._wraps: dict[tuple[int, int], Wrap] = {}
+        self._passes: dict[tuple[int, int], Pass] = {}
+        self._waits: dict[tuple[int, int], Wait] = {}
+        self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._states = StateRows(self._converted, self._site)
+        self._setup = SetupRows(self.book.rank_or_parent, self._site)
+        self._early = EarlyEvents((*_ROWS, *self._setup.handlers))
+        self._lines = LineRows(self.book.rank_of)
+        self._handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
+            "site": self._on_site,
+            "signature": self._on_signature,
+            "group": self._on_group,
+            "wait_begun": self._on_wait_begun,
+            "wait_ended": self._on_wait_ended,
+            "wrap": self._on_wrap,
+            "communication_hook": self._on_communication_hook,
+            "late_batch_norms": self._on_late_batch_norms,
+            "loader": self._on_loader,
+            "sample": self._on_sample,
+            "pass_begun": self._on_pass_begun,
+            "pass_ended": self._on_pass_ended,
+            "pass_trained": self._on_pass_trained,
+            "pass_progress": self._on_pass_progress,
+            "missing_gradients": self._on_missing,
+            "buffers": self._on_buffers,
+            "file": self._on_file,
+            "child": self._on_child,
+            "refused": self._on_refused,
+            "ended": self._on_ended,
+            "stressed": self._on_stressed,
+            "stack": self._on_stack,
+            "probe_fault": self._on_fault,
+            **self._setup.handlers,
+            **self._states.handlers,
+            **self._lines.handlers,
+            **dict.fromkeys(_ROWS, self._on_row),
+            "lost": self._on_lost,
+            "network": self._on_network,
+            "reduced_loss": self._on_reduced_loss,
+            "outsider_call": self._on_outsider_call,
+            **self.live.handlers,
+        }
+
+    @property
+    def has_gaps(self) -> bool:
+        """Part of what the ranks wrote is missing: of a live run nobody may conclude what a rank has not called."""
+        return self._completeness.has_gaps
+
+    def poll(self) -> None:
+        """Take in what was written since the last call."""
+        self.live.poll(self.files.find_processes())
+        for pid, event in self.files.poll():
+            try:
+                self.book.take(pid, event)
+                for due in self._early.due(pid, event, is_rank=self.book.rank_or_parent(pid) is not None):
+                    handler = self._handlers.get(due["event"])
+                    if handler is not None:
+                        handler(pid, due)
+            except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+                fault = f"event {event.get('event')} of process {pid} could not be read: {error!r}"
+                self.faults.append(fault)
+                self._completeness.part_failed("reading", fault)
+
+    def record(self, job: Job) -> RunRecord:
+        """The record of what is known so far."""
+        rows, paired = self._rows, job.kind != "run" or not self.has_gaps
+        setup: dict[str, Any] = {name: tuple(found) for name, found in self._setup.streams.items()}
+        return RunRecord(
+            job=job,
+            sites=tuple(self._sites),
+            signatures=tuple(self._signatures),
+            streams=self._completeness.states(self._lines.state(), job.kind),
+            ranks=self.book.ranks(self._exception, *self._heartbeats()),
+            groups=tuple(self._groups),
+            waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items())
+            if paired
+            else (),
+            wraps=tuple(self._wraps.values()),
+            wrap_changes=tuple(rows["wrap_changes"]),
+            loaders=self._loaders(),
+            passes=tuple(self._passes.values()),
+            collectives=self._tracks() if paired else (),
+            forwards=tuple(rows["forwards"]),
+            backwards=tuple(rows["backwards"]),
+            optimizer_steps=tuple(rows["optimizer_steps"]),
+            missing_gradients=tuple(rows["missing_gradients"]),
+            buffers=tuple(rows["buffers"]),
+            gradient_digests=tuple(rows["gradient_digests"]),
+            parameter_digests=tuple(rows["parameter_digests"]),
+            gradients_taken=tuple(rows["gradients_taken"]),
+            training_states=self._states.rows(),
+            unheld_parameters=tuple(rows["unheld_parameters"]),
+            written_averages=tuple(rows["written_averages"]),
+            files=tuple(rows["files"]),
+            stacks=tuple(rows["stacks"]),
+            lines=self._lines.rows(),
+            **setup,
+            reduced_losses=tuple(rows["reduced_losses"]),
+            outsider_calls=tuple(rows["outsider_calls"]),
+            step_tracks=self.live.step_tracks(),
+            call_tracks=self.live.call_tracks() if paired else (),
+            pulses=self.live.pulses(),
+        )
+
+    def _tracks(self) -> tuple[CollectiveTrack, ...]:
+        tracks = []
+        for pid, ring in self.files.rings.items():
+            rank = self.book.rank_of(pid)
+            if rank is None:
+                continue
+            started, completed, group, sequence, signature, site, step, forward_site = (
+                column[:] for column in ring.columns
+            )
+            tracks.append(
+                CollectiveTrack(
+                    rank=rank,
+                    group=self._translated(pid, "group", group),
+                    sequence=sequence,
+                    signature=self._translated(pid, "signature", signature),
+                    site=self._translated(pid, "site", site),
+                    step=step,
+                    forward_site=self._translated(pid, "site", forward_site),
+                    started_ns=started,
+                    completed_ns=completed,
+                )
+            )
+        return tuple(sorted(tracks, key=lambda track: track.rank)) or self.live.collectives()
+
+    def early_exceptions(self) -> tuple[RankException, ...]:
+        """Exceptions of processes that never became a rank, first in time first."""
+        return tuple(self._exception(event) for event in self.book.early_exceptions())
+
+    def _heartbeats(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The row that each process waits in, and the end of the sleep that it is in."""
+        waiting, sleeping = self.live.waiting_rows(), self.live.sleeping()
+        for pid, ring in self.files.rings.items():
+            beat = ring.heartbeat()
+            waiting[pid] = ring.position(beat.waiting_row)  # It may be newer than the rows that were read.
+            sleeping[pid] = beat.sleeps_until_ns
+        return waiting, sleeping
+
+    def _number(self, pid: int, kind: str, number: int) -> int:
+        return self._local.get((pid, kind, number), -1)
+
+    def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
+        known = {number: self._number(pid, kind, number) for number in set(column)}
+        return array("q", [known[number] for number in column])
+
+    def _site(self, pid: int, number: object) -> int:
+        return self._local.get((pid, "site", number), -1) if isinstance(number, int) else -1
+
+    def _rank(self, pid: int) -> int:
+        rank = self.book.rank_of(pid)
+        return -1 if rank is None else rank
+
+    def _on_site(self, pid: int, event: dict[str, Any]) -> None:
+        site = Site(tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]))
+        self._local[pid, "site", event["number"]] = self._sites.setdefault(site, len(self._sites))
+
+    def _on_signature(self, pid: int, event: dict[str, Any]) -> None:
+        fields = {name: event[name] for name in Signature.__struct_fields__ if name in event}
+        signature = msgspec.convert(fields, Signature)
+        self._local[pid, "signature", event["number"]] = self._signatures.setdefault(signature, len(self._signatures))
+
+    def _on_group(self, pid: int, event: dict[str, Any]) -> None:
+        ranks = tuple(int(rank) for rank in event["ranks"])
+        ordinal = self._group_counts.get((pid, ranks), 0)
+        self._group_counts[pid, ranks] = ordinal + 1
+        group = Group(
+            ranks=ranks,
+            ordinal=ordinal,
+            backend=str(event.get("backend", "")),
+            timeout_ns=int(event.get("timeout_ns", 0)),
+        )
+        self._local[pid, "group", event["number"]] = self._groups.setdefault(group, len(self._groups))
+
+    def _on_wait_begun(self, pid: int, event: dict[str, Any]) -> None:
+        self._waits[pid, event["number"]] = Wait(
+            rank=self._rank(pid),
+            kind=event["kind"],
+            ranks=tuple(event["ranks"]),
+            site=self._site(pid, event["site"]),
+            started_ns=event["time_ns"],
+            direct=bool(event.get("direct", False)),
+            backend=str(event.get("backend", "")),
+            meets_elsewhere=str(event.get("meets_elsewhere", "")),
+            named_device=bool(event.get("named_device", False)),
+        )
+
+    def _on_wait_ended(self, pid: int, event: dict[str, Any]) -> None:
+        wait = self._waits[pid, event["number"]]
+        self._waits[pid, event["number"]] = msgspec.structs.replace(
+            wait,
+            ended_ns=event["time_ns"],
+            error=str(event.get("error", "")),
+            mentions_cuda=bool(event.get("mentions_cuda", False)),
+        )
+
+    def _on_wrap(self, pid: int, event: dict[str, Any]) -> None:
+        self._wraps[pid, event["wrap"]] = self._converted(pid, event, Wrap)
+
+    def _on_communication_hook(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["wrap"])
+        self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
+
+    def _on_late_batch_norms(self, pid: int, event: dict[str, Any]) -> None:
+        known = self._wraps[pid, event["wrap"]].synchronised_batch_norms
+        if event["synchronised"] > known:
+            self._rows["wrap_changes"].append(
+                WrapChange(
+                    rank=self._rank(pid),
+                    wrap=event["wrap"],
+                    site=self._site(pid, event["site"]),
+                    late_batch_norms=event["synchronised"] - known,
+                )
+            )
+
+    def _on_loader(self, pid: int, event: dict[str, Any]) -> None:
+        loader = self._converted(pid, event, Loader)
+        sampler_site = self._site(pid, event.get("sampler_site"))
+        self._rows["loaders"].append(msgspec.structs.replace(loader, sampler_site=sampler_site))
+
+    def _on_sample(self, pid: int, event: dict[str, Any]) -> None:
+        probe = SampleProbe(
+            index=event["index"],
+            leaves=tuple(event["leaves"]),
+        )
+        rank = self.book.rank_or_parent(pid)
+        if rank is not None:
+            self._samples.append((rank, event["dataset_type"], event["dataset_length"], probe))
+
+    def _loaders(self) -> tuple[Loader, ...]:
+        """Loaders with the samples of their data set, which is known by type and length."""
+        found = []
+        for loader in self._rows["loaders"]:
+            samples: dict[int, SampleProbe] = {}
+            for rank, kind, length, probe in self._samples:
+                if (rank, kind, length) == (loader.rank, loader.dataset_type, loader.dataset_length):
+                    samples.setdefault(probe.index, probe)
+            found.append(msgspec.structs.replace(loader, samples=tuple(samples.values())))
+        return tuple(found)
+
+    def _on_pass_begun(self, pid: int, event: dict[str, Any]) -> None:
+        self._passes[pid, event["number"]] = Pass(
+            rank=self._rank(pid),
+            loader=event["loader"],
+            ordinal=event["ordinal"],
+            site=self._site(pid, event["site"]),
+            set_epoch=event["set_epoch"],
+            true_length=event["true_length"],
+            joined=bool(event.get("joined", False)),
+        )
+
+    def _on_pass_ended(self, pid: int, event: dict[str, Any]) -> None:
+        indices = self._indices(str(event.get("indices", "")))
+        self._passes[pid, event["number"]] = msgspec.structs.replace(
+            self._passes[pid, event["number"]],
+            ended_ns=event["time_ns"],
+            yielded=event["yielded"],
+            end=event["end"],
+            by_length=bool(event.get("by_length", False)),
+            backwards=event["backwards"],
+            averaged=event.get("averaged"),
+            looped=bool(event.get("looped", False)),
+            index_count=event.get("index_count"),
+            index_digest=event.get("index_digest", ""),
+            indices=indices,
+        )
+
+    def _on_pass_trained(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["number"])
+        self._passes[key] = msgspec.structs.replace(self._passes[key], backwards=event["backwards"])
+
+    def _on_pass_progress(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["number"])
+        if self._passes[key].end == "open":
+            come = {name: event[name] for name in ("yielded", "backwards", "averaged", "looped")}
+            self._passes[key] = msgspec.structs.replace(self._passes[key], **come)
+
+    def _indices(self, name: str) -> tuple[int, ...]:
+        if not name.startswith("indices-") or "/" in name:
+            return ()
+        column = array("q")
+        try:
+            column.frombytes((self._directory / name).read_bytes())
+        except (OSError, ValueError):
+            return ()
+        return tuple(column)
+
+    def _on_row(self, pid: int, event: dict[str, Any]) -> None:
+        stream, row = _ROWS[event["event"]]
+        self._rows[stream].append(self._converted(pid, event, row))
+
+    def _converted(self, pid: int, event: dict[str, Any], kind: type[Any]) -> Any:
+        """An event as a struct of the record, with the record's own numbers for rank and call chain."""
+        fields = {name: event[name] for name in kind.__struct_fields__ if name in event}
+        fields["rank"] = self._rank(pid)
+        if "site" in kind.__struct_fields__:
+            fields["site"] = self._site(pid, event["site"])
+        return msgspec.convert(fields, kind)
+
+    def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
+        key = (pid, event["wrap"])
+        if event["parameters"] is not None:
+            self._missing[key] = tuple(event["parameters"])
+        missing = MissingGradient(
+            rank=self._rank(pid),
+            wrap=event["wrap"],
+            backward=event["backward"],
+            site=self._site(pid, event["site"]),
+            parameters=self._missing.get(key, ()),
+        )
+        self._rows["missing_gradients"].append(missing)
+
+    def _on_buffers(self, pid: int, event: dict[str, Any]) -> None:
+        state = BufferState(
+            rank=self._rank(pid), wrap=event["wrap"], forward=event["forward"], digests=dict(event["digests"])
+        )
+        self._rows["buffers"].append(state)
+
+    def _file(self, pid: int, event: dict[str, Any], action: Any, path: str, detail: str = "") -> None:
+        rank = self.book.rank_or_parent(pid)
+        self._rows["files"].append(
+            FileEvent(
+                rank=-1 if rank is None else rank,
+                action=action,
+                path=path,
+                site=self._site(pid, event["site"]),
+                time_ns=event["time_ns"],
+                existed=bool(event.get("existed", False)),
+                detail=detail,
+            )
+        )
+
+    def _on_file(self, pid: int, event: dict[str, Any]) -> None:
+        self._file(pid, event, event["action"], str(event["path"]))
+
+    def _on_child(self, pid: int, event: dict[str, Any]) -> None:
+        action = "held-child" if event.get("held") else "child-process"
+        self._file(pid, event, action, "", str(event["command"]))
+
+    def _on_refused(self, pid: int, event: dict[str, Any]) -> None:
+        chain = next((site for site, number in self._sites.items() if number == self._site(pid, event["site"])), Site())
+        place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
+        self.refusal = self.refusal or f"{place} {event['text']}"
+        self._file(pid, event, "refused", str(event["path"]), str(event["text"]))
+
+    def _on_stressed(self, pid: int, event: dict[str, Any]) -> None:
+        self.stressed = True
+
+    def _on_ended(self, pid: int, event: dict[str, Any]) -> None:
+        if not self.ending[0]:
+            self.ending = ending_of(event, self._rank(pid))
+
+    def _on_stack(self, pid: int, event: dict[str, Any]) -> None:
+        frames = tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"])
+        self._rows["stacks"].append(
+            StackDump(
+                rank=self._rank(pid),
+                thread=str(event["thread"]),
+                main=bool(event["main"]),
+                daemon=bool(event.get("daemon", True)),
+                frames=frames,
+                time_ns=event["time_ns"],
+            )
+        )
+
+    def _on_fault(self, pid: int, event: dict[str, Any]) -> None:
+        where, fault = str(event["where"]), str(event["text"])
+        self.faults.append(f"process {pid}: {where}: {fault}")
+        self._completeness.part_failed(where, fault)
+
+    def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
+        self._completeness.lost(pid, int(event["events"]))
+
+    def _on_network(self, pid: int, event: dict[str, Any]) -> None:
+        self.hosts[str(event["host"])] = None
+
+    def _on_reduced_loss(self, pid: int, event: dict[str, Any]) -> None:
+        sites = {"site": self._site(pid, event["site"]), "backward_site": self._site(pid, event["backward_site"])}
+        self._rows["reduced_losses"].append(ReducedLoss(rank=self._rank(pid), **sites))
+
+    def _on_outsider_call(self, pid: int, event: dict[str, Any]) -> None:
+        call = OutsiderCall(
+            rank=self._rank(pid), operation=str(event["operation"]), site=self._site(pid, event["site"])
+        )
+        self._rows["outsider_calls"].append(call)
+
+    def _exception(self, event: dict[str, Any]) -> RankException:
+        return RankException(
+            time_ns=event["time_ns"],
+            type=str(event["type"]),
+            message=str(event["message"]),
+            frames=tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]),
+            traceback=str(event["traceback"]),
+            communication=bool(event["communication"]),
+            attribute_owner=str(event.get("attribute_owner", "")),
+        )

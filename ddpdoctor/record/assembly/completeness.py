@@ -1,0 +1,225 @@
+"""Tells of each stream of a record whether it holds all that happened."""
+
+from __future__ import annotations
+
+from ddpdoctor.record.assembly.live import LiveRings
+from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.model import RunKind, StreamState
+from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.streams.stream_names import STREAMS
+
+_HARMED_BY = {
+    "tap": ("collectives",),
+    "ring": ("collectives", "step_tracks", "call_tracks"),
+    "heartbeat": ("collectives",),
+    "_probe": ("loaders",),
+    "_note": ("loaders", "passes"),
+    "begin": ("passes",),
+    "_keep": ("passes",),
+    "_note_samples": ("loaders",),
+    "whole": ("passes",),
+    "_told": ("passes",),
+    "subject_of": (),
+    "entries_of": (),
+    "_shortage": (),
+    "start_before_torch": ("lines",),
+    "training_begins": ("lines",),
+    "flush": ("lines",),
+    "enough_rehearsed": ("lines",),
+    "close": ("lines",),
+    "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+    "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+    "backward_begins": ("backwards",),
+    "backward_failed": ("backwards", "missing_gradients"),
+    "_note_backward": ("backwards",),
+    "_note_taken": ("gradients_taken",),
+    "_note_step": ("optimizer_steps", "parameter_digests"),
+    "before_step": ("gradient_digests", "parameter_digests", "unheld_parameters"),
+    "after_step": ("unheld_parameters",),
+    "_count": ("training_states",),
+    "optimizer_made": ("unheld_parameters",),
+    "_note_registered": ("unheld_parameters",),
+    "_note_load": ("training_states",),
+    "note_first_step": ("training_states",),
+    "note_written_averages": ("written_averages",),
+    "inner_owner_of": ("ranks",),
+    "close_iterations": ("backwards", "missing_gradients"),
+    "exit": ("missing_gradients",),
+    "_note_part": ("parts",),
+    "_note_seeding": ("seedings",),
+    "_read_states": ("random_states",),
+    "_note_states": ("random_states",),
+    "_note_holdings": ("holdings",),
+    "put": ("settings",),
+    "remove": ("settings",),
+    "note_others": ("settings",),
+    "_note_forked_use": ("forked_uses",),
+    "stepped": ("optimizer_sizes",),
+    "note_threads": ("cpu_threads",),
+    "_opened": ("accesses",),
+    "_note_check": ("accesses",),
+    "_locked": ("accesses",),
+    "_note_file": ("checkpoint_loads",),
+    "_note_names": ("state_names",),
+    "_note_choice": ("device_choices",),
+    "_note_early": ("device_choices",),
+    "<lambda>": ("accesses",),
+    "fetch": ("step_tracks",),
+    "forward": ("step_tracks",),
+    "backward": ("step_tracks",),
+    "optimizer": ("step_tracks",),
+    "pause": ("step_tracks",),
+    "reduction": ("step_tracks",),
+    "_note_layout": ("bucket_layouts",),
+    "call": ("call_tracks", "step_tracks"),
+    "wait": ("call_tracks", "step_tracks"),
+    "broadcast": ("call_tracks", "step_tracks"),
+    "_note_made": ("wraps", "loaders"),
+    "_pass_begins": ("passes",),
+    "_end_pass": ("passes",),
+    "note_progress": ("passes",),
+    "_note_save": ("files",),
+    "looked": ("unused_searches",),
+    "_begin_counting": ("matmul_precisions",),
+    "_end_counting": ("matmul_precisions",),
+    "_note_weights": ("matmul_precisions",),
+    "_sample_reads": ("host_reads",),
+    "_note_read": ("host_reads", "tensor_reads"),
+    "finish": ("host_reads",),
+    "pulse": ("call_tracks", "step_tracks"),
+}
+"""Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
+
+
+_LIVE = frozenset(
+    {
+        "ranks",
+        "groups",
+        "waits",
+        "wraps",
+        "loaders",
+        "passes",
+        "files",
+        "stacks",
+        "settings",
+        "step_tracks",
+        "call_tracks",
+        "optimizer_sizes",
+        "bucket_layouts",
+        "matmul_precisions",
+        "host_reads",
+        "unused_searches",
+    }
+)
+"""What a live run records in full …"""
+_ONLY_LIVE = (
+    "step_tracks",
+    "call_tracks",
+    "gpus",
+    "host_uses",
+    "bucket_layouts",
+    "matmul_precisions",
+    "host_reads",
+    "unused_searches",
+)
+"""… and what nothing else does."""
+
+
+class Completeness:
+    """What is known to be missing from the record of one run."""
+
+    def __init__(self, files: RunFiles, book: RankBook, live: LiveRings) -> None:
+        self._files = files
+        self._book = book
+        self._live = live
+        self._harmed: dict[str, str] = {}
+        """Streams that lack something because of a fault, and which."""
+        self._lost: dict[int, int] = {}
+        """Events that a process could not write."""
+        self._unread = False
+        """An event was there and could not be read."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Of a live run something is missing in its midst: what a rank is not known to have called it may have."""
+        return self._unread or bool(self._missing_events()) or bool(self._live.missing())
+
+    def part_failed(self, where: str, fault: str) -> None:
+        """A part of the probe, or of the reading, has failed."""
+        self._unread = self._unread or where == "reading"
+        for name in _HARMED_BY.get(where, STREAMS):
+            self._harmed.setdefault(name, fault)
+
+    def lost(self, pid: int, events: int) -> None:
+        """A process says how many events it could not write."""
+        self._lost[pid] = max(self._lost.get(pid, 0), events)
+
+    def states(self, lines: StreamState, kind: RunKind) -> dict[str, StreamState]:
+        """The state of every stream, given that of the lines."""
+        if kind == "run":
+            states = self._live_states()
+        else:
+            states = {name: StreamState("complete") for name in STREAMS} | {"lines": lines}
+            states |= dict.fromkeys(_ONLY_LIVE, StreamState("absent", "a rehearsal does not measure"))
+            states |= self._collective_states()
+        if not self._book.worlds:
+            for name in ("collectives", "wraps", "forwards", "backwards", "step_tracks", "call_tracks"):
+                states[name] = StreamState("absent", "no rank initialised a process group")
+        harmed = dict.fromkeys(states, self._missing_events()) | {
+            name: f"a part of the observation failed: {fault}" for name, fault in self._harmed.items()
+        }
+        for name, reason in harmed.items():
+            if reason and states[name].state == "complete":
+                states[name] = StreamState("truncated", reason)
+        return states
+
+    def _collective_states(self) -> dict[str, StreamState]:
+        """The state of the log of collectives of a rehearsal, where it is not complete."""
+        states: dict[str, StreamState] = {}
+        if self._files.refused:
+            states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
+        if any(ring.truncated for ring in self._files.rings.values()):
+            states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
+        if missing := sum(ring.missing for ring in self._files.rings.values()):
+            reason = f"{missing:,} collectives are missing: another program truncated or overwrote the record"
+            states["collectives"] = StreamState("truncated", reason)
+        unlogged = sorted(
+            entry.rank
+            for pid, entry in self._book.processes.items()
+            if pid in self._book.worlds
+            and pid not in self._files.rings.keys() | self._files.refused.keys()
+            and entry.rank is not None
+        )
+        if unlogged:
+            states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")
+        return states
+
+    def _live_states(self) -> dict[str, StreamState]:
+        """The state of every stream of a live run."""
+        states = {name: StreamState("absent", "a live run does not record them") for name in STREAMS}
+        states |= dict.fromkeys(_LIVE, StreamState("complete"))
+        reason = next(iter(self._live.refused.values()), "")
+        if reason:
+            states |= dict.fromkeys(("step_tracks", "call_tracks"), StreamState("truncated", reason))
+        states |= dict.fromkeys(("forwards", "buffers"), StreamState("truncated", "a live run records the first few"))
+        if self._live.collectives():
+            states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
+        elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in self._backends():
+            states["collectives"] = StreamState("absent", lack)
+        return states
+
+    def _backends(self) -> set[str]:
+        return {backend for _, backend in self._book.worlds.values()}
+
+    def _missing_events(self) -> str:
+        """Say why the events are not all there; empty when they are."""
+        for pid, ring in self._files.rings.items():
+            self.lost(pid, ring.lost())
+        for pid, events in self._live.lost_events().items():
+            self.lost(pid, events)
+        if lost := sum(self._lost.values()):
+            return f"{lost:,} events could not be written"
+        if self._files.shortened:
+            return "another program truncated the record"
+        damaged = self._files.damaged_lines
+        return f"{damaged:,} lines of the record were damaged" if damaged else ""

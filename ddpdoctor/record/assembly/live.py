@@ -1,0 +1,221 @@
+"""Makes tracks and pulses of the rings of a live run."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from ddpdoctor.errors import RecordError
+from ddpdoctor.record import layout
+from ddpdoctor.record.assembly.flight_tracks import FlightTracks
+from ddpdoctor.record.model import CollectiveTrack
+from ddpdoctor.record.ring_reader import NumberedTail, RawPulse
+from ddpdoctor.record.streams.measured import CallTrack, Phase, Pulse, StepTrack
+
+NumberOf = Callable[[int, str, int], int]
+"""The record's number for a process's own: process, kind, number there."""
+RankOf = Callable[[int], "int | None"]
+_PHASES = get_args(Phase)
+CALLS_A_STEP = 4
+"""Explicit collectives that are kept of each step, where not all steps of the rings are."""
+WAITING_AFTER_MS = 500
+"""A training thread waits in a collective that is under way once its stack has stood for so long."""
+
+
+class LiveRings:
+    """The numbered rings of a run directory, by process."""
+
+    def __init__(self, directory: Path, rank_of: RankOf, number_of: NumberOf) -> None:
+        self._directory = directory
+        self._rank_of = rank_of
+        self._number_of = number_of
+        self.steps: dict[int, NumberedTail] = {}
+        self.calls: dict[int, NumberedTail] = {}
+        self.window_ns = 0
+        """How far back from the newest step the tracks reach; 0 for as far as the rings do."""
+        self.most_rows = layout.NUMBERED_ROWS
+        """Steps of each rank that are kept, the newest; of the explicit collectives those since the first of them."""
+        self.tells_collectives = True
+        """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
+        self.refused: dict[int, str] = {}
+        """Processes whose rings could not be read, and why."""
+        self.lacks: dict[str, str] = {}
+        """Names that the job's torch does not have, and what that means for the user."""
+        self._flights = FlightTracks()
+        self.handlers = {"flight": self._flights.take, "missing_capability": self._on_missing}
+
+    def poll(self, processes: set[int]) -> None:
+        """Take in new rows of these processes."""
+        for pid in processes:
+            self._open(pid, layout.steps_name(pid), layout.STEPS_MAGIC, layout.STEP_FIELDS, self.steps)
+            self._open(pid, layout.calls_name(pid), layout.CALLS_MAGIC, layout.CALL_FIELDS, self.calls)
+        for tail in self.steps.values():
+            tail.most_rows = self.most_rows
+            tail.read()
+        for pid, tail in self.calls.items():
+            tail.most_rows = min(layout.NUMBERED_ROWS, CALLS_A_STEP * self.most_rows)
+            tail.read()
+            steps = self.steps.get(pid)
+            if self.most_rows < layout.NUMBERED_ROWS and steps is not None and len(steps.numbers):
+                tail.forget_before("entered_at_ns", steps.columns["started_at_ns"][0])
+
+    def reopen(self) -> None:
+        """Forget all rows, so that the next look takes in as many as there are and as are wanted by then."""
+        for tail in (*self.steps.values(), *self.calls.values()):
+            tail.close()
+        self.steps.clear()
+        self.calls.clear()
+
+    def missing(self) -> int:
+        """Rows that the ranks have written and that are not in their files."""
+        return sum(tail.missing for tail in (*self.steps.values(), *self.calls.values()))
+
+    def newest_ends_ns(self) -> list[int]:
+        """When the newest step of each rank ended; 0 where it has made none."""
+        ends = [tail.columns["ended_at_ns"] for pid, tail in self.steps.items() if self._rank_of(pid) is not None]
+        return [column[-1] if column else 0 for column in ends]
+
+    def forget_flights(self) -> None:
+        """Keep of the flight recorder's entries the newest only."""
+        self._flights.keep_newest()
+
+    def step_tracks(self) -> tuple[StepTrack, ...]:
+        """One track a rank, ascending."""
+        since_ns = self._since_ns()
+        tracks = [
+            StepTrack(rank=rank, dropped=tail.dropped, **_rows_since(tail, "ended_at_ns", since_ns))
+            for pid, tail in self.steps.items()
+            if (rank := self._rank_of(pid)) is not None
+        ]
+        return tuple(sorted(tracks, key=lambda track: track.rank))
+
+    def call_tracks(self) -> tuple[CallTrack, ...]:
+        """One track a rank, ascending."""
+        tracks, since_ns = [], self._since_ns()
+        for pid, tail in self.calls.items():
+            rank = self._rank_of(pid)
+            if rank is None:
+                continue
+            columns = _rows_since(tail, "entered_at_ns", since_ns)
+            for kind in ("group", "site"):
+                columns[kind] = self._translated(pid, kind, columns[kind])
+            columns["peer"] = array("q", [max(-1, -2 - number) for number in columns["sequence"]])
+            columns["sequence"] = array("q", [max(-1, number) for number in columns["sequence"]])
+            tracks.append(CallTrack(rank=rank, dropped=tail.dropped, kinds=layout.CALL_KINDS, **columns))
+        return tuple(sorted(tracks, key=lambda track: track.rank))
+
+    def collectives(self) -> tuple[CollectiveTrack, ...]:
+        """What the ranks wrote of torch's flight recorder: one track a rank, ascending."""
+        tracks = []
+        if not self.tells_collectives:
+            return ()
+        for pid in self._flights.processes():
+            rank = self._rank_of(pid)
+            if rank is None:
+                continue
+            columns = self._flights.columns(pid)
+            for kind in ("group", "signature", "site"):
+                columns[kind] = self._translated(pid, kind, columns[kind])
+            columns["step"] = self._steps_at(pid, columns["started_ns"])
+            tracks.append(CollectiveTrack(rank=rank, **columns))
+        return tuple(sorted(tracks, key=lambda track: track.rank))
+
+    def waiting_rows(self) -> dict[int, int]:
+        """By process the position in its track of what its training thread waits in; -1 for none."""
+        rows = {}
+        for pid, tail in self.steps.items():
+            pulse = tail.pulse()
+            rows[pid] = self._flights.oldest_open(pid) if pulse is not None and _waits(pulse) else -1
+        return rows
+
+    def sleeping(self) -> dict[int, int]:
+        """By process when the sleep ends that its training thread is in; 0 for none."""
+        pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
+        return {pid: pulse.sleeps_until_ns for pid, pulse in pulses.items() if pulse is not None}
+
+    def lost_events(self) -> dict[int, int]:
+        """Events that each process could not write."""
+        pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
+        return {pid: pulse.lost_events for pid, pulse in pulses.items() if pulse is not None}
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """The newest pulse of each rank, ascending."""
+        pulses = []
+        for pid, tail in self.steps.items():
+            rank, raw = self._rank_of(pid), tail.pulse()
+            if rank is not None and raw is not None:
+                pulses.append(self._pulse(pid, rank, raw))
+        return tuple(sorted(pulses, key=lambda pulse: pulse.rank))
+
+    def close(self) -> None:
+        """Let go of every file."""
+        for tail in (*self.steps.values(), *self.calls.values()):
+            tail.close()
+
+    def _since_ns(self) -> int:
+        """Since when rows are taken into the tracks."""
+        if not self.window_ns:
+            return 0
+        ends = (tail.columns["ended_at_ns"] for tail in self.steps.values())
+        return max((column[-1] for column in ends if column), default=0) - self.window_ns
+
+    def _steps_at(self, pid: int, times_ns: array[int]) -> array[int]:
+        """The step that each time lies in, or that came next after it; 0 before the first that is known."""
+        tail = self.steps.get(pid)
+        if tail is None or not len(tail.numbers):
+            return array("q", [0] * len(times_ns))
+        steps, started, ended = (tail.columns[name] for name in ("step", "started_at_ns", "ended_at_ns"))
+        found = array("q")
+        for time_ns in times_ns:
+            at = bisect_right(started, time_ns) - 1
+            found.append(0 if at < 0 else steps[at] + (time_ns > ended[at]))
+        return found
+
+    def _pulse(self, pid: int, rank: int, raw: RawPulse) -> Pulse:
+        return Pulse(
+            rank=rank,
+            beat_at_ns=raw.beat_at_ns,
+            phase=cast("Phase", _PHASES[raw.phase]) if 0 <= raw.phase < len(_PHASES) else "other",
+            phase_since_ns=raw.phase_since_ns,
+            step=raw.step,
+            collective=layout.CALL_KINDS[raw.kind] if 0 <= raw.kind < len(layout.CALL_KINDS) else "",
+            sequence=max(-1, raw.sequence),
+            enqueued=raw.enqueued,
+            completed=raw.completed,
+            site=self._number_of(pid, "site", raw.site),
+            main_cpu_ns=raw.main_cpu_ns,
+            unchanged_ms=raw.unchanged_ms,
+            forwards=raw.forwards,
+            backwards=raw.backwards,
+        )
+
+    def _open(self, pid: int, name: str, magic: bytes, fields: tuple[str, ...], tails: dict[int, NumberedTail]) -> None:
+        if pid in tails or pid in self.refused:
+            return
+        try:
+            tails[pid] = NumberedTail(self._directory / name, magic, fields)
+        except RecordError as error:
+            self.refused[pid] = error.message
+        except (OSError, ValueError):
+            return
+
+    def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
+        self.lacks[str(event["name"])] = str(event["cost"])
+
+    def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
+        known = {number: self._number_of(pid, kind, number) for number in set(column)}
+        return array("q", [known[number] for number in column])
+
+
+def _waits(pulse: RawPulse) -> bool:
+    """Tell whether the training thread is held by a collective: it stands, and one is under way."""
+    return pulse.unchanged_ms >= WAITING_AFTER_MS and (pulse.kind >= 0 or bool(pulse.blocked))
+
+
+def _rows_since(tail: NumberedTail, time: str, since_ns: int) -> dict[str, array[int]]:
+    """The columns of a ring from the first row on whose ``time`` is not before."""
+    start = bisect_left(tail.columns[time], since_ns)
+    return {name: column[start:] for name, column in tail.columns.items()}

@@ -1,0 +1,1 @@
+"""What the streams of a record consist of."""

@@ -1,0 +1,52 @@
+"""One line a finding, for editors, grep and logs: ``path:line:col: severity CODE name: title``."""
+
+from __future__ import annotations
+
+from ddpdoctor.examination import Examination
+from ddpdoctor.finding import Finding
+from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.stated import stated
+
+
+def render(examination: Examination) -> str:
+    """Render the findings, and a line that says why when the examination is inconclusive."""
+    lines = [_line(finding, examination) for finding in examination.findings]
+    if leaves_doubt(examination):
+        lines.append(f"{one_line(examination.target)}: inconclusive: {one_line(why_incomplete(examination))}")
+    return "".join(line + "\n" for line in lines)
+
+
+def leaves_doubt(examination: Examination) -> bool:
+    """Tell whether a reader has to be told that not everything was examined: no finding says why."""
+    return examination.verdict == "inconclusive" or not (examination.complete or _seen_in_a_run(examination))
+
+
+def _seen_in_a_run(examination: Examination) -> bool:
+    """Tell whether a finding says why the run did not complete."""
+    return any(finding.basis - {"source"} for finding in examination.findings)
+
+
+def why_incomplete(examination: Examination) -> str:
+    """Say in one sentence why not everything that was asked for was examined."""
+    if examination.autopsy is not None:
+        return "; ".join(examination.notes) or "nothing that was read tells of a failure"
+    rehearsal = examination.rehearsal
+    if examination.gate is not None and examination.gate.doubt:
+        return examination.gate.doubt
+    if rehearsal.status in ("stopped", "failed"):
+        reason = f": {rehearsal.reason}" if rehearsal.reason else ""
+        return f"the rehearsal {'was stopped' if rehearsal.status == 'stopped' else 'failed'}{reason}"
+    if examination.source.status == "failed":
+        return "; ".join(examination.source.notes)
+    gap = next((outcome for outcome in examination.outcomes if outcome.reason and not outcome.unstated), None)
+    return f"{gap.name} was not evaluated: {gap.reason}" if gap else "not everything could be examined"
+
+
+def _line(finding: Finding, examination: Examination) -> str:
+    place = finding.location
+    if place is None:
+        where = f"{one_line(examination.target)}:1:1"
+    else:
+        where = f"{one_line(shown_path(place.file, examination.root))}:{place.line}:{place.column}"
+    return f"{where}: {finding.severity.value} {finding.code} {finding.name}: {stated(finding)}"

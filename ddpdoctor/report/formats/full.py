@@ -1,0 +1,172 @@
+"""The examination as text for people: what was done, the findings from worst to mildest, and one line of summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from ddpdoctor.check import OutcomeState
+from ddpdoctor.examination import Examination, RehearsalSection, Unreached
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.finding_text import finding_lines, folded_advice_lines, label
+from ddpdoctor.report.layout import paragraph, to_string
+
+PLACES_SHOWN = 4
+"""How many places that the rehearsal did not reach are named."""
+_DEVICES = {"cpu": "CPU", "cuda": "GPU", "stand-in": "CPU instead of GPU"}
+_PLURALS = {Severity.ERROR: "errors", Severity.WARNING: "warnings", Severity.ADVICE: "pieces of advice"}
+_SINGULARS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "piece of advice"}
+_VERDICT_STYLES = {"clean": "bold green", "findings": "bold red", "inconclusive": "bold yellow"}
+
+
+def render(examination: Examination, width: int, *, colour: bool) -> str:
+    """Render the examination for ``width`` columns."""
+    if examination.parts:
+        return "\n".join(render(part, width, colour=colour) for part in examination.parts)
+    if examination.autopsy is not None:
+        from ddpdoctor.report import autopsy_text
+
+        return autopsy_text.render(examination, examination.autopsy, width, colour=colour)
+    lines = paragraph(Text(what_was_done(examination)), width, indent=0)
+    notes = [*_notes(examination, width), *_unreached(examination, width)]
+    blocks = [*_finding_blocks(examination, width), _rehearsal_block(examination, width), notes]
+    if examination.gate is not None:
+        from ddpdoctor.report import gate_text
+
+        blocks.append(gate_text.lines_of(examination.gate, width))
+    for block in blocks:
+        if block:
+            lines += [Text(), *block]
+    lines += [Text(), *_summary(examination, width)]
+    return to_string(lines, colour=colour)
+
+
+def what_was_done(examination: Examination) -> str:
+    """Say in one line which files were read and what was rehearsed, how long, and on what."""
+    source, rehearsal = examination.source, examination.rehearsal
+    target = one_line(examination.target)
+    read = f"Read {_count(source.files, 'file')}"
+    if examination.scripts:
+        scripts = _count(len(examination.scripts), "script")
+        return f"{read} in {source.seconds:.2f} s: {scripts} and what they import; nothing was rehearsed."
+    if rehearsal.status == "skipped":
+        return f"{read} in {source.seconds:.2f} s; {target} was not rehearsed."
+    if not rehearsal.ranks and not rehearsal.seconds:
+        return f"{read} in {source.seconds:.2f} s; {target} could not be rehearsed."
+    device = f" ({_DEVICES.get(rehearsal.device, one_line(rehearsal.device))})" if rehearsal.device else ""
+    more = rehearsal.ranks_of_job > rehearsal.ranks > 1
+    number = f"{rehearsal.ranks} of {rehearsal.ranks_of_job} ranks" if more else _count(rehearsal.ranks, "rank")
+    ranks = f" on {number}{device}" if rehearsal.ranks else ""
+    steps, seconds = _count(rehearsal.steps, "step"), f"{rehearsal.seconds:.1f} s"
+    size = rehearsal.batch_size
+    batches = f", batches cut to {_count(size, 'sample')}" if size is not None else ""
+    kept = " In an overlay: nothing it wrote stays." if rehearsal.overlay else ""
+    beyond = ""
+    if rehearsal.not_held_back:
+        beyond = f" Not held back: it {one_line(' and '.join(rehearsal.not_held_back))}."
+    if rehearsal.status == "completed":
+        return f"{read}; rehearsed {target}{ranks}{batches}: {steps} in {seconds}.{kept}{beyond}"
+    end = "stopped" if rehearsal.status == "stopped" else "failed"
+    return f"{read}; rehearsed {target}{ranks}{batches}: {end} after {steps}, {seconds}.{kept}{beyond}"
+
+
+def _finding_blocks(examination: Examination, width: int) -> Iterable[list[Text]]:
+    advice: dict[str, list[Finding]] = {}
+    for finding in examination.findings:
+        if finding.severity is Severity.ADVICE:
+            advice.setdefault(finding.code, []).append(finding)
+        else:
+            yield finding_lines(finding, examination.root, width)
+    for group in advice.values():
+        yield folded_advice_lines(group, examination.root, width)
+
+
+def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
+    rehearsal = examination.rehearsal
+    if rehearsal.status in ("completed", "skipped"):
+        return []
+    from_run = [finding for finding in examination.findings if finding.basis & {"rehearsal", "run", "log"}]
+    explained = any(finding.severity is Severity.ERROR for finding in from_run)
+    told = any(finding.code in rehearsal.told_by for finding in from_run)
+    if told or (explained and rehearsal.status == "stopped"):
+        return []
+    heading = Text.assemble(("rehearsal ", "bold"), (rehearsal.status, "bold yellow"))
+    lines = [heading, *paragraph(Text(one_line(rehearsal.reason)), width)]
+    return lines if explained else lines + _last_words(rehearsal, width)
+
+
+def _last_words(rehearsal: RehearsalSection, width: int) -> list[Text]:
+    lines: list[Text] = []
+    if rehearsal.output.strip():
+        lines.append(Text("  its last words:", "dim"))
+        for words in visible(rehearsal.output).splitlines():
+            lines += [Text.assemble(("  | ", "dim"), line) for line in paragraph(Text(words), width - 4, indent=0)]
+    if rehearsal.hint:
+        lines += label("do", Text(visible(rehearsal.hint)), width)
+    return lines
+
+
+def _notes(examination: Examination, width: int) -> list[Text]:
+    notes = (*examination.source.notes, *examination.rehearsal.notes, *examination.notes)
+    return [line for note in notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)]
+
+
+def _unreached(examination: Examination, width: int) -> list[Text]:
+    """What of the training the rehearsal did not come to, in a few lines."""
+    places = examination.rehearsal.unreached
+    if not places:
+        return []
+    shown = "; ".join(_place(place, examination.root) for place in places[:PLACES_SHOWN])
+    more = f"; and {_count(len(places) - PLACES_SHOWN, 'more place')}" if len(places) > PLACES_SHOWN else ""
+    text = f"not reached: {shown}{more}. More `--batches`, or `--full`, go further."
+    return paragraph(Text(one_line(text)), width, Text("note", "bold"), indent=6)
+
+
+def _place(place: Unreached, root: str) -> str:
+    lines = f"{place.first_line}-{place.last_line}" if place.last_line > place.first_line else str(place.first_line)
+    calls = f" ({', '.join(f'{name}()' for name in place.calls[:2])})" if place.calls else ""
+    return f"{shown_path(place.file, root)}:{lines}{calls}"
+
+
+def _summary(examination: Examination, width: int) -> list[Text]:
+    found = _found(examination.findings)
+    outcomes = examination.outcomes
+    passed = sum(outcome.state is OutcomeState.PASSED for outcome in outcomes)
+    blind = sum(outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT) for outcome in outcomes)
+    unstated = sum(outcome.unstated for outcome in outcomes)
+    blind_to = " for want of settings in [tool.ddpdoctor.job]" if unstated == blind else ""
+    checks = f"{_count(passed, 'check')} passed" + (f", {blind} not evaluated{blind_to}" if blind else "")
+    if not passed and blind:
+        checks = f"{_count(blind, 'check')} not evaluated"
+    if examination.refuted:
+        checks += f"; the rehearsal cleared {_count(len(examination.refuted), 'suspicion')} of the source"
+    if examination.gate is not None:
+        found = f"{found} beyond {one_line(examination.gate.against)}" if examination.findings else "Nothing new"
+    if examination.verdict == "inconclusive":
+        sentence = f"Inconclusive: {found[0].lower()}{found[1:]}, and not everything could be examined; {checks}."
+    elif examination.findings and examination.verdict == "clean":
+        sentence = f"{found}, none of which fails with --fail-on {examination.fail_on.value}; {checks}."
+    elif examination.rehearsal.status in ("stopped", "failed"):
+        sentence = f"{found}; the rehearsal ended early: {checks}."
+    else:
+        sentence = f"{found}; {checks}."
+    return paragraph(Text(sentence, _VERDICT_STYLES[examination.verdict]), width, indent=0)
+
+
+def _found(findings: Iterable[Finding]) -> str:
+    severities = [finding.severity for finding in findings]
+    counts = [
+        f"{severities.count(severity)} {(_SINGULARS if severities.count(severity) == 1 else _PLURALS)[severity]}"
+        for severity in Severity
+        if severity in severities
+    ]
+    if not counts:
+        return "No finding"
+    return "Found " + (counts[0] if len(counts) == 1 else f"{', '.join(counts[:-1])} and {counts[-1]}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,126 @@
+"""A watched run as JSON, for machines: one object, schema 1.
+
+Phases are means per step over the measured steps, in milliseconds; null is what was not measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.report.formats.json import finding_object
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.performance.summary import Phases
+    from ddpdoctor.monitor.snapshot import FindingView, RankView, Snapshot
+    from ddpdoctor.record.streams.measured import Gpu
+
+SCHEMA = 1
+
+
+def render(snapshot: Snapshot, root: str) -> str:
+    """Render a run as indented JSON that ends with a line feed; paths are relative to ``root``."""
+    encoded = msgspec.json.encode(as_object(snapshot, root))
+    return msgspec.json.format(encoded, indent=2).decode("utf-8") + "\n"
+
+
+def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
+    """Build the object that is encoded."""
+    verdict = snapshot.verdict
+    ended_ns = snapshot.ended_at_ns or snapshot.now_ns
+    return {
+        "schema": SCHEMA,
+        "tool": {"name": "ddpdoctor", "version": __version__},
+        "verdict": {
+            "state": verdict.state,
+            "code": verdict.code,
+            "text": verdict.text,
+            "why": list(verdict.why),
+            "next": verdict.next,
+        },
+        "name": snapshot.name,
+        "run_directory": snapshot.run_directory,
+        "exit_code": snapshot.exit_code,
+        "world_size": snapshot.world_size,
+        "backend": snapshot.backend,
+        "device": snapshot.device,
+        "steps": snapshot.steps,
+        "measured_steps": min((rank.measured_steps for rank in snapshot.ranks), default=0),
+        "seconds": round((ended_ns - snapshot.started_at_ns) / 1e9, 3) if snapshot.started_at_ns else None,
+        "samples_per_s": snapshot.samples_per_s,
+        "steps_per_s": snapshot.steps_per_s,
+        "exposed_share": snapshot.exposed_share,
+        "overlap_ratio": snapshot.overlap_ratio,
+        "efficiency": snapshot.efficiency,
+        "one_rank_samples_per_s": snapshot.one_rank_samples_per_s,
+        "scaling_efficiency": snapshot.scaling_efficiency,
+        "ranks": [_rank(rank, snapshot) for rank in snapshot.ranks],
+        "traffic": [msgspec.to_builtins(traffic) for traffic in snapshot.traffic],
+        "findings": [_finding(view, root) for view in snapshot.findings],
+        "notes": [*snapshot.notes, *((snapshot.gpus_note,) if snapshot.gpus_note else ())],
+    }
+
+
+def _rank(rank: RankView, snapshot: Snapshot) -> dict[str, Any]:
+    times = rank.step_times
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "state": rank.state,
+        "step_ms": {
+            "p50": _ms(times.p50_ns) if times is not None else None,
+            "p95": _ms(times.p95_ns) if times is not None else None,
+        },
+        "phases_ms": _phases(rank.phases),
+        "waiting_ms": _ms(rank.waiting_ns),
+        "late_ms": _ms(rank.late_ns),
+        "late_phase": rank.late_phase,
+        "overlap_ratio": rank.overlap_ratio,
+        "bytes_per_step": rank.bytes_per_step,
+        "collectives_per_step": rank.collectives_per_step,
+        "samples_per_s": rank.samples_per_s,
+        "gpu": next((_gpu(gpu) for gpu in snapshot.gpus if rank.rank in gpu.ranks), None),
+    }
+
+
+def _phases(phases: Phases | None) -> dict[str, float | None] | None:
+    if phases is None:
+        return None
+    return {
+        "data_wait": _ms(phases.data_wait_ns),
+        "forward": _ms(phases.forward_ns),
+        "backward_compute": _ms(phases.backward_compute_ns),
+        "exposed_waiting": _ms(phases.exposed_waiting_ns),
+        "exposed_transfer": _ms(phases.exposed_transfer_ns),
+        "explicit": _ms(phases.explicit_ns),
+        "optimizer": _ms(phases.optimizer_ns),
+        "other": _ms(phases.other_ns),
+    }
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    used = [sample.utilisation_percent for sample in gpu.samples if sample.utilisation_percent is not None]
+    newest = gpu.samples[-1] if gpu.samples else None
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "utilisation_percent": sum(used) / len(used) if used else None,
+        "memory_used_bytes": newest.memory_used_bytes if newest is not None else None,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "temperature_c": newest.temperature_c if newest is not None else None,
+        "power_w": newest.power_w if newest is not None else None,
+        "power_limit_w": gpu.power_limit_w,
+        "sm_clock_mhz": newest.sm_clock_mhz if newest is not None else None,
+        "throttle_reasons": list(newest.throttle_reasons) if newest is not None else [],
+    }
+
+
+def _finding(view: FindingView, root: str) -> dict[str, Any]:
+    return finding_object(view.finding, root) | {"since_ns": view.since_ns, "until_ns": view.until_ns}
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else round(ns / 1e6, 4)

@@ -1,0 +1,175 @@
+"""A watched job in plain lines: how fast it goes, what is wrong with it, and when it stands still."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
+from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.figures import added, milliseconds, percent, rate, seconds, share_of
+
+if TYPE_CHECKING:
+    from ddpdoctor.finding import Finding
+    from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
+
+PREFIX = "ddpdoctor: "
+PROGRESS_EVERY_NS = 5_000_000_000
+WAITING_EVERY_NS = 30_000_000_000
+SHARES = (0.5, 0.8)
+"""A wait is told again when so much of the group's timeout is over."""
+_LENGTH = re.compile(r"\d[\d.,]* ?(ms|s|min|h|d)\b")
+STALLED_EVERY_NS = 30_000_000_000
+"""A job that is known to stand still has nothing new to tell."""
+
+
+class RunLines:
+    """Remembers what was said of a run, so that each thing is said once."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        """Paths are shown relative to it."""
+        self._progress_at_ns = 0
+        self._stall: StallView | None = None
+        self._stood_ns = 0
+        self._steps_at_stall = 0
+        self._notes: set[str] = set()
+        self._said: set[str] = set()
+        """Titles of findings: a rank that has raised is no news again as what the others wait for."""
+        self._wait: tuple[int, int] | None = None
+        """The late rank of the wait that was told, and since when the others wait."""
+        self._wait_told_ns = 0
+        self._shares_told = 0
+        self._holding: dict[tuple[str, str, int], FindingView] = {}
+
+    def news(self, snapshot: Snapshot) -> list[str]:
+        """What is worth saying since the last call, in order."""
+        lines = [*self._new_notes(snapshot), *self._findings(snapshot), *self._stalled(snapshot)]
+        lines += self._waiting(snapshot)
+        every_ns = STALLED_EVERY_NS if snapshot.stall is not None else PROGRESS_EVERY_NS
+        due = snapshot.now_ns - self._progress_at_ns >= every_ns
+        if due and snapshot.state in ("running", "stalled"):
+            self._progress_at_ns = snapshot.now_ns
+            lines.append(progress(snapshot))
+        return [PREFIX + line for line in lines]
+
+    def _new_notes(self, snapshot: Snapshot) -> list[str]:
+        new = [note for note in snapshot.notes if note not in self._notes]
+        self._notes.update(new)
+        return [one_line(note) for note in new]
+
+    def _findings(self, snapshot: Snapshot) -> list[str]:
+        holding = {_key(view): view for view in snapshot.findings if view.until_ns is None}
+        ended = {_key(view) for view in snapshot.findings if view.until_ns is not None}
+        lines = []
+        for key, view in holding.items():
+            stall = snapshot.stall
+            if key not in self._holding and (stall is None or view.finding.title != stall.title):
+                lines += finding_lines(view.finding, self._root)
+                self._said.add(view.finding.title)
+        for key, view in self._holding.items():
+            # That a standstill is over is told when the job goes on.
+            stood = self._stall is not None and view.finding.title == self._stall.title
+            if key not in holding and key in ended and not stood:
+                lines.append(f"over: {view.finding.name} ({view.finding.code}): {one_line(view.finding.title)}")
+        self._holding = holding
+        return lines
+
+    def _waiting(self, snapshot: Snapshot) -> list[str]:
+        """Ranks that wait for one that works: soon, then seldom, and when the timeout comes near."""
+        wait = snapshot.wait
+        if wait is None or snapshot.state not in ("running", "waiting"):
+            self._wait = None
+            return []
+        if self._wait != (wait.late, wait.since_ns):
+            self._wait, self._wait_told_ns, self._shares_told = (wait.late, wait.since_ns), 0, 0
+        said = ""
+        if wait.timeout_at_ns is not None:
+            share = (snapshot.now_ns - wait.since_ns) / (wait.timeout_at_ns - wait.since_ns)
+            passed = sum(share >= limit for limit in SHARES)
+            if passed > self._shares_told:
+                whole = seconds(wait.timeout_at_ns - wait.since_ns)
+                said = f"; {SHARES[passed - 1]:.0%} of the group's timeout of {whole} is over"
+            self._shares_told = max(passed, self._shares_told)
+        if not said and snapshot.now_ns - self._wait_told_ns < WAITING_EVERY_NS:
+            return []
+        self._wait_told_ns = snapshot.now_ns
+        return [f"waiting: {one_line(wait.text)}{said}"]
+
+    def _stalled(self, snapshot: Snapshot) -> list[str]:
+        known, stall = self._stall, snapshot.stall
+        if stall is not None:
+            self._stall, self._stood_ns = stall, snapshot.now_ns - stall.since_ns
+            self._steps_at_stall = snapshot.steps or 0
+            is_told = known is not None and _same_stall(known, stall)
+            return [] if is_told or stall.title in self._said else stall_lines(stall, self._root)
+        if known is None or (snapshot.steps or 0) <= self._steps_at_stall:
+            return []
+        self._stall = None
+        return [f"the job goes on; it stood still for {seconds(self._stood_ns)}"]
+
+
+def _same_stall(known: StallView, stall: StallView) -> bool:
+    """Tell whether a standstill is the one that was told; the time that a rank still sleeps shrinks all the while."""
+    titles = [_LENGTH.sub("", view.title) for view in (known, stall)]
+    return titles[0] == titles[1] and known.may_go_on == stall.may_go_on
+
+
+def progress(snapshot: Snapshot) -> str:
+    """One line: where the job is, how fast, and what its steps are spent on."""
+    parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
+    if snapshot.stall is not None:
+        stands_ns = snapshot.now_ns - snapshot.stall.since_ns
+        return ", ".join([*parts, f"stands for {seconds(stands_ns)}", one_line(snapshot.meanwhile)])
+    if snapshot.overdue_ns is not None:
+        return ", ".join([*parts, f"no step for {seconds(snapshot.overdue_ns)}", one_line(snapshot.meanwhile)])
+    if snapshot.steps_per_s is not None:
+        parts.append(f"{rate(snapshot.steps_per_s)} steps/s")
+    if snapshot.samples_per_s is not None:
+        parts.append(f"{rate(snapshot.samples_per_s)} samples/s")
+    if snapshot.step_times is not None:
+        times = snapshot.step_times
+        parts.append(f"p50 {milliseconds(times.p50_ns)} ms, p95 {milliseconds(times.p95_ns)} ms")
+    phases = snapshot.phases
+    if phases is not None:
+        exposed = added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
+        parts.append(f"data wait {percent(share_of(phases.data_wait_ns, phases.step_ns))}")
+        parts.append(f"exposed {percent(share_of(exposed, phases.step_ns))}")
+        if phases.exposed_waiting_ns is not None:
+            parts[-1] += f" ({percent(share_of(phases.exposed_waiting_ns, phases.step_ns))} waiting for ranks)"
+    late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase]
+    for rank in late:
+        parts.append(f"rank {rank.rank} late by {milliseconds(rank.late_ns)} ms ({rank.late_phase.replace('_', ' ')})")
+    return ", ".join(parts)
+
+
+def finding_lines(finding: Finding, root: str) -> list[str]:
+    """A finding that has arisen: what, where, and what to do."""
+    place = finding.location
+    where = f" at {one_line(shown_path(place.file, root))}:{place.line}" if place is not None else ""
+    ranks = f" on {named_ranks(finding.ranks)}" if finding.ranks else ""
+    head = f"{finding.severity.value}: {finding.name} ({finding.code}){ranks}{where}: {one_line(finding.title)}"
+    return [head, f"  do: {one_line(finding.remedy)}"]
+
+
+def stall_lines(stall: StallView, root: str) -> list[str]:
+    """The verdict on a standstill: what, who, where, and what to do."""
+    lines = [f"STALLED: {one_line(stall.title)}{' (it may go on by itself)' if stall.may_go_on else ''}"]
+    for side in stall.sides:
+        mark = "culprit: " if side.culprit else ""
+        lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}")
+    if stall.remedy:
+        lines.append(f"  do: {one_line(stall.remedy)}")
+    return lines
+
+
+def _at(side: StallSide, root: str) -> str:
+    """The user's line, unless the text says it."""
+    frame = next((frame for frame in side.stack if in_user_code(frame.file)), None)
+    if frame is None or f"{frame.file.rpartition('/')[2]}:{frame.line}" in side.text:
+        return ""
+    return f" (at {one_line(shown_path(frame.file, root))}:{frame.line})"
+
+
+def _key(view: FindingView) -> tuple[str, str, int]:
+    return view.finding.code, view.finding.fingerprint, view.since_ns

@@ -1,0 +1,358 @@
+"""What ranks do, as trees: collectives, branches that cannot be decided, loops, and exits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.interpreter.values import Value
+from ddpdoctor.source.script.module import Module
+
+EventKind = Literal[
+    "collective",
+    "backward",
+    "forward",
+    "wrap",
+    "loader",
+    "sampler",
+    "set-epoch",
+    "save",
+    "device",
+    "data-parallel",
+    "object",
+    "call",
+    "training",
+    "ddp-forward",
+]
+
+
+Condition: TypeAlias = "tuple[Module, ast.AST]"
+LONGEST_CONDITION = 1_000
+"""Characters of a condition that are compared and searched."""
+
+
+class Guard(msgspec.Struct, frozen=True, eq=False):
+    """One arm of a condition that the ranks decide differently."""
+
+    node: ast.AST
+    """The condition."""
+    module: Module
+    arm: int
+    """Mask of the ranks that take this arm."""
+    guessed: bool
+    """The condition is a rank test by its name only."""
+    value: Value
+    """What the condition is on each rank."""
+    conditions: int
+    """How many undecided conditions are around it."""
+
+
+class LoopAround(msgspec.Struct, frozen=True, eq=False):
+    """A loop that something happens in."""
+
+    node: ast.AST
+    module: Module
+    iterable: Value
+    once: bool
+    """It makes at most one turn."""
+
+
+class ContextAround(msgspec.Struct, frozen=True, eq=False):
+    """A context manager that something happens in."""
+
+    node: ast.expr
+    """The expression of the ``with`` item."""
+    module: Module
+    value: Value
+
+
+class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Something that ranks do which a check may ask about."""
+
+    ordinal: int
+    """Position in the order of execution; also the number of the object that it constructs."""
+    kind: EventKind
+    name: str
+    """Full name of what is called; of a collective its short name."""
+    node: ast.AST
+    module: Module
+    function: str
+    """Qualified name of the function around the call."""
+    chain: tuple[Frame, ...] = ()
+    """Lines of the call chain, innermost first."""
+    ranks: int = 0
+    """Mask of the ranks that come here."""
+    guards: tuple[Guard, ...] = ()
+    """Rank tests around it, outermost first."""
+    undecided: tuple[Condition, ...] = ()
+    """The conditions around it that could not be decided, outermost first."""
+    loops: tuple[LoopAround, ...] = ()
+    """Loops around it in all frames, outermost first."""
+    positional: tuple[Value, ...] = ()
+    named: Mapping[str, Value] = {}
+    complete: bool = True
+    """All arguments are known by position or name (no ``*`` or ``**`` of unknown content)."""
+    receiver: Value | None = None
+    gradients: bool = True
+    scopes: tuple[int, ...] = ()
+    """The calls that it happens in, by the numbers of their scopes."""
+    root: str = ""
+    """The function that the walk started from though nothing read calls it; empty in the script's own course."""
+    contexts: tuple[ContextAround, ...] = ()
+    """Context managers around it in all frames, outermost first."""
+    in_parent: bool = False
+    """It happens in the process that spawns the ranks, not in a rank."""
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The source of the conditions around it that could not be decided."""
+        return tuple(module.excerpt(test, LONGEST_CONDITION) for module, test in self.undecided)
+
+    def argument(self, name: str, position: int = -1) -> Value | None:
+        """The value of an argument by its name or its position."""
+        if name in self.named:
+            return self.named[name]
+        return self.positional[position] if 0 <= position < len(self.positional) else None
+
+
+class Exit(msgspec.Struct, frozen=True, eq=False):
+    """Where a rank left a function, a loop or the program under a rank test."""
+
+    ordinal: int
+    node: ast.AST
+    module: Module
+    guard: Guard
+    ranks: int
+    scope: int
+    """The call that was left, or in which a loop was left; 0 for the program."""
+
+
+OwnKind = Literal["batch", "clock", "files", "random", "store", "state", "order"]
+"""What of a rank's own a condition asks: its batches, clock, files, random numbers, number drawn, or what follows."""
+
+
+class OwnTest(msgspec.Struct, frozen=True, eq=False):
+    """A condition that every rank decides by something of its own."""
+
+    node: ast.AST
+    """The condition, or what a loop goes over."""
+    module: Module
+    kind: OwnKind
+    chain: tuple[Frame, ...]
+    """Lines of the call chain, innermost first."""
+
+
+class Part(msgspec.Struct, frozen=True, eq=False):
+    """Where ranks take parts of some data for themselves."""
+
+    node: ast.AST
+    module: Module
+    with_rest: bool = False
+    """The last rank gets another number of items than the others."""
+    items: int | None = None
+    """How many items are divided, where the source says so."""
+
+
+class Branch(msgspec.Struct, frozen=True, eq=False):
+    """Alternatives of which a condition, the same on all ranks, takes one."""
+
+    arms: tuple[Tree, ...]
+    shape: int = 0
+    """Equal for branches that run the same; 0 while exits are not worked in."""
+    leaves: bool = False
+    """A jump is in one of its arms."""
+    test: OwnTest | None = None
+    """The condition, when ranks may take different arms."""
+
+
+class Loop(msgspec.Struct, frozen=True, eq=False):
+    """A body that is repeated."""
+
+    body: Tree
+    turns: int | None = None
+    """How often, where ranks differ in it."""
+    node: ast.AST | None = None
+    """The statement."""
+    shape: int = 0
+    """Equal for loops that run the same; 0 while exits are not worked in."""
+    test: OwnTest | None = None
+    """What bounds it, when ranks may make different numbers of turns."""
+
+
+class Jump(msgspec.Struct, frozen=True):
+    """An exit whose meaning depends on what is around it."""
+
+    kind: Literal["return", "break", "continue", "raise"]
+
+
+Item: TypeAlias = "Event | Branch | Loop | Jump"
+Tree: TypeAlias = "tuple[Item, ...]"
+BREAK = Jump("break")
+
+
+def settle(items: Sequence[Item], rest: Tree = (), in_loop: bool = False) -> Tree | None:
+    """What a rank runs from here on, with exits worked in; ``rest`` is what follows.
+
+    None when every path raises. Branches whose arms are the same are no branches.
+    """
+    result: Tree | None = rest
+    before: list[Item] = []  # What comes before ``result``, last first: adding to a tuple would copy it each time.
+    for item in reversed(items):
+        if isinstance(item, Event) or (not isinstance(item, Jump) and item.shape and not _may_leave(item)):
+            before.append(item)
+        elif isinstance(item, Branch) and not item.leaves:
+            arms = [settle(arm, (), in_loop) or () for arm in item.arms]
+            before.extend(reversed(_one_of(arms, item.test)))
+        else:
+            if result is not None and before:
+                result = (*reversed(before), *result)
+            before.clear()
+            if isinstance(item, Jump):
+                result = _after_jump(item, in_loop)
+            elif isinstance(item, Branch):
+                result = _settle_leaving(item, result, in_loop)
+            else:
+                result = _settle_loop(item, result)
+    return None if result is None else (*reversed(before), *result)
+
+
+def _may_leave(item: Branch | Loop) -> bool:
+    return isinstance(item, Branch) and item.leaves
+
+
+def branch_of(arms: Sequence[Sequence[Item]], test: OwnTest | None = None) -> Branch:
+    """A branch whose exits are still to be worked in."""
+    return Branch(tuple(tuple(arm) for arm in arms), leaves=any(_leaves(arm) for arm in arms), test=test)
+
+
+def shape_of(tree: Tree) -> int:
+    """A number that is equal for trees which run the same kinds of collectives in the same order."""
+    return hash(tuple(_shape(item) for item in tree))
+
+
+def same(one: Tree, other: Tree) -> bool:
+    """Whether two trees with exits worked in run the same kinds of collectives in the same order."""
+    return one is other or (len(one) == len(other) and shape_of(one) == shape_of(other))
+
+
+def events_in(tree: Tree) -> Iterator[Event]:
+    """The events of a tree in order; parts that alternatives share come once."""
+    yield from _events_in(tree, set())
+
+
+def _events_in(tree: Tree, seen: set[int]) -> Iterator[Event]:
+    for item in tree:
+        if isinstance(item, Event):
+            yield item
+        elif isinstance(item, (Branch, Loop)) and id(item) not in seen:
+            seen.add(id(item))
+            for part in item.arms if isinstance(item, Branch) else (item.body,):
+                yield from _events_in(part, seen)
+
+
+def _shape(item: Item) -> int:
+    if isinstance(item, Event):
+        return hash(("event", item.name))
+    return hash(("jump", item.kind)) if isinstance(item, Jump) else item.shape
+
+
+def _after_jump(jump: Jump, in_loop: bool) -> Tree | None:
+    if jump.kind == "raise":
+        return None
+    if jump.kind == "continue" or not in_loop:
+        return ()
+    return (jump,)
+
+
+def _settle_leaving(branch: Branch, rest: Tree | None, in_loop: bool) -> Tree | None:
+    ended: Tree = () if rest is not None else (Jump("raise"),)
+    arms = [settle((*arm, *ended), rest or (), in_loop) for arm in branch.arms]
+    living = [arm for arm in arms if arm is not None]
+    return _one_of(living, branch.test) if living else None
+
+
+def _one_of(arms: Sequence[Tree], test: OwnTest | None) -> Tree:
+    shapes = [shape_of(arm) for arm in arms]
+    if len(set(shapes)) == 1:
+        return arms[0]
+    leaves = any(_leaves(arm) for arm in arms)
+    return (Branch(tuple(arms), hash(("branch", *shapes)), leaves, test),)
+
+
+def _leaves(items: Sequence[Item]) -> bool:
+    return any(isinstance(item, Jump) or (isinstance(item, Branch) and item.leaves) for item in items)
+
+
+def _settle_loop(loop: Loop, rest: Tree | None) -> Tree | None:
+    if rest is None or loop.shape:
+        return None if rest is None else (loop, *rest)
+    body = settle(loop.body, (), in_loop=True)
+    if body is None:
+        return rest
+    if not rest:
+        body = _return_breaks(body)
+    if body and isinstance(body[-1], Jump):
+        return body[:-1] if body[-1].kind == "return" else (*body[:-1], *rest)
+    if next(events_in(body), None) is None and not (rest and _returns(body)):
+        return rest
+    return (Loop(body, loop.turns, loop.node, hash(("loop", loop.turns, shape_of(body))), loop.test), *rest)
+
+
+def _return_breaks(tree: Tree) -> Tree:
+    result: list[Item] = []
+    for item in tree:
+        if isinstance(item, Jump) and item.kind == "return":
+            result.append(BREAK)
+        elif isinstance(item, Branch) and item.leaves:
+            result.extend(_one_of([_return_breaks(arm) for arm in item.arms], item.test))
+        else:
+            result.append(item)
+    return tuple(result)
+
+
+def _returns(tree: Tree) -> bool:
+    return any(
+        (isinstance(item, Jump) and item.kind == "return")
+        or (isinstance(item, Branch) and item.leaves and any(_returns(arm) for arm in item.arms))
+        for item in tree
+    )
+
+
+Sinks = list[list[Item]]
+"""What each rank did so far."""
+
+
+def wider(previous: Event, event: Event) -> Event:
+    """An event that happened on the ranks of a previous one, too."""
+    return Event(
+        ordinal=event.ordinal,
+        kind=event.kind,
+        name=event.name,
+        node=event.node,
+        module=event.module,
+        function=event.function,
+        chain=event.chain,
+        ranks=previous.ranks | event.ranks,
+        guards=event.guards,
+        undecided=event.undecided,
+        loops=event.loops,
+        positional=event.positional,
+        named=event.named,
+        complete=event.complete,
+        receiver=event.receiver,
+        gradients=event.gradients,
+        in_parent=event.in_parent,
+        root=event.root,
+        scopes=event.scopes,
+        contexts=event.contexts,
+    )
+
+
+def all_raise(sinks: Sinks, ranks: int) -> bool:
+    """Whether the arm ended by an exception on every rank that took it."""
+    ends = [sink[-1] if sink else None for rank, sink in enumerate(sinks) if ranks >> rank & 1]
+    return all(isinstance(end, Jump) and end.kind == "raise" for end in ends)

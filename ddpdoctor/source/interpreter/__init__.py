@@ -1,0 +1,1 @@
+"""Python, executed on four imagined ranks at once."""

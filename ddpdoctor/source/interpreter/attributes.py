@@ -1,0 +1,268 @@
+"""Attributes of values, and names that tell a rank where nothing else does."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    RANKS,
+    UNIFORM,
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Lanes,
+    Mapped,
+    ProjectClass,
+    ProjectModule,
+    Unknown,
+    Value,
+    derived,
+    is_varying,
+    join,
+    lane,
+    lanes_of,
+    tags_of,
+)
+from ddpdoctor.source.ranks.environment import WORLD_SIZE
+from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, guessed_lanes
+from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.torch_model import accelerate_attributes
+from ddpdoctor.source.vocabulary import (
+    DATA_LOADER,
+    DDP,
+    DISTRIBUTION_ATTRIBUTES,
+    DISTRIBUTION_NAMES,
+    LOCAL_RANK_NAMES,
+    RANK_NAMES,
+    canonical,
+    is_first_rank_name,
+)
+
+MAXIMUM_BASES = 20
+_KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
+"""Attributes under which objects of torch keep an argument of their construction."""
+_COUNTS = frozenset({"device-count", "world-size", "local-world-size", "remainder", "share"})
+
+
+def attribute_of(machine: Machine, value: Value, name: str) -> Value:
+    """The value of ``value.name``."""
+    kind = value.__class__
+    if kind is External:
+        return _member(value.name, name)  # type: ignore[union-attr]
+    if isinstance(value, Bound) and isinstance(value.receiver, Bound) and isinstance(value.receiver.receiver, Bound):
+        # Longer chains are no longer asked for their links; each would make the next question take longer.
+        return Bound(Unknown(is_varying(value), True, tags_of(value)), name)
+    if kind is Unknown or kind is Bound or kind is Const:
+        return Bound(value, name)
+    if kind is Instance:
+        return _of_instance(machine, value, name)  # type: ignore[arg-type]
+    if isinstance(value, Built):
+        stored = machine.store.get(value.number, name)
+        if stored is not None:
+            return stored
+        machine.missed.add(f".{name}")
+        derived_class = machine.loader_classes.get(value.number)
+        found = class_attribute(machine, derived_class, name) if derived_class is not None else None
+        if isinstance(found, Function):
+            return bound_to(found, value)
+        return accelerate_attributes.attribute(value, name) or _of_built(machine, value, name)
+    if isinstance(value, Lanes):
+        return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
+    if isinstance(value, Choice):
+        result: Value | None = None
+        for option in value.options:
+            if option != Const(None):
+                result = join(result, attribute_of(machine, option, name), value.varying)
+        return result or UNIFORM
+    if isinstance(value, ProjectModule):
+        return _of_module(machine, value, name)
+    if isinstance(value, ProjectClass):
+        found = class_attribute(machine, value, name)
+        return found if found is not None else derived(())
+    if isinstance(value, Mapped):
+        return next((entry for key, entry in value.entries if key == name), Bound(value, name))
+    return Bound(value, name)
+
+
+@lru_cache(maxsize=16_384)
+def _member(owner: str, name: str) -> External:
+    return External(canonical(f"{owner}.{name}"))
+
+
+def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False) -> Value:
+    """Read a rank from a name whose origin is not known.
+
+    ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
+    """
+    kind = value.__class__
+    if kind is Bound:
+        receiver = value.receiver  # type: ignore[union-attr]
+        known = receiver.__class__ is Built and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
+        return value if known else _promised(name, machine.spawns, of_object) or value
+    if not isinstance(value, Unknown):
+        return value
+    if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
+        return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
+    if value.opaque or (of_object and name != "rank"):
+        return _promised(name, machine.spawns, of_object) or value
+    if not value.varying and not value.tags:
+        return _distribution(name, of_object) or value
+    return value
+
+
+@lru_cache(maxsize=16_384)
+def _promised(name: str, spawns: bool, of_object: bool) -> Value | None:
+    return _rank_by_name(name, spawns) or _distribution(name, of_object)
+
+
+def _distribution(name: str, of_object: bool) -> Value | None:
+    """What a switch or a number says by its name in a job that has ranks: the script is read as such a job runs it."""
+    if name == "world_size":
+        return WORLD_SIZE
+    return Const(True) if name in DISTRIBUTION_NAMES or (of_object and name in DISTRIBUTION_ATTRIBUTES) else None
+
+
+def rank_by_name(machine: Machine, name: str) -> Value | None:
+    """What a name promises about ranks; None when it promises nothing."""
+    return _rank_by_name(name, machine.spawns)
+
+
+@lru_cache(maxsize=16_384)
+def _rank_by_name(name: str, spawns: bool) -> Value | None:
+    if name in LOCAL_RANK_NAMES:
+        return guessed_lanes(GLOBAL_RANK if spawns else LOCAL_RANK)
+    if name in RANK_NAMES:
+        return guessed_lanes(GLOBAL_RANK)
+    if is_first_rank_name(name):
+        return guessed_lanes(FIRST)
+    return None
+
+
+def promised_by_name(machine: Machine, function: str) -> Value | None:
+    """What the bare name of a function that cannot be read promises about its result."""
+    if function in {"get_rank", "get_global_rank", "rank"}:
+        return rank_by_name(machine, "rank")
+    if function in {"get_local_rank", "local_rank"}:
+        return rank_by_name(machine, "local_rank")
+    return rank_by_name(machine, function) or _distribution(function, False)
+
+
+def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
+    """The base classes of a project class, nearest first, the project's own followed."""
+    waiting, seen = [cls], 0
+    while waiting and seen < MAXIMUM_BASES:
+        current = waiting.pop(0)
+        seen += 1
+        for base in current.node.bases:
+            value = _base_value(machine, current, base)
+            yield value
+            if isinstance(value, ProjectClass):
+                waiting.append(value)
+
+
+def base_names(machine: Machine, cls: ProjectClass) -> tuple[str, ...]:
+    """Full names of the external classes that a project class derives from."""
+    return tuple(base.name for base in bases_of(machine, cls) if isinstance(base, External))
+
+
+def _base_value(machine: Machine, cls: ProjectClass, base: ast.expr) -> Value:
+    module = machine.script.module(cls.module)
+    scope = machine.scope_modules.get(cls.module, -1)
+    if isinstance(base, ast.Name):
+        value = machine.store.get(scope, base.id)
+        if value is not None:
+            return value
+    if isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name):
+        owner = machine.store.get(scope, base.value.id)
+        if isinstance(owner, ProjectModule):
+            return attribute_of(machine, owner, base.attr)
+    full = module.resolve(base) if module is not None else ""
+    return External(full) if full else UNIFORM
+
+
+def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | None:
+    """What a class or its project bases define under a name."""
+    found = machine.store.get(cls.scope, name)
+    if found is not None:
+        return _owned(found, cls)
+    for base in bases_of(machine, cls):
+        if isinstance(base, ProjectClass):
+            found = machine.store.get(base.scope, name)
+            if found is not None:
+                return _owned(found, base)
+    return None
+
+
+def _owned(value: Value, cls: ProjectClass) -> Value:
+    if isinstance(value, Function) and value.owner is None:
+        return Function(value.node, value.module, value.scope, None, cls, value.gradients, value.first_rank_only)
+    return value
+
+
+def bound_to(function: Function, receiver: Value) -> Function:
+    """A method as it is read from an object."""
+    if function.receiver is None:
+        decorators = getattr(function.node, "decorator_list", ())
+        if decorators and any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators):
+            return function
+        return Function(
+            function.node,
+            function.module,
+            function.scope,
+            receiver,
+            function.owner,
+            function.gradients,
+            function.first_rank_only,
+        )
+    return function
+
+
+def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
+    scope = machine.scope_modules.get(value.name)
+    found = machine.store.get(scope, name) if scope is not None else None
+    if found is not None:
+        return found
+    inner = f"{value.name}.{name}"
+    return ProjectModule(inner) if machine.script.module(inner) is not None else Unknown(opaque=True)
+
+
+def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
+    stored = machine.store.get(value.number, name)
+    if stored is not None:
+        return stored
+    machine.missed.add(f".{name}")
+    found = class_attribute(machine, value.cls, name)
+    if found is None:
+        return Bound(value, name)
+    if isinstance(found, Function):
+        decorators = {last_name(entry) for entry in getattr(found.node, "decorator_list", ())}
+        if decorators & {"property", "cached_property"}:
+            return machine.call_function(machine, found.node, bound_to(found, value), [], {})
+        return bound_to(found, value.cls if "classmethod" in decorators else value)
+    is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
+    return Unknown(opaque=True) if is_field else found
+
+
+def _of_built(machine: Machine, value: Built, name: str) -> Value:
+    made = machine.object(value)
+    if made is None or name not in _KEPT_ARGUMENTS:
+        return Bound(value, name)
+    if value.name == DDP and name == "module":
+        return made.argument("module", 0) or UNIFORM
+    if value.name == DATA_LOADER:
+        if name == "sampler":
+            return made.argument("sampler", 3) or Bound(value, name)
+        if name == "batch_sampler":
+            return made.argument("batch_sampler", 4) or Bound(value, name)
+        if name == "dataset":
+            return made.argument("dataset", 0) or Bound(value, name)
+    if value.name == "torch.utils.data.BatchSampler" and name == "sampler":
+        return made.argument("sampler", 0) or Bound(value, name)
+    return Bound(value, name)

@@ -1,0 +1,109 @@
+"""Built-in functions on constants, for one rank at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ddpdoctor.source.interpreter.values import (
+    UNIFORM,
+    Const,
+    Items,
+    Mapped,
+    TensorSize,
+    Unknown,
+    Value,
+    derived,
+    truth,
+)
+from ddpdoctor.source.ranks.rank_local_values import LISTED, extent_of
+
+LONGEST_RANGE = 10_000
+
+
+def _int(*arguments: Value) -> Value:
+    if len(arguments) == 1:
+        value = arguments[0]
+        if isinstance(value, Const) and isinstance(value.value, (int, float, str)):
+            try:
+                return Const(int(value.value))
+            except (ValueError, OverflowError):
+                return Unknown()
+        if isinstance(value, Unknown):
+            # The number in the name of the newest checkpoint: ranks mostly share their files, and find the same.
+            return UNIFORM if value.tags == {LISTED} else value
+    return derived(arguments)
+
+
+def _float(*arguments: Value) -> Value:
+    value = arguments[0] if arguments else Const(0.0)
+    if isinstance(value, Const) and isinstance(value.value, (int, float)):
+        return Const(float(value.value)) if abs(value.value) < 1e300 else Unknown()
+    return derived(arguments)
+
+
+def _str(*arguments: Value) -> Value:
+    value = arguments[0] if arguments else Const("")
+    return Const(str(value.value)) if isinstance(value, Const) and len(arguments) <= 1 else derived(arguments)
+
+
+def _bool(*arguments: Value) -> Value:
+    outcome = truth(arguments[0]) if arguments else False
+    return derived(arguments) if outcome is None else Const(outcome)
+
+
+def _len(*arguments: Value) -> Value:
+    value = arguments[0] if arguments else Unknown()
+    if isinstance(value, Items) and not value.open:
+        return Const(len(value.values))
+    if isinstance(value, Mapped):
+        return Const(len(value.entries))
+    if isinstance(value, Const) and isinstance(value.value, str):
+        return Const(len(value.value))
+    return extent_of(value) or Unknown()
+
+
+def _range(*arguments: Value) -> Value:
+    numbers = [value.value for value in arguments if isinstance(value, Const) and isinstance(value.value, int)]
+    if len(numbers) == len(arguments) and 1 <= len(numbers) <= 3 and 0 not in numbers[2:]:
+        if any(abs(number) > LONGEST_RANGE for number in numbers):
+            return Unknown()
+        count = len(range(*numbers))
+        if count <= 1:
+            return Items(tuple(Const(number) for number in range(*numbers)))
+        if count <= 16:
+            return Items((UNIFORM,) * count)
+    return derived([_varying_only(value) for value in arguments])
+
+
+def _varying_only(value: Value) -> Value:
+    """A range up to something known on every rank alike runs over numbers that are alike."""
+    return Unknown(derived((value,)).varying)
+
+
+def _isinstance(*arguments: Value) -> Value:
+    return Unknown(derived(arguments[:1]).varying)
+
+
+def _minmax(*arguments: Value) -> Value:
+    return derived(arguments)
+
+
+def _plain_tensor(*arguments: Value) -> Value:
+    return Unknown() if any(isinstance(value, TensorSize) for value in arguments) else derived(arguments)
+
+
+BUILTIN_CALLS: Mapping[str, Callable[..., Value]] = {
+    "int": _int,
+    "float": _float,
+    "str": _str,
+    "bool": _bool,
+    "len": _len,
+    "range": _range,
+    "isinstance": _isinstance,
+    "hasattr": _isinstance,
+    "callable": _isinstance,
+    "min": _minmax,
+    "max": _minmax,
+    "sum": _plain_tensor,
+    "print": lambda *arguments: Const(None),
+}

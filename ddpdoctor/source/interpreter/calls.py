@@ -1,0 +1,486 @@
+"""Calls of project functions, methods and classes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.events import Jump, events_in
+from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
+from ddpdoctor.source.interpreter.frames import CallFrame
+from ddpdoctor.source.interpreter.scopes import NEVER
+from ddpdoctor.source.interpreter.signatures import signature_of
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_LANES,
+    NO_GRADIENTS,
+    NONE,
+    OPAQUE,
+    UNIFORM,
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Lanes,
+    Mapped,
+    Partial,
+    ProjectClass,
+    Unknown,
+    Value,
+    derived,
+    join,
+    merged_results,
+    options_of,
+)
+from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys
+from ddpdoctor.source.ranks.ranks import FIRST, guessed_lanes
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.torch_model.ddp import call_wrapped
+from ddpdoctor.source.torch_model.ddp_subclasses import is_thin_wrap, wrap_by_class
+from ddpdoctor.source.torch_model.external_calls import call_external, call_method
+from ddpdoctor.source.torch_model.optimizer_choice import method_of_any, of_any_class
+from ddpdoctor.source.torch_model.recorded_training import bare_forward
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, OPTIMIZER
+
+MAXIMUM_RECURSION = 1
+_OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def call(machine: Machine, node: ast.Call) -> Value:
+    """The value of a call expression, with everything that it does."""
+    function = machine.evaluate(machine, node.func)
+    positional, named, complete = arguments_of(machine, node)
+    return apply(machine, node, function, positional, named, complete)
+
+
+def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[str, Value], bool]:
+    """Values of the arguments, and whether all of them are known by position or name."""
+    evaluate = machine.evaluate
+    positional: list[Value] = []
+    named: dict[str, Value] = {}
+    complete = True
+    for argument in node.args:
+        if argument.__class__ is ast.Constant:
+            positional.append(Const(argument.value))
+            continue
+        if argument.__class__ is not ast.Starred:
+            positional.append(evaluate(machine, argument))
+            continue
+        value = evaluate(machine, argument.value)
+        if isinstance(value, Items) and not value.open:
+            positional.extend(value.values)
+        else:
+            complete = False
+    for keyword in node.keywords:
+        given = keyword.value
+        value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)
+        if keyword.arg is not None:
+            named[keyword.arg] = value
+        elif isinstance(value, Mapped):
+            named.update({key: entry for key, entry in value.entries if isinstance(key, str)})
+        else:
+            complete = False
+    return positional, named, complete
+
+
+def apply(
+    machine: Machine,
+    node: ast.AST,
+    function: Value,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool = True,
+) -> Value:
+    """Call a value."""
+    if function.__class__ is External:
+        result = call_external(machine, node, function.name, positional, named, complete)
+        return drawn_apart(machine, node, function, function.name, positional, named, result)
+    if function.__class__ is Bound:
+        result = call_method(machine, node, function, positional, named, complete)
+        return drawn_apart(machine, node, function, function.name, positional, named, result)
+    if function.__class__ is Function:
+        result = call_function(machine, node, function, positional, named, complete)
+        if function.receiver is not None and machine.wrapped:
+            return bare_forward(machine, node, function.receiver, positional, named, result)
+        return result
+    if isinstance(function, ProjectClass):
+        return construct(machine, node, function, positional, named, complete)
+    if isinstance(function, Partial):
+        return apply(
+            machine,
+            node,
+            function.function,
+            [*function.positional, *positional],
+            {**dict(function.named), **named},
+            complete,
+        )
+    if isinstance(function, Instance):
+        return _call_instance(machine, node, function, positional, named, complete)
+    if isinstance(function, Built):
+        return _call_built(machine, node, function, positional, named, complete)
+    if isinstance(function, Lanes) and function.guessed and all(isinstance(value, Const) for value in function.values):
+        return function
+    if isinstance(function, (Choice, Lanes)):
+        return _call_option(machine, node, function, positional, named, complete)
+    if isinstance(function, Unknown) and function.opaque and isinstance(node, ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        promised = promised_by_name(machine, name)
+        if promised is not None:
+            return promised
+    result = derived([function, *positional, *named.values()])
+    return Unknown(result.varying, opaque=True, tags=result.tags)
+
+
+def _call_option(
+    machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
+    options = list(options_of(function))
+    if isinstance(function, Choice) and _is_of_each(machine, node, options):
+        results: list[Value] = []
+
+        def call_one(option: Value) -> None:
+            results.append(apply(machine, node, option, positional, named, complete))
+
+        machine.fork([partial(call_one, option) for option in options])
+        return derived(results)
+    method = method_of_any(options)
+    if method is not None:
+        return apply(machine, node, method, positional, named, complete)
+    for option in options:
+        if isinstance(option, Built) and option.name == DDP:
+            return apply(machine, node, option, positional, named, complete)
+    if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
+        return apply(machine, node, External(OPTIMIZER), positional, named, complete)
+    for option in options:
+        if isinstance(option, External) and option.name.startswith("torch."):
+            return apply(machine, node, option, positional, named, complete)
+    for option in options:
+        if isinstance(option, (Function, ProjectClass, Instance, Partial, Built)):
+            value = apply(machine, node, option, positional, named, complete)
+            return of_any_class(value) or join(value, derived((value,)))
+    return derived([function, *positional, *named.values()])
+
+
+def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
+    """Whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
+    if not machine.loops or not isinstance(node, ast.Call) or not all(isinstance(one, Function) for one in options):
+        return False
+    target = getattr(machine.loops[-1].around.node, "target", None)
+    return isinstance(target, ast.Name) and any(
+        isinstance(inner, ast.Name) and inner.id == target.id for inner in descend(node.func)
+    )
+
+
+def _call_instance(
+    machine: Machine, node: ast.AST, value: Instance, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    if not _worth_calling(machine, value):
+        return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
+    for name in ("__call__", "forward"):
+        method = class_attribute(machine, value.cls, name)
+        if isinstance(method, Function):
+            result = call_function(machine, node, bound_to(method, value), positional, named, complete)
+            return bare_forward(machine, node, value, positional, named, result)
+    return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
+
+
+def _worth_calling(machine: Machine, value: Instance) -> bool:
+    """Whether calling an object may run a collective: by the names in its class, or because DDP is one of its parts.
+
+    What DDP itself calls was chosen to be read.
+    """
+    if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
+        return True
+    attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
+    if any(isinstance(part, Built) and part.name == DDP for part in attributes):
+        return True
+    return chooses_keys(machine, value.cls)
+
+
+def _call_built(
+    machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    if value.name == DDP:
+        return call_wrapped(machine, node, value, positional, named, complete)
+    return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
+
+
+def construct(
+    machine: Machine,
+    node: ast.AST,
+    cls: ProjectClass,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool = True,
+) -> Value:
+    """Make an instance of a project class; of one that is DDP under another name, a DDP object."""
+    instance = Instance(machine.object_number(node), cls)
+    method = class_attribute(machine, cls, "__init__")
+    if cls.node.bases and is_thin_wrap(machine, cls):
+        return wrap_by_class(machine, node, instance, method, positional, named, complete)
+    if isinstance(method, Function):
+        call_function(machine, node, bound_to(method, instance), positional, named, complete)
+    else:
+        for name, value in named.items():
+            machine.assign(instance.number, name, value)
+    machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
+    return Built(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
+
+
+def call_function(
+    machine: Machine,
+    node: ast.AST,
+    function: Function,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    complete: bool = True,
+    on_yield: Callable[[Value], None] | None = None,
+) -> Value:
+    """Run a project function on the present ranks and return what it returns."""
+    if function.first_rank_only:
+        held: list[Value] = [NONE]
+        test = guessed_lanes(FIRST)
+        unguarded = Function(
+            function.node, function.module, function.scope, function.receiver, function.owner, function.gradients
+        )
+
+        def run() -> None:
+            held[0] = call_function(machine, node, unguarded, positional, named, complete, on_yield)
+
+        machine.split(node, test, run, lambda: None)
+        return held[0]
+    module = machine.script.module(function.module)
+    active = 0
+    for around in machine.frames:
+        if around.owner is not None and around.owner.node is function.node:
+            active += 1
+    if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.can_skip(function.node)):
+        return of_unread(machine, function, [*positional, *named.values()])
+    known = machine.effort.passes_over(function.node, machine.steps)
+    if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
+        return _passed_over(machine, function, module, known, on_yield)
+    machine.visited.add(function.node)
+    started = machine.steps
+    machine.effort.note(function.node, 0, NONE, None, began=True)
+    frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
+    frame.owner, frame.on_yield = function, on_yield
+    machine.outer_scopes[frame.scope] = frame.scopes
+    caller = machine.frame
+    site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
+    entry = machine.mask
+    _bind(machine, frame, function, positional, named, complete)
+    emitted, oldest = machine.emitted, machine.store.oldest_written
+    machine.store.oldest_written = NEVER
+    gradients = machine.gradients
+    machine.gradients = gradients and function.gradients
+    machine.frames.append(frame)
+    machine.calls.append(site)
+    try:
+        body, what = partial(_run_body, machine, function), partial(_named, function, module)
+        inner = machine.collect_safely(body, function.node, what)
+    finally:
+        machine.calls.pop()
+        machine.frames.pop()
+        machine.gradients = gradients
+    machine.add_call(inner)
+    for written in frame.left_behind:
+        machine.store.merge(written)
+    machine.mask = entry & ~machine.gone & ~_raised_everywhere(inner)
+    if frame.yielded is None:
+        returned = merged_results(frame.results, NONE, entry)
+    else:
+        returned = Items((frame.yielded,), open=True)
+    quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
+    changed_nothing = machine.store.oldest_written >= frame.scope
+    machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(returned, (Const, Unknown)))
+    machine.store.oldest_written = min(machine.store.oldest_written, oldest)
+    machine.effort.note(
+        function.node,
+        machine.steps - started,
+        returned,
+        inner if entry == ALL_LANES else None,
+        ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
+    )
+    return returned
+
+
+def _named(function: Function, module: Module) -> str:
+    return f"{_qualified(function)} ({module.path})"
+
+
+def _passed_over(
+    machine: Machine, function: Function, module: Module, known: Walks | None, on_yield: Callable[[Value], None] | None
+) -> Value:
+    """Let what earlier walks of a function came to stand for one more call of it."""
+    synchronises = getattr(function.node, "name", "") in machine.mentions.synchronising
+    synchronises = synchronises and (known is None or not known.silent)
+    if known is None or (synchronises and not known.alike and not known.items):
+        machine.effort.cut[function.node] = _named(function, module)
+    if on_yield is not None:
+        on_yield(OPAQUE)
+        return OPAQUE
+    if known is None or not known.alike:
+        alone = machine.mask != ALL_LANES & ~machine.gone or bool(machine.own_tests)
+        machine.uncertain = machine.uncertain or (synchronises and alone)
+    if known is None or not known.items:
+        return OPAQUE
+    if synchronises:
+        machine.add_call([list(items) if machine.mask >> rank & 1 else [] for rank, items in enumerate(known.items)])
+    return known.result
+
+
+def _raised_everywhere(inner: Sequence[Sequence[object]]) -> int:
+    mask = 0
+    for rank, items in enumerate(inner):
+        if items and isinstance(items[-1], Jump) and items[-1].kind == "raise":
+            mask |= 1 << rank
+    return mask
+
+
+def _run_body(machine: Machine, function: Function) -> None:
+    frame = machine.frame
+    if isinstance(function.node, ast.Lambda):
+        frame.results.append((machine.mask, machine.evaluate(machine, function.node.body)))
+        return
+    machine.execute(machine, function.node.body)
+    if machine.mask and frame.results:
+        frame.results.append((machine.mask, NONE))
+
+
+def _bind(
+    machine: Machine,
+    frame: CallFrame,
+    function: Function,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    complete: bool,
+) -> None:
+    signature = machine.signatures.get(function.node)
+    if signature is None:
+        signature = machine.signatures[function.node] = signature_of(function.node)
+    names = signature.names
+    values = positional if function.receiver is None else [function.receiver, *positional]
+    given: dict[str, Value] = dict(zip(names, values, strict=False))
+    rest = dict(named)
+    for name in signature.all_names:
+        if name in rest:
+            given[name] = rest.pop(name)
+        elif name not in given:
+            given[name] = _default(signature.defaults.get(name), complete)
+    if signature.rest:
+        extra = values[len(names) :]
+        given[signature.rest] = Items(tuple(extra)) if complete else Items((OPAQUE,), open=True)
+    if signature.named_rest:
+        given[signature.named_rest] = Mapped(tuple(rest.items())) if complete else OPAQUE
+    for name, value in given.items():
+        machine.store.set(frame.scope, name, value)
+
+
+def _default(default: ast.expr | None, complete: bool) -> Value:
+    if default is None or not complete:
+        return OPAQUE
+    if isinstance(default, ast.Constant):
+        return Const(default.value)
+    if isinstance(default, ast.UnaryOp) and isinstance(default.operand, ast.Constant):
+        return Const(-default.operand.value) if isinstance(default.operand.value, int) else UNIFORM
+    return OPAQUE
+
+
+def _scopes_around(machine: Machine, function: Function) -> tuple[int, ...]:
+    """The scopes of the functions that a nested function stands in; a method does not see its class."""
+    return machine.outer_scopes.get(function.scope, ())
+
+
+def _qualified(function: Function) -> str:
+    name = function.node.name if not isinstance(function.node, ast.Lambda) else "<lambda>"
+    return f"{function.owner.node.name}.{name}" if function.owner is not None else name
+
+
+def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> None:
+    """Run the body of a class in its scope."""
+    outer = machine.frame
+    frame = CallFrame(statement.name, outer.module, scope, outer.scopes)
+    machine.outer_scopes[scope] = outer.scopes
+    machine.frames.append(frame)
+    try:
+        machine.execute(machine, statement.body)
+    finally:
+        machine.frames.pop()
+
+
+def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
+    """What a decorator makes of a function."""
+    last = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    if last in {"property", "cached_property", "staticmethod", "classmethod", "contextmanager", "setter", "wraps"}:
+        return value
+    applied = machine.evaluate(machine, decorator)
+    if isinstance(value, Function):
+        if applied == NO_GRADIENTS:
+            return _with(value, gradients=False)
+        if last in FIRST_RANK_DECORATORS and not isinstance(applied, (Function, ProjectClass)):
+            return _with(value, first_rank_only=True)
+    if isinstance(applied, Function):
+        result = call_function(machine, decorator, applied, [value], {})
+        if isinstance(result, Function):
+            return result
+        return (
+            _with(value, first_rank_only=True)
+            if last in FIRST_RANK_DECORATORS and isinstance(value, Function)
+            else value
+        )
+    return value
+
+
+def _with(function: Function, *, gradients: bool | None = None, first_rank_only: bool = False) -> Function:
+    return Function(
+        function.node,
+        function.module,
+        function.scope,
+        function.receiver,
+        function.owner,
+        function.gradients if gradients is None else gradients,
+        function.first_rank_only or first_rank_only,
+    )
+
+
+def context_function(
+    machine: Machine, node: ast.Call, function: Value
+) -> Callable[[Callable[[Value], None]], None] | None:
+    """A runner for a ``with`` item that calls a project function made a context manager by ``contextlib``."""
+    if not isinstance(function, Function) or isinstance(function.node, ast.Lambda):
+        return None
+    names = {last_name(entry) for entry in function.node.decorator_list}
+    if not names & {"contextmanager", "asynccontextmanager"}:
+        return None
+
+    def run(on_yield: Callable[[Value], None]) -> None:
+        positional, named, complete = arguments_of(machine, node)
+        body_frame = machine.frame
+        calls = list(machine.calls)
+
+        def in_caller(value: Value) -> None:
+            inner_frames = machine.frames
+            inner_calls = machine.calls
+            machine.frames = machine.frames[: machine.frames.index(body_frame) + 1]
+            machine.calls = calls
+            try:
+                on_yield(value)
+            finally:
+                machine.frames = inner_frames
+                machine.calls = inner_calls
+
+        call_function(machine, node, function, positional, named, complete, in_caller)
+
+    return run

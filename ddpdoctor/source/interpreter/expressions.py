@@ -1,0 +1,428 @@
+"""Evaluates expressions on the four ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ddpdoctor.source.interpreter.assignment import assign_to, item_at, scope_of
+from ddpdoctor.source.interpreter.attributes import attribute_of, bound_to, class_attribute, seeded
+from ddpdoctor.source.interpreter.calls import call, call_function, context_function
+from ddpdoctor.source.interpreter.containers import item_of, one_of_classes
+from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_LANES,
+    FALSE,
+    OPAQUE,
+    RANKS,
+    TRUE,
+    UNIFORM,
+    Bound,
+    Built,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Lanes,
+    Mapped,
+    Unknown,
+    Value,
+    by_rank,
+    constant,
+    derived,
+    is_guessed,
+    is_varying,
+    join,
+    lane,
+    lanes_of,
+    truth,
+)
+from ddpdoctor.source.ranks.data_partitions import filtered, is_rank_key, picked, sliced
+from ddpdoctor.source.ranks.environment import is_set, variable
+from ddpdoctor.source.ranks.rank_local_values import decided, extent_of
+from ddpdoctor.source.torch_model.recorded_training import note_attribute
+
+ENVIRONMENT = External("os.environ")
+
+
+def evaluate(machine: Machine, node: ast.expr) -> Value:
+    """The value of an expression; what is called in it is run."""
+    machine.steps += 1
+    handler = _HANDLERS.get(node.__class__)
+    if handler is not None:
+        return handler(machine, node)
+    return derived([evaluate(machine, child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
+
+
+def truth_of(machine: Machine, node: ast.expr) -> Value:
+    """The value of a condition, reduced to its truth on each rank."""
+    value = evaluate(machine, node)
+    return value if isinstance(value, Lanes) and _are_truths(value) else by_rank(_truth_value, value)
+
+
+def _are_truths(value: Lanes) -> bool:
+    return all(isinstance(entry, Const) and isinstance(entry.value, bool) for entry in value.values)
+
+
+def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
+    """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
+    if iterable.__class__ is not Lanes:
+        count = len(iterable.values) if isinstance(iterable, Items) and not iterable.open else None
+        return item_of(iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
+    turns: list[int | None] = []
+    empty = 0
+    for rank in RANKS:
+        entry = lane(iterable, rank)
+        count = len(entry.values) if isinstance(entry, Items) and not entry.open else None
+        turns.append(count)
+        if count == 0:
+            empty |= 1 << rank
+    return by_rank(lambda entry: item_of(entry), iterable), turns, empty
+
+
+def opened(machine: Machine, node: ast.expr) -> Value:
+    """What a loop goes over: of an object of the project, what its ``__iter__`` gives."""
+    value = evaluate(machine, node)
+    if isinstance(value, Instance):
+        method = class_attribute(machine, value.cls, "__iter__")
+        if isinstance(method, Function):
+            items = call_function(machine, node, bound_to(method, value), [], {})
+            return items if isinstance(items, Items) else value
+    return value
+
+
+def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
+    """When a ``with`` item calls a generator of the project: a function that runs it around a body."""
+    if not isinstance(node, ast.Call):
+        return None
+    function = evaluate(machine, node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else UNIFORM
+    return context_function(machine, node, function)
+
+
+def _name(machine: Machine, node: ast.Name) -> Value:
+    name = node.id
+    frame = machine.frames[-1]
+    names = machine.store.owners.get(frame.scope)
+    known = names.get(name) if names is not None and name not in frame.globals else None
+    value = known if known is not None else machine.lookup(name)
+    kind = value.__class__
+    return seeded(machine, name, value) if kind is Unknown or kind is Bound else value
+
+
+def _constant(machine: Machine, node: ast.Constant) -> Value:
+    return Const(node.value)
+
+
+def _attribute(machine: Machine, node: ast.Attribute) -> Value:
+    inner, name = node.value, node.attr
+    if inner.__class__ is ast.Name:  # Most are: one call less.
+        machine.steps += 1
+        owner = _name(machine, inner)
+    else:
+        owner = evaluate(machine, inner)
+    kind = owner.__class__
+    if kind is Built:
+        note_attribute(machine, node, name, owner)
+    elif kind is Unknown and name == "shape" and (extent := extent_of(owner)) is not None:
+        return extent
+    value = attribute_of(machine, owner, name)
+    kind = value.__class__
+    return seeded(machine, name, value, of_object=True) if kind is Unknown or kind is Bound else value
+
+
+def _binary(machine: Machine, node: ast.BinOp) -> Value:
+    left, right = evaluate(machine, node.left), evaluate(machine, node.right)
+    if left.__class__ is not Lanes and right.__class__ is not Lanes:
+        return binary(node.op, left, right)
+    if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
+        left, right = of_four(left), of_four(right)
+    return by_rank(lambda one, other: binary(node.op, one, other), left, right)
+
+
+def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
+    operand = evaluate(machine, node.operand)
+    if isinstance(node.op, ast.Not):
+        return by_rank(negated, operand)
+    return by_rank(lambda value: unary(node.op, value), operand)
+
+
+def _compare(machine: Machine, node: ast.Compare) -> Value:
+    operands = [evaluate(machine, node.left), *(evaluate(machine, right) for right in node.comparators)]
+    if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        there = is_set(machine, constant(operands[0]))
+        return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
+    if len(operands) == 2 and isinstance(operands[0], Lanes) and isinstance(operands[1], Const):
+        known = _numbers_compared(node.ops[0].__class__, operands[0], operands[1])
+        if known is not None:
+            return known
+    elif not any(isinstance(operand, Lanes) for operand in operands):
+        return compare(node.ops, operands)
+    return by_rank(partial(_compared, node.ops), *map(of_four, operands))
+
+
+def _numbers_compared(kind: type[ast.cmpop], left: Lanes, right: Const) -> Value | None:
+    """A comparison of numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
+    function = ORDERINGS.get(kind)
+    number = right.value
+    if function is None or not isinstance(number, int):
+        return None
+    known: list[Value] = []
+    for entry in left.values:
+        if not isinstance(entry, Const) or not isinstance(entry.value, int):
+            return None
+        known.append(TRUE if function(entry.value, number) else FALSE)
+    return lanes_of(known, left.guessed)
+
+
+def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:
+    return compare(kinds, operands)
+
+
+def _boolean(machine: Machine, node: ast.BoolOp) -> Value:
+    return _junction(machine, node.op, node.values, node)
+
+
+def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr], node: ast.expr) -> Value:
+    first = evaluate(machine, operands[0])
+    if len(operands) == 1:
+        return first
+    stops = isinstance(operator, ast.Or)
+    result: list[Value] = [lane(first, rank) for rank in RANKS]
+    rest: list[Value] = []
+
+    def run_rest() -> None:
+        rest.append(_junction(machine, operator, operands[1:], node))
+
+    def skip() -> None:
+        return None
+
+    condition = by_rank(_truth_value, first)
+    machine.split(operands[0], condition, *((skip, run_rest) if stops else (run_rest, skip)))
+    if not rest:
+        return first
+    right = rest[0]
+    for other in rest[1:]:
+        right = join(right, other)
+    for rank in RANKS:
+        outcome = truth(result[rank])
+        if outcome is None:
+            result[rank] = _either(result[rank], lane(right, rank), stops)
+        elif outcome is not stops:
+            result[rank] = lane(right, rank)
+    return lanes_of(result, is_guessed(first, right))
+
+
+def _either(left: Value, right: Value, stops: bool) -> Value:
+    """``left or right`` (``stops``) or ``left and right`` when the truth of ``left`` is not known."""
+    outcome = truth(right)
+    if outcome is stops and isinstance(right, Const) and isinstance(right.value, bool):
+        return right
+    if isinstance(right, Const) and isinstance(right.value, bool):
+        return derived((left,))
+    return join(left, right, is_varying(left))
+
+
+def _truth_value(value: Value) -> Value:
+    outcome = truth(value)
+    return derived((value,)) if outcome is None else Const(outcome)
+
+
+def _conditional(machine: Machine, node: ast.IfExp) -> Value:
+    condition = truth_of(machine, node.test)
+    outcomes: list[tuple[int, Value]] = []
+
+    def arm(expression: ast.expr) -> Callable[[], None]:
+        def run() -> None:
+            ranks = machine.mask
+            outcomes.append((ranks, evaluate(machine, expression)))
+
+        return run
+
+    machine.split(node.test, condition, arm(node.body), arm(node.orelse))
+    by_lane: list[Value] = []
+    for rank in RANKS:
+        here = [lane(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
+        value: Value | None = None
+        for option in here:
+            value = join(value, option, is_varying(lane(condition, rank)))
+        by_lane.append(value if value is not None else lane(outcomes[0][1], rank))
+    guessed = is_guessed(condition, *(value for _, value in outcomes))
+    first = outcomes[0][1]
+    if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
+        return first
+    if not isinstance(condition, Lanes) and not any(isinstance(value, Lanes) for _, value in outcomes):
+        present = (value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1)
+        return decided(machine, node.test, condition, next(present, by_lane[0]))
+    return lanes_of(by_lane, guessed)
+
+
+def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
+    parts: list[Value] = []
+    plain = True
+    for part in node.values:
+        if isinstance(part, ast.FormattedValue):
+            parts.append(evaluate(machine, part.value))
+            plain = plain and part.conversion == -1 and part.format_spec is None
+        else:
+            parts.append(evaluate(machine, part))
+    return by_rank(_formatted if plain else _mixed, *parts) if parts else Const("")
+
+
+def _formatted(*values: Value) -> Value:
+    return formatted(values)
+
+
+def _mixed(*values: Value) -> Value:
+    return derived(values)
+
+
+def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
+    values: list[Value] = []
+    for element in node.elts:
+        if isinstance(element, ast.Starred):
+            inner = evaluate(machine, element.value)
+            if not isinstance(inner, Items) or inner.open:
+                rest = [evaluate(machine, other) for other in node.elts if not isinstance(other, ast.Starred)]
+                return Items((derived([inner, *rest]),), open=True)
+            values.extend(inner.values)
+        else:
+            values.append(evaluate(machine, element))
+    if any(isinstance(value, Lanes) for value in values):
+        return lanes_of([Items(tuple(lane(value, rank) for value in values)) for rank in RANKS], is_guessed(*values))
+    return Items(tuple(values))
+
+
+def _dict(machine: Machine, node: ast.Dict) -> Value:
+    entries: dict[object, Value] = {}
+    known = True
+    for key, entry in zip(node.keys, node.values, strict=True):
+        value = evaluate(machine, entry)
+        name = constant(evaluate(machine, key)) if key is not None else ...
+        if key is None and isinstance(value, Mapped):
+            entries.update(value.entries)
+        elif isinstance(name, (str, int, float, bool)):
+            entries[name] = value
+        else:
+            known = False
+            entries[len(entries)] = value
+    return Mapped(tuple(entries.items())) if known else derived(entries.values())
+
+
+def _subscript(machine: Machine, node: ast.Subscript) -> Value:
+    container = evaluate(machine, node.value)
+    if isinstance(node.slice, ast.Slice) and container.__class__ is not External:
+        return sliced(machine, node, node.slice, container)
+    key = evaluate(machine, node.slice)
+    if container == ENVIRONMENT:
+        return by_rank(lambda name: variable(machine, constant(name)), key)
+    if isinstance(key, Const) and isinstance(key.value, (str, int)):
+        return item_at(container, key.value)
+    if isinstance(container, External):
+        return container
+    if isinstance(container, Items) and container.values and isinstance(key, Lanes):
+        return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
+    if isinstance(container, Mapped) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
+        return kept
+    result = derived((container, key))
+    return picked(machine, node, result) if is_rank_key(key) else result
+
+
+def _comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
+    value = _in_generators(machine, node.generators, lambda: evaluate(machine, node.elt))
+    return Items((filtered(machine, node, node.generators[0].ifs, value),), open=True)
+
+
+def _dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
+    """A dict with keys that are not known: what comes out of it are its values."""
+
+    def pair() -> Value:
+        evaluate(machine, node.key)
+        return evaluate(machine, node.value)
+
+    return derived((_in_generators(machine, node.generators, pair),))
+
+
+def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
+    """Evaluate a comprehension's result once, as the body of a loop; items that nobody has are uniform."""
+    found: list[Value] = []
+
+    def turn() -> None:
+        for generator in generators:
+            item, _, _ = iterated(machine, opened(machine, generator.iter))
+            assign_to(machine, generator.target, item)
+            for condition in generator.ifs:
+                evaluate(machine, condition)
+        found.append(result())
+
+    machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
+    return found[0]
+
+
+def _lambda(machine: Machine, node: ast.Lambda) -> Value:
+    return Function(node, machine.frame.module.name, machine.frame.scope)
+
+
+def _walrus(machine: Machine, node: ast.NamedExpr) -> Value:
+    value = evaluate(machine, node.value)
+    machine.assign(scope_of(machine, node.target.id), node.target.id, value)
+    return value
+
+
+def _yield(machine: Machine, node: ast.Yield) -> Value:
+    value = evaluate(machine, node.value) if node.value is not None else Const(None)
+    _give(machine, value)
+    return UNIFORM
+
+
+def _yield_from(machine: Machine, node: ast.YieldFrom) -> Value:
+    _give(machine, iterated(machine, evaluate(machine, node.value))[0])
+    return UNIFORM
+
+
+def _give(machine: Machine, value: Value) -> None:
+    """Hand an item of a generator to the body around which it runs, or keep it for who goes over the items."""
+    frame = machine.frame
+    if frame.on_yield is not None:
+        frame.on_yield(value)
+    else:
+        frame.yielded = join(frame.yielded, value)
+
+
+def _await(machine: Machine, node: ast.Await) -> Value:
+    return evaluate(machine, node.value)
+
+
+def _slice(machine: Machine, node: ast.Slice) -> Value:
+    return derived([evaluate(machine, part) for part in (node.lower, node.upper, node.step) if part is not None])
+
+
+_HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
+    ast.Name: _name,
+    ast.Constant: _constant,
+    ast.Attribute: _attribute,
+    ast.Call: call,
+    ast.BinOp: _binary,
+    ast.UnaryOp: _unary,
+    ast.Compare: _compare,
+    ast.BoolOp: _boolean,
+    ast.IfExp: _conditional,
+    ast.JoinedStr: _joined_string,
+    ast.List: _items,
+    ast.Tuple: _items,
+    ast.Set: _items,
+    ast.Dict: _dict,
+    ast.Subscript: _subscript,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.DictComp: _dict_comprehension,
+    ast.Lambda: _lambda,
+    ast.NamedExpr: _walrus,
+    ast.Yield: _yield,
+    ast.YieldFrom: _yield_from,
+    ast.Await: _await,
+    ast.Slice: _slice,
+}

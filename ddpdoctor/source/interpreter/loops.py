@@ -1,0 +1,150 @@
+"""The first walk of a loop's body, which shows what its next turns may find changed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+from ddpdoctor.source.events import Sinks
+from ddpdoctor.source.interpreter.scopes import Cell
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import Const, Lanes, TensorSize, Value, join, lanes_of
+from ddpdoctor.source.script.syntax_index import descend
+
+Turn = Callable[[], None]
+
+
+def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
+    """Walk a body as its first turn runs it; what the ranks did in it, when any other turn does the same.
+
+    None when a later turn may do something else, because it finds another value in a variable: then everything is as
+    before the walk, and the variables hold what a first or a later turn may find in them. What they held after an
+    earlier walk of the same loop is assumed of them from the start, so that this walk is mostly the last one. Loops
+    inside are walked once: when one of them changes something, this walk is taken back.
+    """
+    if machine.tentative:
+        return _inner_walk(machine, loop, turn)
+    start, gone, raised, frame = machine.mask, machine.gone, machine.raised, machine.frame
+    returned, left = len(frame.results), len(frame.left_behind)
+    exits, own_raises, events = len(machine.exits), len(machine.own_raises), dict(machine.events)
+    number, outer_missed = machine.number(), machine.missed
+    known = machine.changing.get(loop)
+    if known is not None:
+        machine.store.merge({(frame.scope if here else owner, name): v for (here, owner, name), v in known.items()})
+    machine.missed = set()
+    machine.tentative = known is None
+    machine.quiet = known is None and _counts(machine, loop)
+    machine.store.begin()
+    inner = machine.collect(turn)
+    taken_back, machine.quiet, machine.tentative = machine.quiet, False, False
+    missed, machine.missed = machine.missed, outer_missed | machine.missed
+    if not taken_back and _finds_the_same(machine, loop, missed, number):
+        machine.store.keep()
+        return inner
+    written = machine.store.undo()
+    _remember(machine, loop, written)
+    machine.mask, machine.gone, machine.raised = start, gone, raised
+    del frame.results[returned:], frame.left_behind[left:], machine.exits[exits:], machine.own_raises[own_raises:]
+    machine.events = events
+    machine.store.merge({cell: _of_any_turn(machine.store.get(*cell), value) for cell, value in written.items()})
+    return None
+
+
+def _of_any_turn(before: Value | None, after: Value) -> Value:
+    """What a turn may find where the first changed a known value on some ranks: any value there, the same elsewhere.
+
+    Otherwise the value that depends on the rank would win, and a count on one rank be taken for what it is after one.
+    """
+    if not isinstance(before, Const) or not isinstance(after, Lanes) or after.guessed:
+        return after
+    return lanes_of([join(before, value, True) for value in after.values])
+
+
+def _inner_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:
+    number, outer_missed = machine.number(), machine.missed
+    machine.missed = set()
+    machine.store.begin()
+    inner = machine.collect(turn)
+    missed, machine.missed = machine.missed, outer_missed | machine.missed
+    if loop not in machine.changing and not _finds_the_same(machine, loop, missed, number):
+        written = ((cell, machine.store.get(*cell)) for cell in machine.store.latest())
+        _remember(machine, loop, {cell: value for cell, value in written if value is not None})
+    machine.quiet = machine.quiet or loop in machine.changing
+    machine.store.keep()
+    return inner
+
+
+def _remember(machine: Machine, loop: ast.AST, written: Mapping[Cell, Value]) -> None:
+    scope = machine.frame.scope
+    machine.changing[loop] = {(owner == scope, owner, name): value for (owner, name), value in written.items()}
+
+
+def _counts(machine: Machine, loop: ast.AST) -> bool:
+    """Whether a loop counts or sums up in a variable of which the value is known: its next turn finds another one."""
+    first, last, scope = loop.lineno, loop.end_lineno or 0, machine.frame.scope  # type: ignore[attr-defined]
+    return any(
+        isinstance(node.target, ast.Name)
+        and first < node.lineno <= last
+        and isinstance(machine.store.get(scope, node.target.id), (Const, TensorSize))
+        for node in machine.frame.module.index.of(ast.AugAssign)
+    )
+
+
+def _finds_the_same(machine: Machine, loop: ast.AST, missed: set[str], number: int) -> bool:
+    """Whether a turn finds in every variable what the turn before found in it, or writes it before it reads it.
+
+    ``missed`` are the names that it looked up in vain, and ``number`` is smaller than the numbers of what it made.
+    """
+    scopes = {frame.scope for frame in machine.frames}
+    for (owner, name), old in machine.store.latest().items():
+        value = machine.store.get(owner, name)
+        if old is not None:
+            same = value is None or value is old or join(old, value) == old
+            if not same and (owner != machine.frame.scope or _may_read_turn_before(machine, loop, name)):
+                return False
+        elif owner > number and owner in machine.outer_scopes:
+            continue  # A variable of a function that was called: it ended with the call.
+        elif owner in scopes:
+            if name in missed:
+                return False
+        elif f".{name}" in missed or (owner < number and owner not in machine.events):
+            return False  # Attributes of library objects are only read by their names, which would have been missed.
+    return True
+
+
+_LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+
+
+def _may_read_turn_before(machine: Machine, loop: ast.AST, name: str) -> bool:
+    """Whether a turn may read what the turn before left in a variable of the function around the loop."""
+    if isinstance(loop, ast.For) and any(_is_name(node, name) for node in descend(loop.target)):
+        return False
+    function = machine.frame.owner
+    if function is None or _holds_functions(machine, function.node):
+        return True
+    if not any(_reads(node, name) for node in descend(loop)):
+        return False
+    for statement in loop.body:  # type: ignore[attr-defined]
+        if isinstance(statement, ast.Assign) and any(_is_name(target, name) for target in statement.targets):
+            return any(_is_name(node, name) for node in descend(statement.value))
+        if any(_reads(node, name) or isinstance(node, _LEAVING) for node in descend(statement)):
+            return True
+    return True
+
+
+def _holds_functions(machine: Machine, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
+    """Whether functions are made in a function: they may read its variables whenever they are called."""
+    index, first, last = machine.frame.module.index, function.lineno, function.end_lineno or 0
+    made: tuple[ast.stmt | ast.expr, ...]
+    made = (*index.of(ast.FunctionDef), *index.of(ast.Lambda), *index.of(ast.AsyncFunctionDef))
+    return any(first <= node.lineno <= last and node is not function for node in made)
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return _is_name(node.target, name)
+    return isinstance(node, ast.Name) and node.id == name and node.ctx.__class__ is ast.Load
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

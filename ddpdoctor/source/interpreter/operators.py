@@ -1,0 +1,251 @@
+"""Arithmetic, comparison and formatting of constants; everything else stays unknown."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddpdoctor.source.interpreter.values import (
+    RANKS,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Mapped,
+    Partial,
+    ProjectClass,
+    ProjectModule,
+    Unknown,
+    Value,
+    derived,
+    truth,
+)
+
+REMAINDER = frozenset({("remainder", 0)})
+"""Of what depends on the remainder of a division: every so many turns of a loop it is something else."""
+WORLD = Unknown(tags=frozenset({("world-size", 0)}))
+LONGEST = 10_000
+"""Largest text or sequence that is computed."""
+LARGEST = 10**18
+_WIDE = re.compile(r"\*|\d{4}")
+"""Formats that can ask for more text than is worth computing."""
+
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Pow: operator.pow,
+}
+ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_OBJECTS = (Built, External, Function, Instance, Partial, ProjectClass, ProjectModule, Items, Mapped)
+
+
+def binary(kind: ast.operator, left: Value, right: Value) -> Value:
+    """``left kind right`` on one rank."""
+    if isinstance(left, Const) and isinstance(right, Const):
+        function = _BINARY.get(type(kind))
+        if function is not None and _small(kind, left.value, right.value):
+            try:
+                result = function(left.value, right.value)
+            except Exception:
+                return Unknown()
+            return Const(result) if isinstance(result, (int, float, str, bool, bytes)) else Unknown()
+        return Unknown()
+    if (
+        isinstance(kind, ast.Mod)
+        and isinstance(left, Const)
+        and isinstance(left.value, int)
+        and _is_device_count(right)
+    ):
+        return Const(left.value % 2)
+    if isinstance(left, Items) and isinstance(right, Items) and isinstance(kind, ast.Add):
+        return Items((*left.values, *right.values), left.open or right.open)
+    if isinstance(kind, ast.Mod) and right not in (Const(1), Const(0)) and not isinstance(left, Const):
+        return derived((left, right), REMAINDER)
+    return _moved_world_size(kind, left, right) or derived((left, right))
+
+
+def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | None:
+    """The number of ranks plus or minus a constant, and no longer a number of ranks after any other arithmetic."""
+    offsets = _offset(left), _offset(right)
+    if offsets == (None, None):
+        whole = isinstance(kind, ast.Mult) and any(_is_of_node(value) for value in (left, right))
+        # Ranks of a node times nodes, whatever those are called.
+        return WORLD if whole and not any(isinstance(value, Const) for value in (left, right)) else None
+    number, offset = (right, offsets[0]) if offsets[0] is not None else (left, offsets[1])
+    amount = number.value if isinstance(number, Const) else None
+    if offset is not None and isinstance(amount, int) and isinstance(kind, (ast.Add, ast.Sub)):
+        if isinstance(kind, ast.Add):
+            return Unknown(tags=frozenset({("world-size", offset + amount)}))
+        if offsets[0] is not None:
+            return Unknown(tags=frozenset({("world-size", offset - amount)}))
+    return derived((left, right), frozenset({("share", 0)}))
+
+
+def of_four(value: Value) -> Value:
+    """The number of ranks or of a node's, beside a number that differs by rank: as the four ranks have it."""
+    offset = _offset(value)
+    if offset is None:
+        return Const(len(RANKS) // 2) if _is_of_node(value) else value
+    return Const(len(RANKS) + offset)
+
+
+def _offset(value: Value) -> int | None:
+    """What a value is above the number of ranks; None when it is something else."""
+    if not isinstance(value, Unknown) or value.varying or len(value.tags) != 1:
+        return None
+    [(kind, offset)] = value.tags
+    return offset if kind == "world-size" else None
+
+
+def _is_device_count(value: Value) -> bool:
+    """The four ranks looked at stand on two nodes with two devices each."""
+    return isinstance(value, Unknown) and value.tags == frozenset({("device-count", 0)})
+
+
+def _is_of_node(value: Value) -> bool:
+    return _is_device_count(value) or (
+        isinstance(value, Unknown) and value.tags == frozenset({("local-world-size", 0)})
+    )
+
+
+def _small(kind: ast.operator, left: object, right: object) -> bool:
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, (str, bytes)) and (len(one) > LONGEST or (isinstance(other, int) and abs(other) > 100)):
+            return False
+        if isinstance(one, int) and abs(one) > LARGEST:
+            return False
+    if isinstance(kind, ast.Pow):
+        return (
+            isinstance(right, (int, float))
+            and isinstance(left, (int, float))
+            and abs(right) <= 64
+            and abs(left) < 10**6
+        )
+    if isinstance(kind, ast.Mod) and isinstance(left, (str, bytes)):
+        return not _WIDE.search(str(left))
+    return True
+
+
+def unary(kind: ast.unaryop, operand: Value) -> Value:
+    """``-x``, ``+x`` and ``~x`` on one rank."""
+    if isinstance(operand, Const) and isinstance(operand.value, (int, float)):
+        if isinstance(kind, ast.USub):
+            return Const(-operand.value)
+        if isinstance(kind, ast.UAdd):
+            return operand
+    return derived((operand,))
+
+
+def negated(operand: Value) -> Value:
+    """``not x`` on one rank."""
+    outcome = truth(operand)
+    return derived((operand,)) if outcome is None else Const(not outcome)
+
+
+def compare(kinds: Sequence[ast.cmpop], operands: Sequence[Value]) -> Value:
+    """A chain of comparisons on one rank."""
+    result: Value = Const(True)
+    for kind, left, right in zip(kinds, operands, operands[1:], strict=False):
+        single = _compare(kind, left, right)
+        if single == Const(False):
+            return single
+        if single != Const(True):
+            result = derived((single,) if result == Const(True) else (single, result))
+    return result
+
+
+def _compare(kind: ast.cmpop, left: Value, right: Value) -> Value:
+    if isinstance(kind, (ast.Is, ast.IsNot)):
+        same = _identical(left, right)
+        return derived((left, right)) if same is None else Const(same is isinstance(kind, ast.Is))
+    if isinstance(kind, (ast.In, ast.NotIn)):
+        inside = _contains(right, left)
+        return derived((left, right)) if inside is None else Const(inside is isinstance(kind, ast.In))
+    if isinstance(left, Const) and isinstance(right, Const):
+        try:
+            return Const(bool(ORDERINGS[type(kind)](left.value, right.value)))
+        except Exception:
+            return Unknown()
+    if Const(None) in (left, right) and isinstance(kind, (ast.Eq, ast.NotEq)):
+        same = _identical(left, right)
+        return derived((left, right)) if same is None else Const(same is isinstance(kind, ast.Eq))
+    decided = _against_world_size(kind, left, right)
+    return derived((left, right)) if decided is None else Const(decided)
+
+
+def _identical(left: Value, right: Value) -> bool | None:
+    if isinstance(left, Const) and isinstance(right, Const):
+        return left.value is right.value or (left.value == right.value and type(left.value) is type(right.value))
+    for one, other in ((left, right), (right, left)):
+        if one == Const(None):
+            if isinstance(other, _OBJECTS):
+                return False
+            if isinstance(other, Choice) and all(isinstance(option, _OBJECTS) for option in other.options):
+                return False
+    return None
+
+
+def _contains(container: Value, item: Value) -> bool | None:
+    if not isinstance(item, Const):
+        return None
+    if isinstance(container, Const) and isinstance(container.value, str) and isinstance(item.value, str):
+        return item.value in container.value
+    if isinstance(container, Items) and not container.open:
+        if item in container.values:
+            return True
+        return False if all(isinstance(value, Const) for value in container.values) else None
+    if isinstance(container, Mapped):
+        return any(key == item.value for key, _ in container.entries)
+    return None
+
+
+_MIRRORED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.Gt: ast.Lt,
+    ast.LtE: ast.GtE,
+    ast.GtE: ast.LtE,
+}
+
+
+def _against_world_size(kind: ast.cmpop, left: Value, right: Value) -> bool | None:
+    """A number against that of the ranks, which is more than one; how many is not known."""
+    for one, other, test in ((left, right, type(kind)), (right, left, _MIRRORED.get(type(kind), type(kind)))):
+        offset = _offset(one)
+        if offset is None or not isinstance(other, Const) or not isinstance(other.value, int):
+            continue
+        if test not in ORDERINGS:
+            return None
+        at_least, many = ORDERINGS[test](2 + offset, other.value), ORDERINGS[test](LARGEST, other.value)
+        if at_least is many and test not in (ast.Eq, ast.NotEq):
+            return bool(at_least)
+        if test in (ast.Eq, ast.NotEq) and other.value < 2 + offset:
+            return test is ast.NotEq
+    return None
+
+
+def formatted(values: Sequence[Value]) -> Value:
+    """The text that parts of an f-string make on one rank."""
+    if all(isinstance(value, Const) for value in values):
+        text = "".join(str(value.value) for value in values if isinstance(value, Const))
+        return Const(text[:LONGEST])
+    return derived(values)

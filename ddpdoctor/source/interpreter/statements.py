@@ -1,0 +1,390 @@
+"""Walks statements on the four ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
+from ddpdoctor.source.interpreter.assignment import assign_to, forget
+from ddpdoctor.source.interpreter.calls import decorated, run_class_body
+from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, iterated, opened, truth_of
+from ddpdoctor.source.interpreter.frames import LoopFrame
+from ddpdoctor.source.interpreter.imports import run_import
+from ddpdoctor.source.interpreter.loops import first_walk
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    NO_GRADIENTS,
+    NO_SYNC,
+    NONE,
+    RANKS,
+    UNIFORM,
+    Bound,
+    Const,
+    External,
+    Function,
+    ProjectClass,
+    Unknown,
+    Value,
+    by_rank,
+    derived,
+    tags_of,
+)
+from ddpdoctor.source.ranks.rank_local_values import COUNTED, own_iterable, own_test
+from ddpdoctor.source.script.syntax_index import descend
+
+
+def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
+    """Run statements until no rank is left to run the next one."""
+    for statement in body:
+        if not machine.mask:
+            return
+        machine.steps += 1
+        handler = _HANDLERS.get(statement.__class__)
+        if handler is not None:
+            handler(machine, statement)
+
+
+def _expression(machine: Machine, statement: ast.Expr) -> None:
+    evaluate(machine, statement.value)
+
+
+def _assign(machine: Machine, statement: ast.Assign) -> None:
+    value = evaluate(machine, statement.value)
+    for target in statement.targets:
+        assign_to(machine, target, value)
+
+
+def _annotated(machine: Machine, statement: ast.AnnAssign) -> None:
+    if statement.value is not None:
+        assign_to(machine, statement.target, evaluate(machine, statement.value))
+
+
+def _augmented(machine: Machine, statement: ast.AugAssign) -> None:
+    load = ast.copy_location(ast.BinOp(_as_load(statement.target), statement.op, statement.value), statement)
+    assign_to(machine, statement.target, evaluate(machine, load))
+
+
+def _as_load(target: ast.Name | ast.Attribute | ast.Subscript) -> ast.expr:
+    if isinstance(target, ast.Name):
+        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
+    if isinstance(target, ast.Attribute):
+        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
+    return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+
+
+def _if(machine: Machine, statement: ast.If) -> None:
+    machine.split(
+        statement.test,
+        truth_of(machine, statement.test),
+        lambda: execute(machine, statement.body),
+        lambda: execute(machine, statement.orelse),
+    )
+
+
+def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
+    iterable = opened(machine, statement.iter)
+    item, turns, empty = iterated(machine, iterable)
+    start = machine.mask
+    machine.mask &= ~empty
+    if machine.mask:
+        around = LoopAround(statement, machine.frame.module, iterable, _at_most_one(turns))
+
+        own = own_iterable(machine, statement.iter, iterable)
+
+        def turn() -> None:
+            assign_to(machine, statement.target, item)
+            _forget_counter(machine, statement.target, iterable)
+            execute(machine, statement.body)
+
+        if empty & start:
+            machine.mask = machine.on(
+                machine.mask, statement.iter, iterable, lambda: _loop(machine, around, turn, turns)
+            )
+        else:
+            _loop(machine, around, turn, turns, lambda: own)
+    machine.mask |= empty & start
+    execute(machine, statement.orelse)
+
+
+def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
+    """The number that ``enumerate`` puts before an item is the same on every rank."""
+    if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
+        assign_to(machine, target.elts[0], UNIFORM)
+
+
+def _at_most_one(turns: Sequence[int | None]) -> bool:
+    return all(count is not None and count <= 1 for count in turns)
+
+
+def _while(machine: Machine, statement: ast.While) -> None:
+    value = truth_of(machine, statement.test)
+    _, no, _ = machine.decide(value)
+    start = machine.mask
+    machine.mask &= ~no
+    if machine.mask:
+        around = LoopAround(statement, machine.frame.module, value, False)
+        own: OwnTest | None = None
+
+        def turn() -> None:
+            nonlocal own
+            own = own_test(machine, statement.test, truth_of(machine, statement.test))
+            execute(machine, statement.body)
+
+        def own_of_any_turn() -> OwnTest | None:
+            # The body may have set what the next turn asks; what is called in a condition has been run.
+            calls = any(isinstance(node, ast.Call) for node in descend(statement.test))
+            if own is not None or calls or not machine.mask:
+                return own
+            return own_test(machine, statement.test, truth_of(machine, statement.test))
+
+        if no:
+            machine.mask = machine.on(
+                machine.mask, statement.test, value, lambda: _loop(machine, around, turn, [None] * len(RANKS))
+            )
+        else:
+            _loop(machine, around, turn, [None] * len(RANKS), own_of_any_turn)
+    machine.mask |= no & start
+    execute(machine, statement.orelse)
+
+
+def _loop(
+    machine: Machine,
+    around: LoopAround,
+    turn: Callable[[], None],
+    turns: Sequence[int | None],
+    own: Callable[[], OwnTest | None] = lambda: None,
+) -> None:
+    """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn."""
+    start = machine.mask
+    frame = LoopFrame(around)
+    varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
+    inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    if inner is None:
+        frame = LoopFrame(around)
+        inner = machine.collect(lambda: _turn(machine, turn, frame))
+    machine.add_loop(inner, varying_turns, around.node, own())
+    for written in frame.left_behind:
+        machine.store.merge(written)
+    returned = 0
+    for rank, items in enumerate(inner):
+        if items and isinstance(items[-1], Jump) and items[-1].kind in ("return", "raise"):
+            returned |= 1 << rank
+    machine.mask = start & ~machine.gone & ~(returned & ~machine.mask)
+
+
+def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:
+    machine.loops.append(frame)
+    try:
+        turn()
+    finally:
+        machine.loops.pop()
+
+
+def _jump(machine: Machine, statement: ast.Break | ast.Continue) -> None:
+    machine.jump(Jump("break" if isinstance(statement, ast.Break) else "continue"), statement)
+
+
+def _return(machine: Machine, statement: ast.Return) -> None:
+    value = evaluate(machine, statement.value) if statement.value is not None else NONE
+    if not machine.mask:
+        return
+    machine.frame.results.append((machine.mask, value))
+    machine.jump(Jump("return"), statement)
+
+
+def _raise(machine: Machine, statement: ast.Raise) -> None:
+    if statement.exc is not None:
+        value = evaluate(machine, statement.exc)
+        if isinstance(value, Unknown) and "SystemExit" in ast.dump(statement.exc):
+            machine.leave_program(statement, raising=False)
+            return
+    machine.leave_program(statement, raising=True)
+
+
+def _try(machine: Machine, statement: ast.Try) -> None:
+    def body() -> None:
+        execute(machine, statement.body)
+        execute(machine, statement.orelse)
+
+    start, gone = machine.mask, machine.gone
+    if statement.handlers:
+        arms = [body, *(lambda handler=handler: _handler(machine, handler) for handler in statement.handlers)]
+        machine.trying += 1
+        machine.fork(arms)
+        machine.trying -= 1
+    else:
+        body()
+    if statement.finalbody:
+        after = machine.mask
+        machine.mask = start & ~(machine.gone & ~gone)
+        execute(machine, statement.finalbody)
+        machine.mask &= after
+
+
+def _handler(machine: Machine, handler: ast.ExceptHandler) -> None:
+    if handler.name:
+        machine.assign(machine.frame.scope, handler.name, Unknown(varying=True))
+    execute(machine, handler.body)
+
+
+def _with(machine: Machine, statement: ast.With | ast.AsyncWith) -> None:
+    _enter(machine, statement, list(statement.items))
+
+
+def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[ast.withitem]) -> None:
+    if not items:
+        execute(machine, statement.body)
+        return
+    item, rest = items[0], items[1:]
+    function = is_context_manager(machine, item.context_expr)
+    if function is not None:
+        jumps: list[Jump | None] = [None] * len(RANKS)
+
+        def on_yield(value: Value) -> None:
+            here = machine.mask
+            if item.optional_vars is not None:
+                assign_to(machine, item.optional_vars, value)
+            inner = machine.collect(lambda: _enter(machine, statement, rest))
+            for rank, items in enumerate(inner):
+                if here & ~machine.mask & ~machine.gone & 1 << rank and items and isinstance(items[-1], Jump):
+                    jumps[rank] = items[-1]
+            machine.add_call(inner)
+            machine.mask = here & ~machine.gone
+
+        function(on_yield)
+        for rank, jump in enumerate(jumps):
+            if jump is not None and machine.mask >> rank & 1:
+                machine.sinks[rank].append(jump)
+                machine.mask &= ~(1 << rank)
+        return
+    value = evaluate(machine, item.context_expr)
+    if item.optional_vars is not None:
+        assign_to(machine, item.optional_vars, _entered(value))
+    gradients, synchronising = machine.gradients, machine.synchronising
+    if value == NO_GRADIENTS:
+        machine.gradients = False
+    if value == NO_SYNC:
+        machine.synchronising = False
+    machine.contexts.append(ContextAround(item.context_expr, machine.frame.module, value))
+    try:
+        _enter(machine, statement, rest)
+    finally:
+        machine.contexts.pop()
+    machine.gradients, machine.synchronising = gradients, synchronising
+
+
+def _entered(value: Value) -> Value:
+    return value if not isinstance(value, (Bound, External)) else derived((value,))
+
+
+def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    function: Value = Function(statement, _module_name(machine), machine.frame.scope)
+    for decorator in reversed(statement.decorator_list):
+        function = decorated(machine, decorator, function)
+    machine.assign(machine.frame.scope, statement.name, function)
+
+
+def _define_class(machine: Machine, statement: ast.ClassDef) -> None:
+    scope = machine.number()
+    cls = ProjectClass(statement, _module_name(machine), scope)
+    for base in statement.bases:
+        evaluate(machine, base)
+    run_class_body(machine, statement, scope)
+    machine.assign(machine.frame.scope, statement.name, cls)
+
+
+def _module_name(machine: Machine) -> str:
+    return machine.frame.module.name
+
+
+def _global(machine: Machine, statement: ast.Global) -> None:
+    machine.frame.globals.update(statement.names)
+
+
+def _nonlocal(machine: Machine, statement: ast.Nonlocal) -> None:
+    machine.frame.nonlocals.update(statement.names)
+
+
+def _import(machine: Machine, statement: ast.Import | ast.ImportFrom) -> None:
+    run_import(machine, statement, execute)
+
+
+def _delete(machine: Machine, statement: ast.Delete) -> None:
+    for target in statement.targets:
+        forget(machine, target)
+
+
+def _assert(machine: Machine, statement: ast.Assert) -> None:
+    evaluate(machine, statement.test)
+
+
+def _match(machine: Machine, statement: ast.Match) -> None:
+    subject = evaluate(machine, statement.subject)
+
+    def case(index: int) -> None:
+        if index == len(statement.cases):
+            return
+        entry = statement.cases[index]
+        value = _matches(subject, entry)
+        for name in _captured(entry.pattern):
+            machine.assign(machine.frame.scope, name, derived((subject,)))
+        machine.split(statement.subject, value, lambda: execute(machine, entry.body), lambda: case(index + 1))
+
+    case(0)
+
+
+def _matches(subject: Value, case: ast.match_case) -> Value:
+    pattern = case.pattern
+    if case.guard is not None:
+        return derived((subject,))
+    if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+        return Const(True)
+    literals = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
+    wanted: list[object] = []
+    for literal in literals:
+        if isinstance(literal, ast.MatchValue) and isinstance(literal.value, ast.Constant):
+            wanted.append(literal.value.value)
+        elif isinstance(literal, ast.MatchSingleton):
+            wanted.append(literal.value)
+        else:
+            return derived((subject,))
+    return by_rank(
+        lambda value: Const(value.value in wanted) if isinstance(value, Const) else derived((value,)), subject
+    )
+
+
+def _captured(pattern: ast.pattern) -> list[str]:
+    names = [getattr(node, "name", None) for node in descend(pattern)]
+    return [name for name in names if isinstance(name, str)]
+
+
+_HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
+    ast.Expr: _expression,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: _augmented,
+    ast.If: _if,
+    ast.For: _for,
+    ast.AsyncFor: _for,
+    ast.While: _while,
+    ast.Break: _jump,
+    ast.Continue: _jump,
+    ast.Return: _return,
+    ast.Raise: _raise,
+    ast.Try: _try,
+    ast.With: _with,
+    ast.AsyncWith: _with,
+    ast.FunctionDef: _define,
+    ast.AsyncFunctionDef: _define,
+    ast.ClassDef: _define_class,
+    ast.Global: _global,
+    ast.Nonlocal: _nonlocal,
+    ast.Import: _import,
+    ast.ImportFrom: _import,
+    ast.Delete: _delete,
+    ast.Assert: _assert,
+    ast.Match: _match,
+}
+if hasattr(ast, "TryStar"):
+    _HANDLERS[ast.TryStar] = _try

@@ -1,0 +1,387 @@
+"""Compares what the four ranks run: where do they part, under which condition, and what does each do there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
+from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
+from ddpdoctor.source.interpreter.values import ALL_LANES, RANKS, is_guessed
+from ddpdoctor.source.projection import Projection, Walk
+from ddpdoctor.source.ranks.ranks import numbers_in, spoken
+from ddpdoctor.source.script.syntax_index import descend
+
+SHOWN = 3
+"""Collectives shown of what a rank runs."""
+
+
+Cause = Literal["collective", "group", "wrap", "forward"]
+"""What the ranks part at: something that is no other cause, making a group, building DDP, a forward through DDP."""
+
+
+class Parting(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where ranks run different collectives."""
+
+    cause: Cause
+
+    collective: str
+    """Name of the collective that only some ranks run."""
+    location: Location
+    """The call that only some ranks make."""
+    running: int
+    """Mask of the ranks that run it."""
+    missing: int
+    """Mask of the ranks that do not."""
+    running_next: tuple[str, ...]
+    """What the former run from here on."""
+    missing_next: tuple[str, ...]
+    condition: str
+    """Source of the rank test that decides."""
+    condition_location: Location
+    exit_location: Location | None
+    """Where the missing ranks left, when they left before instead of taking the other arm."""
+    guessed: bool
+    """The rank test is one by its name only."""
+    chain: tuple[Frame, ...]
+    turns: tuple[int, int] | None = None
+    """How often the ones and the others run the loop that it stands in, where that is the difference."""
+
+
+def partings(projection: Projection) -> tuple[Parting, ...]:
+    """Every place where ranks part, one for each collective call; they are kept with the script."""
+    kept: tuple[Parting, ...] | None = projection.machine.script.__dict__.get("_partings")
+    if kept is None:
+        kept = tuple(_partings(projection))
+        projection.machine.script.__dict__["_partings"] = kept
+    return kept
+
+
+def partings_by(projection: Projection, cause: Cause) -> Iterator[Parting]:
+    """The places where ranks part by one cause: each check of divergences has its own."""
+    return (parting for parting in partings(projection) if parting.cause == cause)
+
+
+def _partings(projection: Projection) -> Iterator[Parting]:
+    seen: set[ast.AST] = set()
+    for walk in projection.walks:
+        for found in _in_walk(projection, walk):
+            # Who leaves by one statement misses every collective behind it: the first one on the way tells of it.
+            cause = found.event.node if found.left is None else found.left.node
+            if not {cause, found.event.node} & seen:
+                seen |= {cause, found.event.node}
+                yield _described(found)
+        for found in _by_caught_raise(projection, walk):
+            if found.event.node not in seen:
+                seen.add(found.event.node)
+                yield _described(found)
+
+
+def _cause(event: Event) -> Cause:
+    if event.kind == "wrap":
+        return "wrap"
+    if event.kind == "forward":
+        return "forward"
+    return "group" if event.name == "new_group" else "collective"
+
+
+def finding_of(check: Check, parting: Parting, remedy: str, title: str = "") -> Finding:
+    """What a check says of a place where ranks part; less surely where the rank test is one by its name only."""
+    return check.finding(
+        "source",
+        title or _in_words(parting),
+        remedy=remedy,
+        locations=_places_of(parting),
+        evidence=_evidence_of(parting),
+        severity=Severity.WARNING if parting.guessed else None,
+    )
+
+
+def _evidence_of(parting: Parting) -> tuple[Fact, ...]:
+    """The rank test that decides, and the call chain of the ranks that come through."""
+    return (
+        Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
+        Fact(
+            text=f"this call chain leads {spoken(parting.running)} of 4 to {parting.collective}",
+            basis="source",
+            location=parting.location,
+            stack=parting.chain,
+        ),
+    )
+
+
+def _places_of(parting: Parting) -> tuple[Location, ...]:
+    """The call, where the others left if they did, and the rank test."""
+    leaving = () if parting.exit_location is None else (parting.exit_location,)
+    return (parting.location, *leaving, parting.condition_location)
+
+
+def remedy_of(parting: Parting) -> str:
+    """What to do where ranks part at a collective."""
+    if parting.turns is not None:
+        return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
+    if parting.exit_location is not None:
+        return (
+            f"Let all ranks leave together (broadcast the decision, then leave), or none before {parting.collective}."
+        )
+    return f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
+
+
+def _in_words(parting: Parting) -> str:
+    """What the ranks run where they part, in one sentence."""
+    if parting.turns is not None:
+        here, there = parting.turns
+        return (
+            f"{spoken(parting.running)} {_verb(parting.running, 'run')} {parting.collective} {here} times, "
+            f"{spoken(parting.missing)} {there} times: the bound of the loop depends on the rank"
+        )
+    if parting.exit_location is not None:
+        place = f"line {parting.exit_location.line}"
+        if parting.exit_location.file != parting.location.file:
+            place += f" of {PurePath(parting.exit_location.file).name}"
+        return (
+            f"{spoken(parting.missing)} can leave at {place}, before {parting.collective}, "
+            f"which {spoken(parting.running)} {_verb(parting.running, 'run')}"
+        )
+    sides = [
+        f"{spoken(mask)} {_verb(mask, 'run')} " + (f"[{', '.join(names)}]" if names else "nothing more")
+        for mask, names in ((parting.running, parting.running_next), (parting.missing, parting.missing_next))
+    ]
+    return f"only {spoken(parting.running)} of 4 {_verb(parting.running, 'reach')} {parting.collective}: " + "; ".join(
+        sides
+    )
+
+
+def _verb(mask: int, verb: str) -> str:
+    if len(numbers_in(mask)) > 1:
+        return verb
+    return verb + ("es" if verb.endswith("ch") else "s")
+
+
+class _Found(msgspec.Struct, frozen=True, eq=False):
+    event: Event
+    running: int
+    missing: int
+    running_next: Tree
+    missing_next: Tree
+    guard: Guard
+    left: Exit | None
+    turns: tuple[int, int] | None = None
+
+
+def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
+    classes: list[tuple[int, Tree]] = []
+    for rank in RANKS if not walk.uncertain else ():
+        if walk.raised >> rank & 1:
+            continue
+        for index, (mask, tree) in enumerate(classes):
+            if same(tree, walk.trees[rank]):
+                classes[index] = (mask | 1 << rank, tree)
+                break
+        else:
+            classes.append((1 << rank, walk.trees[rank]))
+    if len(classes) < 2:
+        return
+    for other in classes[1:]:
+        yield from _compare(projection, classes[0], other)
+
+
+def _compare(
+    projection: Projection, one: tuple[int, Tree], other: tuple[int, Tree], around: tuple[Tree, Tree] = ((), ())
+) -> Iterator[_Found]:
+    """Walk two trees side by side; a call that a rank test keeps from the other side is reported and stepped over.
+
+    ``around`` is the body of the loop that both stand in: who leaves it misses what the next turn runs.
+    """
+    (ranks, tree), (other_ranks, other_tree) = one, other
+    here, there = 0, 0
+    while here < len(tree) or there < len(other_tree):
+        item = tree[here] if here < len(tree) else None
+        match = other_tree[there] if there < len(other_tree) else None
+        if item is not None and match is not None and same((item,), (match,)):
+            here, there = here + 1, there + 1
+            continue
+        longer = _other_turns(item, match, ranks, other_ranks, tree[here:], other_tree[there:])
+        if longer is not None:
+            yield longer
+            here, there = here + 1, there + 1
+            continue
+        inner = _inside(item, match)
+        if inner is not None:
+            loop = inner[0] if isinstance(item, Loop) else around
+            yield from (found for a, b in inner for found in _compare(projection, (ranks, a), (other_ranks, b), loop))
+            here, there = here + 1, there + 1
+            continue
+        found = _guarded(projection, item, ranks, other_ranks, tree[here:], other_tree[there:])
+        back = _guarded(projection, match, other_ranks, ranks, other_tree[there:], tree[here:])
+        if found is None and back is None:
+            rest = _with_events(tree[here:], tree, around[0])
+            other_rest = _with_events(other_tree[there:], other_tree, around[1])
+            sides = (projection, item, match, ranks, other_ranks, rest, other_rest)
+            left = _by_exit(*sides)
+            if left is not None:
+                yield left
+            return
+        if found is not None:
+            yield found
+            here += 1
+            if back is not None and back.guard.node is found.guard.node:
+                there += 1
+        elif back is not None:
+            yield back
+            there += 1
+
+
+def _with_events(*trees: Tree) -> Tree:
+    """The first of some trees in which something happens."""
+    return next((tree for tree in trees if next(events_in(tree), None) is not None), trees[0])
+
+
+def _other_turns(
+    item: Item | None, match: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
+) -> _Found | None:
+    """One loop that both sides run, with the same collectives, a different number of times."""
+    if not isinstance(item, Loop) or not isinstance(match, Loop) or item.node is not match.node:
+        return None
+    if item.turns is None or match.turns is None or item.turns == match.turns or not same(item.body, match.body):
+        return None
+    event = next(events_in(item.body), None)
+    around = next((loop for loop in event.loops if loop.node is item.node), None) if event is not None else None
+    if event is None or around is None:
+        return None
+    bound = getattr(around.node, "iter", around.node)
+    guard = Guard(bound, around.module, ranks, is_guessed(around.iterable), around.iterable, 0)
+    return _Found(event, ranks, other_ranks, rest, other_rest, guard, None, (item.turns, match.turns))
+
+
+def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | None:
+    if isinstance(item, Branch) and isinstance(match, Branch) and len(item.arms) == len(match.arms):
+        return list(zip(item.arms, match.arms, strict=True))
+    if isinstance(item, Loop) and isinstance(match, Loop) and item.turns == match.turns:
+        return [(item.body, match.body)]
+    return None
+
+
+def _guarded(
+    projection: Projection, item: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
+) -> _Found | None:
+    """A call in ``item`` that a rank test keeps from all the other ranks."""
+    if item is None:
+        return None
+    for event in events_in((item,)):
+        for guard in reversed(event.guards):
+            if not guard.arm & other_ranks and not _made_elsewhere(projection, event, guard, other_ranks):
+                return _Found(event, ranks, other_ranks, rest, other_rest, guard, None)
+    return None
+
+
+def _made_elsewhere(projection: Projection, event: Event, guard: Guard, others: int) -> bool:
+    """Whether the other ranks come to the same call by another way: something that is made at its first use."""
+    if event.kind != "wrap" and len(event.conditions) <= guard.conditions:
+        return False
+    return any(
+        other is not event and other.node is event.node and other.ranks & others == others
+        for other in projection.events
+    )
+
+
+def _by_exit(
+    projection: Projection,
+    item: Item | None,
+    match: Item | None,
+    ranks: int,
+    other_ranks: int,
+    rest: Tree,
+    other_rest: Tree,
+) -> _Found | None:
+    """A call that one side misses because it left a function, a loop or the program under a rank test."""
+    for one, other, mask, other_mask, here, there in (
+        (item, match, ranks, other_ranks, rest, other_rest),
+        (match, item, other_ranks, ranks, other_rest, rest),
+    ):
+        event = next(events_in(here), None)
+        if event is None:
+            continue
+        for left in reversed(projection.exits):
+            if not left.ranks & other_mask or left.ranks & mask or (left.scope and left.scope not in event.scopes):
+                continue
+            before = one is not None and left.ordinal < event.ordinal
+            if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
+                return _Found(event, mask, other_mask, here, there, left.guard, left)
+    return None
+
+
+def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
+    """A call in a ``try`` that one side misses because it raised before under a rank test, and went on in a handler."""
+    for left in projection.exits:
+        if not isinstance(left.node, ast.Raise) or left.ranks == ALL_LANES:
+            continue
+        around = _try_around(left)
+        if around is None or all(isinstance(handler.body[-1], ast.Raise) for handler in around.handlers):
+            continue
+        last = around.body[-1].end_lineno or left.node.lineno
+        handled = around.end_lineno or last
+        events = {event.ordinal: event for tree in walk.trees for event in events_in(tree)}
+        missed = [event for event in events.values() if _passes(event, left, left.node.lineno + 1, last)]
+        instead = {event.name for event in events.values() if _passes(event, left, last + 1, handled)}
+        if missed and not instead & {event.name for event in missed}:
+            event = min(missed, key=lambda event: event.ordinal)
+            yield _Found(event, ALL_LANES & ~left.ranks, left.ranks, (event,), (), left.guard, left)
+
+
+def _try_around(left: Exit) -> ast.Try | None:
+    """The statement whose handlers catch what is raised."""
+    line = getattr(left.node, "lineno", 0)
+    for around in left.module.ancestors(left.node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        if isinstance(around, ast.Try) and around.handlers and line <= (around.body[-1].end_lineno or 0):
+            return around
+    return None
+
+
+def _passes(event: Event, left: Exit, first_line: int, last_line: int) -> bool:
+    file = str(left.module.path)
+    return any(frame.file == file and first_line <= frame.line <= last_line for frame in event.chain)
+
+
+def _leaves(item: Item | None) -> bool:
+    return isinstance(item, Jump) or (isinstance(item, Branch) and item.leaves)
+
+
+def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
+    return around is not None and any(inner is node for inner in descend(around))
+
+
+def _described(found: _Found) -> Parting:
+    event, guard = found.event, found.guard
+    told_by_class = found.left is not None or found.turns is not None
+    return Parting(
+        cause=_cause(event),
+        collective=event.name,
+        location=event.module.location(event.node),
+        running=found.running if told_by_class else event.ranks,
+        missing=found.missing if told_by_class else ALL_LANES & ~event.ranks,
+        running_next=_names(found.running_next),
+        missing_next=_names(found.missing_next),
+        condition=guard.module.excerpt(guard.node),
+        condition_location=guard.module.location(guard.node),
+        exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
+        guessed=guard.guessed,
+        chain=event.chain,
+        turns=found.turns,
+    )
+
+
+def _names(tree: Tree) -> tuple[str, ...]:
+    names: list[str] = []
+    for event in events_in(tree):
+        names.append(event.name)
+        if len(names) > SHOWN:
+            return (*names[:SHOWN], "...")
+    return tuple(names)

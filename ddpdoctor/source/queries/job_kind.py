@@ -1,0 +1,169 @@
+"""What kind of job a script is: its process group, its device, the frameworks that do things for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, Value, constant, tags_of
+from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.recorded_names import SET_DEFAULT, SET_VARIABLE
+from ddpdoctor.source.vocabulary import speaks_of_ranks
+
+_FRAMEWORKS = frozenset(
+    {
+        "accelerate",
+        "byteps",
+        "catalyst",
+        "colossalai",
+        "composer",
+        "deepspeed",
+        "detectron2",
+        "fairseq",
+        "horovod",
+        "ignite",
+        "lightning",
+        "lightning_fabric",
+        "megatron",
+        "mmcv",
+        "mmengine",
+        "pytorch_lightning",
+        "ray",
+        "smdistributed",
+        "torch_xla",
+    }
+)
+_TAKES_OVER = re.compile(
+    r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"
+)
+"""Of what a framework has: this starts ranks, places the model or trains; configurations and metrics do not."""
+_JOINING = frozenset(
+    {"accelerate.Accelerator", "horovod.torch.init", "deepspeed.init_distributed", "deepspeed.initialize"}
+)
+_CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
+
+
+def framework(script: Script) -> str:
+    """The training framework that starts ranks and places models for a script; empty when it does so itself.
+
+    One that is imported, or used under a condition only, does nothing for the rest of the script.
+    """
+    kept: str | None = script.__dict__.get("_framework")
+    if kept is None:
+        kept = script.__dict__["_framework"] = next(_frameworks(project(script)), "")
+    return kept
+
+
+def _frameworks(projection: Projection) -> Iterator[str]:
+    for event in projection.events:
+        if event.kind in ("object", "call") and not event.conditions:
+            top, _, rest = event.name.partition(".")
+            if top in _FRAMEWORKS and _TAKES_OVER.search(rest):
+                yield top
+            if top == "transformers" and rest.endswith("Trainer"):
+                yield top
+
+
+def is_distributed(projection: Projection) -> bool:
+    """Tell whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so."""
+    if any(projection.of_kind("wrap")):
+        return True
+    if any(event.name == "init_process_group" for event in projection.of_kind("collective")):
+        return True
+    return joins_by_framework(projection)
+
+
+def joins_by_framework(projection: Projection) -> bool:
+    """Tell whether a framework makes the process group of a job."""
+    return any(event.name in _JOINING for event in projection.of_kind("object", "call"))
+
+
+def may_spawn(script: Script) -> bool:
+    """Tell whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
+    return script.spawns_ranks is not None or mentions_any(script, ("spawn(", "start_processes", "Process("))
+
+
+def initialisations(projection: Projection) -> Iterator[Event]:
+    """Calls of ``init_process_group`` that ranks come to, each once."""
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("collective"):
+        if event.name == "init_process_group" and event.node not in seen:
+            seen.add(event.node)
+            yield event
+
+
+_THIS_MACHINE = re.compile(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
+
+
+def is_single_node(projection: Projection) -> bool:
+    """Tell whether a job cannot have two nodes: its world is the GPUs of one, or its address is this machine's."""
+    joined = list(initialisations(projection))
+    for event in joined:
+        size, address = event.argument("world_size", 3), event.argument("init_method", 1)
+        if size is not None and ("device-count", 0) in tags_of(size):
+            return True
+        if address is not None and _is_this_machine(constant(address)):
+            return True
+    settings = [event for event in projection.of_kind("call") if event.name in (SET_VARIABLE, SET_DEFAULT)]
+    return bool(joined) and any(
+        constant(event.positional[0]) == "MASTER_ADDR"
+        and _is_this_machine(constant(event.positional[1]))
+        and event.name == SET_VARIABLE
+        and not event.conditions
+        for event in settings
+        if len(event.positional) > 1
+    )
+
+
+def _is_this_machine(address: object) -> bool:
+    return isinstance(address, str) and _THIS_MACHINE.match(address) is not None
+
+
+def backend_of(initialisation: Event) -> Value | None:
+    """The backend that a process group is asked for; None when it is left to torch."""
+    return initialisation.argument("backend", 0)
+
+
+def is_nccl_only(projection: Projection) -> bool:
+    """Tell whether every process group of a job is certainly NCCL's and nothing else's."""
+    found = list(initialisations(projection))
+    return bool(found) and all(event.complete and _is_nccl(backend_of(event)) for event in found)
+
+
+def _is_nccl(backend: Value | None) -> bool:
+    name = constant(backend) if backend is not None else None
+    return isinstance(name, str) and name.lower() in {"nccl", "cuda:nccl"}
+
+
+def may_use_cuda(script: Script) -> bool:
+    """Tell whether CUDA or NCCL is mentioned anywhere."""
+    return mentions_any(script, ("cuda", "nccl", "CUDA", "NCCL"))
+
+
+def noted(projection: Projection, *names: str) -> Iterator[Event]:
+    """Calls of some names that ranks come to, in the order of execution."""
+    return (event for event in projection.in_course("call") if event.name in names)
+
+
+def on_every_rank(event: Event) -> bool:
+    """Tell whether all ranks come to an event, with no hint of a rank test around it."""
+    return (
+        event.ranks == ALL_LANES
+        and not event.guards
+        and not event.in_parent
+        and not any(speaks_of_ranks(condition) for condition in event.conditions)
+    )
+
+
+def depends_on_mode(event: Event) -> bool:
+    """Tell whether conditions around an event may choose between a job with ranks and one without."""
+    return any(_CHOICES_OF_MODE.search(condition) for condition in event.conditions)
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The expression of an argument given by its name."""
+    return next((entry.value for entry in call.keywords if entry.arg == name), None)

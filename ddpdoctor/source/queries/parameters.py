@@ -1,0 +1,258 @@
+"""Which parts of a module its forward can come to, as far as the text of its class says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import Built, Const, Instance, Items, ProjectClass, Value, constant, options_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.buffers import parts_of_module
+
+HAS_PARAMETERS = re.compile(
+    r"torch\.nn\.(Linear|Bilinear|Conv\dd|ConvTranspose\dd|Embedding|EmbeddingBag|LayerNorm|GroupNorm|RMSNorm|BatchNorm\dd"
+    r"|PReLU|LSTM|GRU|RNN|LSTMCell|GRUCell|MultiheadAttention|Transformer\w*|Parameter)$"
+)
+"""Modules of torch.nn that have parameters by default."""
+_ALL_AT_ONCE = frozenset(
+    {"getattr", "children", "named_children", "modules", "named_modules", "_modules", "__dict__", "vars", "parameters"}
+)
+"""Words by which a method may come to any attribute."""
+_TREATED_OPTIONS = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params")
+_UNUSED_POSITION = 5
+"""Position of ``find_unused_parameters`` among DDP's arguments."""
+
+
+class UnusedPart(msgspec.Struct, frozen=True, eq=False):
+    """An attribute with parameters that forward never comes to."""
+
+    wrap: Event
+    owner: str
+    """Name of the class."""
+    names: tuple[str, ...]
+    places: tuple[Location, ...]
+
+
+class NeedlessSearch(msgspec.Struct, frozen=True, eq=False):
+    """A wrap that searches for unused parameters though every part is used in every forward."""
+
+    wrap: Event
+    parts: int
+    """Attributes with parameters that forward uses."""
+
+
+def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
+    """Attributes with parameters of wrapped modules that no method which forward calls mentions."""
+    machine, seen = projection.machine, set[ast.ClassDef]()
+    for wrap in projection.in_course("wrap"):
+        if not _demands_all(wrap):
+            continue
+        for part in _modules_of(machine, wrap):
+            if part.cls.node in seen:
+                continue
+            seen.add(part.cls.node)
+            names = [name for name in _parameter_attributes(machine, part) if not _is_used(machine, part, name)]
+            if names:
+                yield UnusedPart(wrap, part.cls.node.name, tuple(names), tuple(_places(machine, part, names)))
+
+
+def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
+    """Wraps with ``find_unused_parameters=True`` of modules that are read completely and always run completely."""
+    machine = projection.machine
+    if mentions_any(machine.script, ("requires_grad",)):
+        return
+    for wrap in projection.in_course("wrap"):
+        flag = wrap.argument("find_unused_parameters", _UNUSED_POSITION)
+        if flag is None or constant(flag) is not True or constant(wrap.named.get("static_graph", Const(False))) is True:
+            continue
+        modules = list(_modules_of(machine, wrap))
+        count = _always_used(machine, wrap, modules)
+        if count:
+            yield NeedlessSearch(wrap, count)
+
+
+def _demands_all(wrap: Event) -> bool:
+    return (
+        wrap.complete
+        and len(wrap.positional) <= _UNUSED_POSITION
+        and not any(option in wrap.named for option in _TREATED_OPTIONS)
+    )
+
+
+def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
+    """The project's modules in a wrapped module; none if the module itself is not certain."""
+    module = wrap.argument("module", 0)
+    if module is None or len(list(options_of(module))) != 1:
+        return
+    for part in parts_of_module(machine, module):
+        if isinstance(part, Instance) and _is_readable(machine, part.cls):
+            yield part
+
+
+def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
+    external = [base for base in bases_of(machine, cls) if not isinstance(base, ProjectClass)]
+    names = base_names(machine, cls)
+    return len(names) == len(external) and set(names) == {"torch.nn.Module"}
+
+
+def _parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
+    for name in machine.store.names(part.number):
+        value = machine.store.get(part.number, name)
+        if value is not None and _has_parameters(machine, value):
+            yield name
+
+
+def _has_parameters(machine: Machine, value: Value) -> bool:
+    if isinstance(value, Built):
+        made = machine.object(value)
+        if made is None or not made.complete:
+            return False
+        if value.name in {"torch.nn.Sequential", "torch.nn.ModuleList"}:
+            inner = [part for item in made.positional for part in (item.values if isinstance(item, Items) else (item,))]
+            return bool(inner) and any(_has_parameters(machine, part) for part in inner)
+        plain = not any(constant(option) is False for option in made.named.values())
+        return plain and HAS_PARAMETERS.search(value.name) is not None
+    if isinstance(value, Instance):
+        return _is_readable(machine, value.cls) and next(_parameter_attributes(machine, value), None) is not None
+    return False
+
+
+def _is_used(machine: Machine, part: Instance, name: str) -> bool:
+    """Whether anything but methods that nobody calls mentions an attribute by its name."""
+    if name in _forward_attributes(machine, part.cls):
+        return True
+    known: dict[ProjectClass, set[str] | None] = machine.script.__dict__.setdefault("_reached_text", {})
+    if part.cls not in known:
+        known[part.cls] = _reached_text(machine.script, _family(machine, part.cls))
+    reached = known[part.cls]
+    if reached is None:
+        return True
+    return name in reached
+
+
+def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
+    """The attributes that the forward of a class reads."""
+    known: dict[ProjectClass, frozenset[str]] = machine.script.__dict__.setdefault("_forward_attributes", {})
+    if cls not in known:
+        forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+        attributes = [node for method in forwards for node in descend(method) if node.__class__ is ast.Attribute]
+        known[cls] = frozenset(node.attr for node in attributes if isinstance(node.ctx, ast.Load))
+    return known[cls]
+
+
+def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | None:
+    """Words in everything except methods of a class that nothing leads to; None when any attribute may be meant."""
+    bodies = {node for cls in own for node in descend(cls.node)}
+    inside = Counter(word for node in bodies for word in _loaded_words(node))
+    outside = {word for word, count in _all_loaded_words(script).items() if count > inside[word]}
+    methods: dict[str, list[ast.AST]] = {}
+    for cls in own:
+        for statement in cls.node.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                methods.setdefault(statement.name, []).append(statement)
+    waiting = [name for name in methods if name in outside or name in {"forward", "__call__", "__init__"}]
+    words, seen = set(outside), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = {word for method in methods[name] for node in descend(method) for word in _loaded_words(node)}
+        if found & _ALL_AT_ONCE and name != "__init__":
+            return None
+        if name == "__init__" and found & {"getattr", "setattr", "__dict__", "add_module"}:
+            return None
+        words |= found
+        waiting.extend(found & methods.keys())
+    return words
+
+
+def _all_loaded_words(script: Script) -> Counter[str]:
+    """How often each word is loaded anywhere in a script."""
+    counted: Counter[str] | None = script.__dict__.get("_loaded_words")
+    if counted is None:
+        counted = script.__dict__["_loaded_words"] = Counter()
+        for module in script.modules:
+            for kind in (ast.Attribute, ast.Constant, ast.Name):
+                counted.update(word for node in module.index.of(kind) for word in _loaded_words(node))
+    return counted
+
+
+def _loaded_words(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from re.findall(r"\w+", node.value) if len(node.value) < 200 else ()
+    elif isinstance(node, ast.Name) and (node.id in _ALL_AT_ONCE or node.id == "setattr"):
+        yield node.id
+
+
+def _family(machine: Machine, cls: ProjectClass) -> list[ProjectClass]:
+    return [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
+
+
+def _places(machine: Machine, part: Instance, names: Sequence[str]) -> Iterator[Location]:
+    for name in names:
+        for cls in _family(machine, part.cls):
+            module = machine.script.module(cls.module)
+            for node in descend(cls.node):
+                stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name
+                if stored and module is not None:
+                    yield module.location(node)
+                    break
+
+
+def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> int:
+    """How many attributes with parameters are used in every forward; 0 where any of it is not certain."""
+    module = wrap.argument("module", 0)
+    if module is None or not modules or not _only_known_parts(machine, module):
+        return 0
+    count = 0
+    for part in modules:
+        forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+        others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
+        if len(forwards) != 1 or others or not _is_straight(forwards[0]):
+            return 0
+        words = {word for node in descend(forwards[0]) for word in _loaded_words(node)}
+        names = list(_parameter_attributes(machine, part))
+        if any(name not in words for name in names):
+            return 0
+        count += len(names)
+    return count
+
+
+def _only_known_parts(machine: Machine, module: Value) -> bool:
+    for part in parts_of_module(machine, module):
+        known = isinstance(part, Const) or (isinstance(part, Built) and part.name.startswith("torch.nn."))
+        if not known and not (isinstance(part, Instance) and _is_readable(machine, part.cls)):
+            return False
+    return True
+
+
+def _is_straight(forward: ast.FunctionDef) -> bool:
+    branching = (
+        ast.If,
+        ast.IfExp,
+        ast.While,
+        ast.Try,
+        ast.Match,
+        ast.BoolOp,
+        ast.For,
+        ast.ListComp,
+        ast.With,
+        ast.Lambda,
+    )
+    words = {word for node in descend(forward) for word in _loaded_words(node)}
+    detached = words & {"detach", "no_grad", "checkpoint", "training", "inference_mode", "item"}
+    return not detached and not any(isinstance(node, branching) for node in descend(forward))

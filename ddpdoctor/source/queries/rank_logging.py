@@ -1,0 +1,200 @@
+"""What ranks report: lines that every rank prints, and numbers of one rank that stand for the job's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Built, Lanes, Value, constant, is_varying, options_of, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import is_distributed, on_every_rank
+from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.script.module import Module
+
+_BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
+_TRACKERS = re.compile(
+    r"(wandb\.init|mlflow\.start_run|neptune(\.new)?\.(init|init_run)|comet_ml\.start|clearml\.Task\.init|swanlab\.init)$"
+)
+"""Functions that open a run of a tracker; ``aim.Run`` and the like are objects."""
+_WRITERS = re.compile(
+    r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.(Offline)?Experiment$|^aim\.Run$|^neptune\.(new\.)?Run$"
+)
+_RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
+_OUTPUT = frozenset({"print", "stdout"})
+_REDUCING = re.compile(r"reduce|gather")
+"""Of the name of a collective: it brings values of all ranks together."""
+_REPORTS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "info"})
+_REPORTING = re.compile(r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?)$|\.info$")
+_EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+
+
+def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
+    """Prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
+    if not is_distributed(projection):
+        return
+    found: dict[ast.AST, Event] = {}
+    for event in projection.in_course("call", "object"):
+        if event.node not in found and on_every_rank(event) and _is_chatter(event):
+            found[event.node] = event
+    if found:
+        silenced = _print_is_replaced(projection)
+        yield from (event for event in found.values() if event.name != "builtins.print" or not silenced)
+
+
+def _is_chatter(event: Event) -> bool:
+    if event.kind == "object":
+        return _WRITERS.search(event.name) is not None and not _depends_on_rank(event)
+    if _TRACKERS.search(event.name):
+        apart = any(name in event.named and is_varying(event.named[name]) for name in ("group", "mode", "id", "name"))
+        return "group" not in event.named and "mode" not in event.named and event.complete and not apart
+    if event.name in _BARS:
+        return event.complete and "disable" not in event.named and bool(event.loops)
+    if event.name != "builtins.print" or not event.loops or not event.positional:
+        return False
+    text = event.module.excerpt(event.node, 1_000)
+    return not _RANK_SAID.search(text) and not _reports_failure(event.module, event.node)
+
+
+def _depends_on_rank(event: Event) -> bool:
+    """Whether an argument differs by rank; a directory named by the clock or the settings is every rank's alike."""
+    given = (*event.positional, *event.named.values())
+    return not event.complete or any(isinstance(value, Lanes) for value in given)
+
+
+def _reports_failure(module: Module, node: ast.AST) -> bool:
+    """Whether a node stands in an ``except``, or in a block that leaves the program."""
+    inner = node
+    for around in module.ancestors(node):
+        if isinstance(around, ast.ExceptHandler):
+            return True
+        if isinstance(around, ast.If) and any(
+            inner in arm and _leaves_program(arm[-1]) for arm in (around.body, around.orelse)
+        ):
+            return True
+        inner = around
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+    return False
+
+
+def _leaves_program(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Raise):
+        return True
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func) in _EXITS
+
+
+def _print_is_replaced(projection: Projection) -> bool:
+    """Whether a function that puts another ``print`` in the place of the real one is called, or a module does."""
+    machine = projection.machine
+    for module in machine.script.modules:
+        if not any(word in module.text for word in ("def print", "print =", ".stdout =", "stdout=", "redirect_stdout")):
+            continue
+        stored: list[ast.AST] = [node for node in module.index.of(ast.FunctionDef) if node.name == "print"]
+        stored += [node for node in module.index.of(ast.Name) if node.id in _OUTPUT and _is_stored(node)]
+        stored += [
+            node
+            for node in module.index.of(ast.Attribute)
+            if node.attr == "redirect_stdout" or (node.attr in _OUTPUT and _is_stored(node))
+        ]
+        for node in stored:
+            around = [one for one in module.ancestors(node) if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+            if not around or any(one in machine.visited for one in around):
+                return True
+    return False
+
+
+def _is_stored(node: ast.Name | ast.Attribute) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
+def local_metrics(projection: Projection) -> Iterator[Event]:
+    """Reports of values that come from a rank's own batches and were not reduced.
+
+    Those of rank 0 alone, where in a job that reduces something only summaries behind a loop over batches count; and
+    those of every rank that do not say whose they are, where the batches are a part of a data set to evaluate on.
+    """
+    if not is_distributed(projection):
+        return
+    reduces = any(_REDUCING.search(event.name) for event in projection.in_course("collective"))
+    silenced = _print_is_replaced(projection)
+    training = {feeding.loader.ordinal for feeding in feedings(projection)}
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("call"):
+        if event.node in seen or not _is_report(event):
+            continue
+        said = [value for value in (*event.positional, *event.named.values()) if is_local(value)]
+        if not said:
+            continue
+        in_pass = _is_in_pass(event)
+        if event.ranks == 1 and event.guards:
+            found = not (reduces and in_pass) and any(in_pass or not is_of_whole_set(projection, one) for one in said)
+        else:
+            alone = silenced and event.name == "builtins.print"
+            found = not in_pass and (alone or on_every_rank(event)) and not _says_whose(event)
+            found = found and any(_is_of_shard(projection, value, training) for value in said)
+        if found and not communicates(projection, event):
+            seen.add(event.node)
+            yield event
+
+
+def _is_report(event: Event) -> bool:
+    if event.name in _REPORTS or _REPORTING.search(event.name) is not None:
+        return True
+    return event.name == "log" and event.receiver is not None
+
+
+def _says_whose(event: Event) -> bool:
+    return _RANK_SAID.search(event.module.excerpt(event.node, 1_000)) is not None
+
+
+def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:
+    """Whether a value comes from a loader that divides a data set to evaluate on between the ranks."""
+    machine = projection.machine
+    loaders = {number for kind, number in tags_of(value) if kind == "batch"} - training
+    made = [machine.events.get(number) for number in loaders]
+    return bool(made) and all(one is not None and division(machine, one) == "sharded" for one in made)
+
+
+def communicates(projection: Projection, event: Event) -> bool:
+    """Whether ranks communicate while the arguments of a call are computed, which may then hold all ranks' part."""
+    place = event.module.location(event.node)
+    return any(
+        frame.file == place.file and place.line <= frame.line <= place.end_line
+        for collective in projection.in_course("collective")
+        for frame in collective.chain
+    )
+
+
+def is_local(value: Value) -> bool:
+    """Whether a value comes from a rank's own batches and was not reduced since."""
+    return is_varying(value) and any(kind in ("batch", "ddp") for kind, _ in tags_of(value))
+
+
+def is_of_whole_set(projection: Projection, value: Value) -> bool:
+    """Whether a value comes from batches of a loader that gives every rank the whole of one data set.
+
+    Names of another loop's batch are used again, and leave their loader among the origins.
+    """
+    numbers = {number for kind, number in tags_of(value) if kind == "batch"}
+    return any(_gives_all(projection.machine.events.get(number)) for number in numbers)
+
+
+def _gives_all(loader: Event | None) -> bool:
+    if loader is None or not loader.complete:
+        return False
+    samplers = (loader.argument("sampler", 3), loader.argument("batch_sampler", 4))
+    data = loader.argument("dataset", 0)
+    whole = all(sampler is None or constant(sampler) is None for sampler in samplers)
+    return whole and data is not None and not is_varying(data)
+
+
+def _is_in_pass(event: Event) -> bool:
+    """Whether an event happens in a loop over batches."""
+    return any(
+        isinstance(option, Built) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
+        for loop in event.loops
+        for option in options_of(loop.iterable)
+    )

@@ -1,0 +1,194 @@
+"""How ranks find each other: variables of the environment, addresses in the code, and arguments of old launchers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_LANES, constant
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
+from ddpdoctor.source.script.launch_facts import reads_launcher_rank
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
+
+LOCAL_RANK_OPTIONS = frozenset({"--local_rank", "--local-rank"})
+_ADDRESS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
+_NAMES_THIS_MACHINE = re.compile(r"localhost$|127\.|::1$|0\.0\.0\.0$")
+_FIXED = _ADDRESS | {"WORLD_SIZE", "RANK"}
+
+
+class LegacyLaunch(msgspec.Struct, frozen=True, eq=False):
+    """Something that only the launcher before torchrun serves."""
+
+    location: Location
+    form: Literal["argument", "required", "text", "module"]
+    """The local rank is read from the command line, has to stand there, is read as text, or the old launcher itself is
+    called."""
+
+
+class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
+    """An address, a port or a number of ranks in the code of a script that a launcher starts."""
+
+    location: Location
+    what: str
+    """``MASTER_PORT``, ``init_method`` or ``world_size``."""
+    value: str
+    mild: bool = False
+    """Launched as it is meant to be it works."""
+
+
+class MissingEnvironment(msgspec.Struct, frozen=True, eq=False):
+    """An ``env://`` rendezvous of spawned ranks without what it reads."""
+
+    initialisation: Event
+    missing: tuple[str, ...]
+    certain: bool
+    """Nothing outside of the script can serve it."""
+
+
+def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
+    """Options of the launcher before torchrun without the environment beside them, and calls of that launcher."""
+    if framework(script):
+        return
+    for module in script.modules:
+        for entry in module.imports:
+            if f"{entry.module}.{entry.name}".startswith("torch.distributed.launch."):
+                yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
+    reads = any(reads_launcher_rank(module) for module in script.modules)
+    for module in script.modules:
+        for node in module.index.of(ast.Call) if "--local" in module.text else ():
+            if _declares_local_rank(node) and _is_used(script):
+                if _asks_for_version(module, node):
+                    continue
+                if _is_required(node) and script.spawns_ranks is None:
+                    yield LegacyLaunch(module.location(node), "required")
+                elif not reads and script.spawns_ranks is None and not _is_assigned(script):
+                    yield LegacyLaunch(module.location(node), "argument")
+                elif _is_text(node):
+                    yield LegacyLaunch(module.location(node), "text")
+
+
+def _asks_for_version(module: Module, node: ast.AST) -> bool:
+    """Whether an option is declared for versions of torch only whose launcher passes it."""
+    return any(
+        isinstance(around, ast.If) and "version" in ast.unparse(around.test).lower()
+        for around in module.ancestors(node)
+    )
+
+
+def required_local_rank(script: Script) -> str:
+    """The option for the local rank that a script refuses to start without; empty when there is none."""
+    for module in script.modules:
+        for node in module.index.of(ast.Call) if "--local" in module.text else ():
+            if _declares_local_rank(node) and _is_required(node):
+                return next(
+                    str(entry.value)
+                    for entry in node.args
+                    if isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS
+                )
+    return ""
+
+
+def _is_required(call: ast.Call) -> bool:
+    required = keyword(call, "required")
+    return isinstance(required, ast.Constant) and required.value is True
+
+
+def _declares_local_rank(call: ast.Call) -> bool:
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+        return False
+    return any(isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS for entry in call.args)
+
+
+def _is_text(call: ast.Call) -> bool:
+    default = keyword(call, "default")
+    number = isinstance(default, ast.UnaryOp) or (isinstance(default, ast.Constant) and type(default.value) is int)
+    return number and keyword(call, "type") is None and keyword(call, "action") is None
+
+
+def _is_used(script: Script) -> bool:
+    return any(node.attr == "local_rank" for module in script.modules for node in module.index.of(ast.Attribute))
+
+
+def _is_assigned(script: Script) -> bool:
+    return any(
+        node.attr == "local_rank" and isinstance(node.ctx, ast.Store)
+        for module in script.modules
+        for node in module.index.of(ast.Attribute)
+    )
+
+
+def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
+    """Constants over what the launcher says, in scripts that take their ranks from a launcher."""
+    script = projection.machine.script
+    if may_spawn(script) or framework(script):
+        return
+    # These launchers hand out ranks and no address: a script has to set one, and may fix it to one machine.
+    other = mentions_any(script, ("SLURM_", "OMPI_", "PMI_"))
+    if not any(reads_launcher_rank(module) for module in script.modules):
+        return
+    joined = list(initialisations(projection))
+    if not joined or any(constant(event.named["world_size"]) == 1 for event in joined if "world_size" in event.named):
+        return
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("call"):
+        if event.name != SET_VARIABLE or event.node in seen or event.conditions or event.guards:
+            continue
+        name, value = constant(event.positional[0]), constant(event.positional[1])
+        if name in _FIXED and isinstance(value, str) and not _is_tested(event.module, event.node):
+            seen.add(event.node)
+            if not other or (name == "MASTER_ADDR" and not _NAMES_THIS_MACHINE.match(value)):
+                yield FixedRendezvous(event.module.location(event.node), str(name), value, mild=other)
+    for event in joined:
+        size = event.argument("world_size", 3)
+        fixed = constant(size) if size is not None else None
+        if type(fixed) is int and fixed > 1 and event.ranks == ALL_LANES and not event.conditions:
+            yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), mild=True)
+        address = constant(event.named["init_method"]) if "init_method" in event.named else None
+        if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
+            yield FixedRendezvous(event.module.location(event.node), "init_method", address)
+
+
+def _is_tested(module: Module, node: ast.AST) -> bool:
+    """Whether a test other than that of ``__name__`` stands around a node in its function."""
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.If, ast.Try)) and "__name__" not in ast.unparse(getattr(around, "test", around)):
+            return True
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+    return False
+
+
+def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]:
+    """Initialisations in ranks that the script spawns itself, which read variables that nobody sets."""
+    script = projection.machine.script
+    if script.spawns_ranks is None or framework(script):
+        return
+    for event in initialisations(projection):
+        if not event.complete or "store" in event.named or len(event.positional) > 1 or event.ranks == 0:
+            continue
+        address = event.named.get("init_method")
+        if address is not None and constant(address) not in (None, "env://"):
+            continue
+        missing = tuple(
+            name
+            for name, option in (("RANK", "rank"), ("WORLD_SIZE", "world_size"))
+            if option not in event.named and not _sets(script, name)
+        )
+        places = tuple(name for name in sorted(_ADDRESS) if not mentions_any(script, (name,)))
+        if missing or places:
+            yield MissingEnvironment(event, (*places, *missing), bool(missing))
+
+
+def _sets(script: Script, name: str) -> bool:
+    """Whether a variable is named anywhere in quotes, so that it may be set."""
+    return mentions_any(script, (f'"{name}"', f"'{name}'", f"{name}="))

@@ -1,0 +1,99 @@
+"""Checkpoints and other files that several ranks write under one path."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.source.events import Event, Guard
+from ddpdoctor.source.interpreter.values import Built, Const, Lanes, Unknown, Value, is_varying, options_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.file_uses import FileUse, writes
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import speaks_of_ranks
+
+_IN_MEMORY = ("io.", "tempfile.")
+_PASSING = re.compile(r"log|lock|cache|te?mp|rank|pid|host|node|devnull|stdout|stderr", re.IGNORECASE)
+
+
+class SharedSave(msgspec.Struct, frozen=True, eq=False):
+    """A write that several ranks reach with the same path."""
+
+    event: Event
+    by: Literal["all", "local-rank"]
+    """Every rank writes, or the first rank of every node, because the local rank decides."""
+    path: str
+    """Source of the path argument."""
+    guard: Guard | None
+    """The test of the local rank."""
+
+
+def shared_saves(projection: Projection) -> Iterator[SharedSave]:
+    """Files that more than one rank of a job writes under one path, with no hint of a rank test around the call."""
+    if not is_distributed(projection):
+        return
+    seen: set[ast.AST] = set()
+    for use in writes(projection):
+        event = use.event
+        if event.node in seen or event.in_parent or not _is_result(use):
+            continue
+        if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
+            continue
+        if any(speaks_of_ranks(condition) for condition in event.conditions):
+            continue
+        guard = _local_guard(event)
+        seen.add(event.node)
+        if guard is not None:
+            yield SharedSave(event, "local-rank", use.source, guard)
+        elif not event.guards:
+            yield SharedSave(event, "all", use.source, None)
+
+
+def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
+    """The saves that a test of the local rank decides about, those of one test together."""
+    found: dict[ast.AST, list[SharedSave]] = {}
+    for save in shared_saves(projection):
+        if save.by == "local-rank" and save.guard is not None:
+            found.setdefault(save.guard.node, []).append(save)
+    return list(found.values())
+
+
+def is_one_path(path: Value) -> bool:
+    """Tell whether a path is certainly the same on every rank and names a file."""
+    for option in options_of(path):
+        if is_varying(option) or (isinstance(option, Unknown) and option.opaque):
+            return False
+        if isinstance(option, Built) and option.name.startswith(_IN_MEMORY):
+            return False
+    return not is_varying(path)
+
+
+def _local_guard(event: Event) -> Guard | None:
+    """The test that lets through the first rank of every node, and nothing else; `rank % gpus == 0` means just that."""
+    if numbers_in(event.ranks) != tuple(rank for rank, local in enumerate(LOCAL_RANK) if local == 0):
+        return None
+    for guard in reversed(event.guards):
+        divides = any(
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and speaks_of_ranks(ast.unparse(node.left))
+            for node in descend(guard.node)
+        )
+        if not divides and numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, Lanes):
+            outside = [value for rank, value in enumerate(guard.value.values) if not guard.arm >> rank & 1]
+            if all(isinstance(value, Const) for value in outside):
+                return guard
+    return None
+
+
+def _is_result(use: FileUse) -> bool:
+    """Whether what is written is for later, not a log, a cache or a lock, and by each rank that calls it."""
+    event = use.event
+    if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
+        return event.name == "torch.save"
+    by_each = "is_main_process" not in event.named and "save_function" not in event.named
+    return by_each and not _PASSING.search(use.source)

@@ -1,0 +1,217 @@
+"""Which loaders feed the training of a DDP model, and how they divide the data between ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.source.events import Event, LoopAround
+from ddpdoctor.source.interpreter.attributes import base_names
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_LANES,
+    NONE,
+    Built,
+    Choice,
+    Instance,
+    Items,
+    Unknown,
+    Value,
+    constant,
+    is_varying,
+    options_of,
+    tags_of,
+)
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS
+
+Division = Literal["sharded", "whole", "unknown"]
+"""Each rank gets its part, each rank gets everything, or it cannot be told."""
+
+_WHOLE_SAMPLERS = frozenset(
+    f"torch.utils.data.{name}"
+    for name in ("RandomSampler", "SequentialSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+)
+_RANK_WORDS = frozenset(
+    {"rank", "get_rank", "RANK", "LOCAL_RANK", "local_rank", "world_size", "get_world_size", "shard"}
+)
+
+
+class Feeding(msgspec.Struct, frozen=True, eq=False):
+    """A loader that feeds a backward of a DDP model."""
+
+    loader: Event
+    backward: Event
+    loop: LoopAround | None
+    """The loop over the loader, when it is one."""
+    alternatives: tuple[Event, ...]
+    """Loaders that may stand in its place, itself included."""
+    certain: bool
+    """Nothing else than these loaders can stand there."""
+
+
+def feedings(projection: Projection) -> Iterator[Feeding]:
+    """Every loader whose batches reach a backward of a DDP model, once."""
+    known: tuple[Feeding, ...] | None = projection.__dict__.get("_feedings")
+    if known is None:
+        known = projection.__dict__["_feedings"] = tuple(_feedings(projection))
+    return iter(known)
+
+
+def _feedings(projection: Projection) -> Iterator[Feeding]:
+    seen: set[int] = set()
+    wrapped = any(projection.of_kind("wrap"))
+    for backward in projection.in_course("backward"):
+        by_ddp = through_ddp(projection, backward)
+        if wrapped and not by_ddp:
+            continue
+        for loop, numbers, certain in _sources(backward):
+            events = tuple(
+                event for number in sorted(numbers) if (event := projection.machine.events.get(number)) is not None
+            )
+            for loader in events:
+                if not by_ddp and division(projection.machine, loader) != "sharded":
+                    continue  # In a job without DDP a loader that is divided by rank says what it is for.
+                if loader.ordinal not in seen and not loader.in_parent:
+                    seen.add(loader.ordinal)
+                    yield Feeding(loader, backward, loop, events, certain)
+
+
+def division(machine: Machine, loader: Event) -> Division:
+    """How a loader divides its data set between the ranks."""
+    if loader.ordinal in machine.prepared:
+        return "sharded"
+    if not loader.complete or loader.ranks != ALL_LANES or is_varying(loader.argument("generator") or NONE):
+        return "unknown"
+    for name, position in (("batch_sampler", 4), ("sampler", 3)):
+        sampler = loader.argument(name, position)
+        if sampler is not None and constant(sampler) is not None:
+            return sampler_division(machine, sampler)
+    dataset = loader.argument("dataset", 0)
+    if dataset is None or _divided_by_rank(machine, dataset):
+        return "unknown"
+    shuffles = constant(loader.argument("shuffle", 2) or NONE) is True
+    return "whole" if shuffles or _is_map_style(machine, dataset) else "unknown"
+
+
+def sampler_division(machine: Machine, sampler: Value) -> Division:
+    """How a sampler divides a data set; one that may be one of several divides like the best of them."""
+    found: set[Division] = {_one_sampler(machine, option) for option in options_of(sampler)}
+    if "sharded" in found:
+        return "sharded"
+    return "unknown" if "unknown" in found or is_varying(sampler) else "whole"
+
+
+def samplers_of(machine: Machine, value: Value) -> Iterator[Event]:
+    """The DistributedSamplers in a sampler or batch sampler."""
+    for option in options_of(value):
+        made = machine.object(option)
+        if made is None:
+            continue
+        if made.name == DISTRIBUTED_SAMPLER:
+            yield made
+        elif made.name == "torch.utils.data.BatchSampler":
+            yield from samplers_of(machine, made.argument("sampler", 0) or NONE)
+
+
+def _one_sampler(machine: Machine, option: Value) -> Division:
+    if constant(option) is None:
+        return "whole"
+    made = machine.object(option)
+    if made is None:
+        return "unknown"
+    if made.name == DISTRIBUTED_SAMPLER:
+        return "whole" if constant(made.argument("num_replicas", 1) or NONE) == 1 else "sharded"
+    if any(is_varying(value) for value in (*made.positional, *made.named.values())):
+        return "unknown"
+    if made.name == "torch.utils.data.BatchSampler":
+        return sampler_division(machine, made.argument("sampler", 0) or Unknown())
+    if made.name in _WHOLE_SAMPLERS:
+        dataset = made.argument("data_source", 0)
+        return "unknown" if dataset is None or _divided_by_rank(machine, dataset) else "whole"
+    return "unknown"
+
+
+def through_ddp(projection: Projection, backward: Event) -> bool:
+    """Whether what a backward starts from was computed by a DDP model."""
+    tags = tags_of(backward.receiver) if backward.receiver is not None else frozenset()
+    wraps = {number for kind, number in tags if kind == "ddp"}
+    return any(event.ordinal in wraps for event in projection.of_kind("wrap"))
+
+
+def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], bool]]:
+    """The loops around a backward that run over loaders, or else the loaders that its loss comes from."""
+    found = False
+    for loop in backward.loops:
+        for part in _side_by_side(loop.iterable):
+            numbers, certain = _loaders_in(part)
+            if numbers:
+                found = True
+                yield loop, numbers, certain
+    if not found and backward.receiver is not None:
+        yield None, {number for kind, number in tags_of(backward.receiver) if kind == "batch"}, True
+
+
+def _side_by_side(iterable: Value) -> Iterator[Value]:
+    """What a loop goes over in step: the parts of a ``zip``, or the one thing that it goes over."""
+    item = iterable.values[0] if isinstance(iterable, Items) and iterable.open and len(iterable.values) == 1 else None
+    if not isinstance(item, Items) or item.open:
+        yield iterable
+        return
+    for part in item.values:
+        if isinstance(part, Items):
+            yield from part.values
+        else:
+            yield part
+
+
+def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
+    numbers = {number for kind, number in tags_of(iterable) if kind in ("loader", "batch")}
+    certain = True
+    for option in options_of(iterable):
+        if isinstance(option, Built) and option.name == DATA_LOADER:
+            numbers.add(option.number)
+        elif not tags_of(option) and constant(option) is not None:
+            certain = False
+    return numbers, certain
+
+
+def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
+    """Whether a data set may hold something else on each rank."""
+    if is_varying(dataset) or isinstance(dataset, Choice):
+        return True
+    if isinstance(dataset, Instance):
+        names = machine.store.names(dataset.number)
+        values = [machine.store.get(dataset.number, name) for name in names]
+        return any(value is not None and is_varying(value) for value in values) or _mentions_ranks(dataset.cls.node)
+    made = machine.object(dataset)
+    if made is None:
+        return False
+    parts = [*made.positional, *made.named.values()]
+    return any(
+        is_varying(part) or (isinstance(part, (Built, Instance)) and _divided_by_rank(machine, part)) for part in parts
+    )
+
+
+def _mentions_ranks(node: ast.AST) -> bool:
+    for inner in descend(node):
+        word = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else ""
+        if word in _RANK_WORDS or (isinstance(inner, ast.Constant) and inner.value in _RANK_WORDS):
+            return True
+        if isinstance(inner, ast.arg) and inner.arg in _RANK_WORDS:
+            return True
+    return False
+
+
+def _is_map_style(machine: Machine, dataset: Value) -> bool:
+    if isinstance(dataset, Built):
+        return MAP_STYLE_DATASETS.match(dataset.name) is not None
+    if isinstance(dataset, Instance):
+        if any("Iterable" in name for name in base_names(machine, dataset.cls)):
+            return False
+        return machine.store.get(dataset.cls.scope, "__getitem__") is not None
+    return False

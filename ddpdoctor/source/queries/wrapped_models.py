@@ -1,0 +1,119 @@
+"""The DDP objects of a script, and what reads or averages gradients beside them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Built, Value, options_of, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.vocabulary import DDP
+
+_AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
+_COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "allreduce"})
+_GRADIENT_WORDS = (".grad", "grad", "parameters()")
+
+
+def wrap_numbers(value: Value | None, kind: str = "ddp") -> frozenset[int]:
+    """The DDP objects that a value went through (``ddp``) or whose module it came from (``bare``)."""
+    if value is None:
+        return frozenset()
+    return frozenset(number for tag, number in tags_of(value) if tag == kind)
+
+
+def ddp_objects(value: Value | None) -> frozenset[int]:
+    """The numbers of the DDP objects that a value may be."""
+    if value is None:
+        return frozenset()
+    return frozenset(option.number for option in options_of(value) if isinstance(option, Built) and option.name == DDP)
+
+
+def is_ddp(value: Value | None) -> bool:
+    """Tell whether a value is certainly a DDP object."""
+    if value is None:
+        return False
+    options = list(options_of(value))
+    return bool(options) and all(isinstance(option, Built) and option.name == DDP for option in options)
+
+
+def training_events(projection: Projection, *names: str) -> Iterator[Event]:
+    """Kept calls of some names that the script comes to."""
+    return (event for event in projection.in_course("training") if event.name in names)
+
+
+def training_forwards(projection: Projection, wrap: int) -> list[Event]:
+    """Forwards through a DDP object that record gradients."""
+    return [
+        event
+        for event in projection.in_course("ddp-forward")
+        if event.gradients and isinstance(event.receiver, Built) and event.receiver.number == wrap
+    ]
+
+
+def averages_by_hand(script: Script) -> bool:
+    """Tell whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
+    if not mentions_any(script, _AVERAGERS):
+        return False
+    for module in script.modules:
+        if "_averages" not in module.__dict__:
+            module.__dict__["_averages"] = _averages(module)
+        if module.__dict__["_averages"]:
+            return True
+    return False
+
+
+def _averages(module: Module) -> bool:
+    for name, calls in module.calls_by_name.items():
+        if name in _COLLECTIVE_NAMES:
+            if any(_speaks_of_gradients(_written(module, node)) for node in calls):
+                return True
+        elif _promises_average(name):
+            return True
+    return False
+
+
+def _written(module: Module, call: ast.Call) -> str:
+    """The text of a call, where it may say anything of the kind, with that of the loop or the name around it."""
+    lines = " ".join(module.lines[call.lineno - 1 : call.end_lineno])
+    own = ast.unparse(call) if "grad" in lines or "parameters" in lines else ""
+    return f"{own} {_loop_text(module, call)}"
+
+
+@lru_cache(maxsize=16_384)
+def _promises_average(name: str) -> bool:
+    return any(word in name for word in _AVERAGERS[2:])
+
+
+def _loop_text(module: Module, node: ast.AST) -> str:
+    """The heads of the loops and the text of the function around a call, without its nested functions."""
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.For, ast.ListComp, ast.GeneratorExp)):
+            return ast.unparse(around.iter if isinstance(around, ast.For) else around)
+        if isinstance(around, ast.FunctionDef):
+            return around.name
+    return ""
+
+
+def _speaks_of_gradients(text: str) -> bool:
+    return any(word in text for word in _GRADIENT_WORDS)
+
+
+def innermost_loop(event: Event) -> ast.AST | None:
+    """The statement of the innermost loop around an event that makes more than one turn."""
+    return next((loop.node for loop in reversed(event.loops) if not loop.once), None)
+
+
+def loop_nodes(event: Event) -> list[ast.AST]:
+    """The statements of the loops around an event that make more than one turn, outermost first."""
+    return [loop.node for loop in event.loops if not loop.once]
+
+
+def is_prefix(one: Iterable[object], other: Iterable[object]) -> bool:
+    """Tell whether a sequence begins with another, compared by equality; of trees that is identity."""
+    shorter, longer = list(one), list(other)
+    return longer[: len(shorter)] == shorter

@@ -1,0 +1,273 @@
+"""Parts of the data that each rank takes by arithmetic with its rank, and that need not be equal.
+
+The walk tags what a rank took so; ``as_written`` finds the same in code that is not walked, by names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from ddpdoctor.source.events import Part
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import Const, Lanes, Tag, Unknown, Value, derived, is_varying, tagged, tags_of
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.vocabulary import RANK_NAMES
+
+PART = "part"
+"""Kind of the tags of what a rank took for itself; the number is that of the ``Part``."""
+CUT: Tag = ("cut", 0)
+"""Of what was cut to a length, or made longer by what was: it may have been made to divide evenly."""
+
+_RANK_WORDS = RANK_NAMES | {"get_rank", "RANK"}
+_WORLD_WORDS = frozenset(
+    {"world_size", "get_world_size", "WORLD_SIZE", "world", "num_replicas", "num_ranks", "n_ranks", "nranks"}
+    | {"num_processes", "nprocs", "num_gpus", "ngpus", "ws"}
+)
+_OWN = frozenset({"batch", "ddp", "clock", "files", "random", "own"})
+"""Kinds of the tags of what is a rank's own for another reason than its number."""
+_SPLITS = frozenset({"array_split", "tensor_split", "chunk"})
+"""Last names of functions that divide into parts of which some are longer."""
+_NO_DATA = re.compile(
+    r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE
+)
+"""In the names of numbers that are divided by the number of ranks without saying anything about the data."""
+_EVEN = re.compile(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
+"""In the names of a script that makes the parts equal."""
+
+
+def part_tags(value: Value) -> frozenset[int]:
+    """The numbers of the parts that a value is, or is made of."""
+    return frozenset(number for kind, number in tags_of(value) if kind == PART)
+
+
+def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: Value) -> Value:
+    """``data[lower:upper:step]``."""
+    evaluate = machine.evaluate
+    lower, upper, step = (
+        None if limit is None else evaluate(machine, limit) for limit in (limits.lower, limits.upper, limits.step)
+    )
+    result = derived([value for value in (container, lower, upper, step) if value is not None])
+    if limits.step is not None and step is not None:
+        whole = limits.upper is None or _is_length(machine.frame.module, limits.upper)
+        if whole and lower is not None and _is_rank(lower) and _is_world(limits.step, step):
+            return result if CUT in result.tags else _as_part(machine, node, result)
+    if limits.upper is None or upper is None:
+        return result
+    kept = frozenset(tag for tag in result.tags if tag[0] != PART)
+    if not is_varying(upper):
+        return Unknown(result.varying, result.opaque, kept | {CUT})
+    if lower is not None and _is_rank(lower) and _takes_rest(machine.frame.module, limits.upper):
+        return _as_part(machine, node, Unknown(True, False, kept), with_rest=True)
+    return Unknown(result.varying, result.opaque, kept) if kept != result.tags else result
+
+
+def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
+    """``data[key]`` with a key that is the rank: of a division into parts, the part of the rank."""
+    module, source = machine.frame.module, node.value
+    if isinstance(source, ast.Name):
+        source = _assigned(module, source) or source
+    if not isinstance(source, ast.Call) or last_name(source.func) not in _SPLITS or not isinstance(result, Unknown):
+        return result
+    if not any(_names(argument) & _WORLD_WORDS for argument in source.args) or CUT in result.tags:
+        return result
+    return _as_part(machine, node, result)
+
+
+def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
+    """``range(rank, n, world_size)``, where n is a length or a number."""
+    if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3 or not _is_rank(arguments[0]):
+        return result
+    stop = arguments[1].value if isinstance(arguments[1], Const) else None
+    known = stop if isinstance(stop, int) else None
+    if not _is_world(node.args[2], arguments[2]):
+        return result
+    if known is None and (not _is_length(machine.frame.module, node.args[1]) or _length_is_cut(machine, node.args[1])):
+        return result
+    return _as_part(machine, node, derived((result,)), items=known)
+
+
+def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
+    """``itertools.islice(stream, rank, None, world_size)``."""
+    if len(arguments) != 4 or arguments[2] != Const(None) or not isinstance(node, ast.Call) or len(node.args) != 4:
+        return result
+    if not _is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
+        return result
+    return _as_part(machine, node, derived((result,)))
+
+
+def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:
+    """The items of a comprehension: a part when a condition gives every rank its turn."""
+    if any(gives_turns(condition) for condition in conditions):
+        return tagged(item, frozenset({(PART, _number(machine, node, with_rest=False, items=None))}))
+    return item
+
+
+def gives_turns(test: ast.expr) -> bool:
+    """``index % world_size == rank`` or the opposite, by names."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+        return False
+    sides = test.left, test.comparators[0]
+    return any(_is_turn(one) and _names(other) & _RANK_WORDS for one, other in (sides, sides[::-1]))
+
+
+def as_written(module: Module, around: ast.AST) -> Part | None:
+    """Where code divides what it goes over by rank, by the names in it."""
+    index = module.index
+    found: list[ast.AST] = [node for node in index.within(around, ast.If) if gives_turns(node.test)]
+    for subscript in index.within(around, ast.Subscript):
+        limits = subscript.slice
+        if not isinstance(limits, ast.Slice) or limits.lower is None or limits.step is None:
+            continue
+        if _named_so(limits.lower, limits.step) and (limits.upper is None or _is_length(module, limits.upper)):
+            found.append(subscript)
+    for call in index.within(around, ast.Call):
+        name, arguments = last_name(call.func), call.args
+        if name == "range" and len(arguments) == 3 and _named_so(arguments[0], arguments[2]):
+            found.extend([call] if _is_length(module, arguments[1]) else [])
+        elif name == "islice" and len(arguments) == 4 and _named_so(arguments[1], arguments[3]):
+            found.extend([call] if isinstance(arguments[2], ast.Constant) and arguments[2].value is None else [])
+    if not found or _grows(module, around):
+        return None
+    return Part(found[0], module)
+
+
+def may_even_out(module: Module, *, with_rest: bool) -> bool:
+    """Whether a module does arithmetic that can make the parts of all ranks equal, or speaks of it.
+
+    Where the rest goes to one rank, the division that the rest is left by says nothing.
+    """
+    if any(_EVEN.search(word) for word in module.words):
+        return True
+    return any(_evens(module, node, with_rest=with_rest) for node in module.index.of(ast.BinOp))
+
+
+def _evens(module: Module, node: ast.BinOp, *, with_rest: bool) -> bool:
+    if not isinstance(node.op, (ast.Mod, ast.FloorDiv, ast.Div)) or not _names(node.right) & _WORLD_WORDS:
+        return False
+    names = _names(node.left)
+    if names & _RANK_WORDS or any(_NO_DATA.search(name) for name in names) or isinstance(node.left, ast.Constant):
+        return False
+    if not isinstance(node.op, ast.Mod):
+        if with_rest or (isinstance(node.op, ast.Div) and "ceil" not in module.words):
+            return False
+        return all(getattr(outer, "name", "") != "__len__" for outer in module.ancestors(node))
+    parent = module.parents.get(node)
+    return not (isinstance(parent, ast.expr) and gives_turns(parent))
+
+
+def _as_part(
+    machine: Machine, node: ast.AST, value: Unknown, *, with_rest: bool = False, items: int | None = None
+) -> Unknown:
+    number = _number(machine, node, with_rest=with_rest, items=items)
+    return Unknown(True, False, value.tags | {(PART, number)})
+
+
+def _number(machine: Machine, node: ast.AST, *, with_rest: bool, items: int | None) -> int:
+    number = machine.object_number(node)
+    machine.parts[number] = Part(node, machine.frame.module, with_rest, items)
+    return number
+
+
+def _is_rank(value: Value) -> bool:
+    return is_varying(value) and not any(kind in _OWN for kind, _ in tags_of(value))
+
+
+def _is_world(node: ast.expr, value: Value) -> bool:
+    return any(kind == "world-size" for kind, _ in tags_of(value)) or bool(_names(node) & _WORLD_WORDS)
+
+
+def _named_so(start: ast.expr, step: ast.expr) -> bool:
+    return bool(_names(start) & _RANK_WORDS and _names(step) & _WORLD_WORDS)
+
+
+def _is_turn(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and bool(_names(node.right) & _WORLD_WORDS)
+
+
+def _is_length(module: Module, node: ast.expr) -> bool:
+    """Whether an expression is ``len(something)``, or a variable that is given that only."""
+    value = node if isinstance(node, ast.Call) else _assigned(module, node)
+    return isinstance(value, ast.Call) and last_name(value.func) == "len"
+
+
+def _length_is_cut(machine: Machine, node: ast.expr) -> bool:
+    value = node if isinstance(node, ast.Call) else _assigned(machine.frame.module, node)
+    measured = value.args[0] if isinstance(value, ast.Call) and value.args else None
+    return isinstance(measured, (ast.Name, ast.Attribute)) and CUT in tags_of(machine.evaluate(machine, measured))
+
+
+def _assigned(module: Module, node: ast.expr) -> ast.expr | None:
+    """What a variable or attribute is given, when the module gives it something only once."""
+    wanted = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+    values = [
+        statement.value
+        for statement in module.index.of(ast.Assign)
+        for target in statement.targets
+        if wanted and last_name(target) == last_name(node) and ast.unparse(target) == wanted
+    ]
+    return values[0] if len(values) == 1 else None
+
+
+def _takes_rest(module: Module, upper: ast.expr) -> bool:
+    """Whether the end of a part is another one for the last rank, or rounded up and then limited."""
+    values = [upper]
+    for statement in module.index.of(ast.Assign):
+        if isinstance(upper, ast.Name) and any(_is_named(target, upper.id) for target in statement.targets):
+            values.append(statement.value)
+            around = module.parents.get(statement)
+            if isinstance(around, ast.If) and _is_last_rank(around.test):
+                return True
+    return any(
+        (isinstance(value, ast.IfExp) and _is_last_rank(value.test))
+        or (isinstance(value, ast.Call) and last_name(value.func) == "min" and "ceil" in module.words)
+        for value in values
+    )
+
+
+def _is_named(target: ast.expr, name: str) -> bool:
+    return isinstance(target, ast.Name) and target.id == name
+
+
+def _is_last_rank(test: ast.expr) -> bool:
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    sides = test.left, test.comparators[0]
+    return any(
+        bool(_names(one) & _RANK_WORDS)
+        and isinstance(other, ast.BinOp)
+        and isinstance(other.op, ast.Sub)
+        and bool(_names(other) & _WORLD_WORDS)
+        for one, other in (sides, sides[::-1])
+    )
+
+
+def _grows(module: Module, around: ast.AST) -> bool:
+    """Whether a list is made longer or cut, by itself or another: it may be padded."""
+    if any(True for node in module.index.within(around, ast.AugAssign) if not isinstance(node.value, ast.Constant)):
+        return True
+    if any(last_name(node.func) == "extend" for node in module.index.within(around, ast.Call)):
+        return True
+    return any(
+        isinstance(node.slice, ast.Slice) and node.slice.upper is not None and not _is_length(module, node.slice.upper)
+        for node in module.index.within(around, ast.Subscript)
+    )
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    return frozenset(_names_in(node))
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    for inner in descend(node):
+        if isinstance(inner, (ast.Name, ast.Attribute)):
+            yield last_name(inner)
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield inner.value
+
+
+def is_rank_key(key: Value) -> bool:
+    """Whether a key is another number on each rank."""
+    return isinstance(key, Lanes) and all(isinstance(entry, Const) for entry in key.values)

@@ -1,0 +1,58 @@
+"""Scripts that start their own ranks: the function that each rank runs is walked on all of them."""
+
+from __future__ import annotations
+
+import ast
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    NONE,
+    UNIFORM,
+    Bound,
+    Function,
+    Items,
+    Partial,
+    Unknown,
+    Value,
+    options_of,
+)
+from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_lanes
+
+
+def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
+    """``torch.multiprocessing.spawn``: the function gets the number of the process before its other arguments."""
+    function = named.get("fn", positional[0] if positional else UNIFORM)
+    arguments = named.get("args", positional[1] if len(positional) > 1 else Items(()))
+    _run_ranks(machine, node, function, arguments, with_index=True)
+    return NONE
+
+
+def start_process(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
+    """``Process(target=…)``: a rank when its arguments hold a number that counts the processes."""
+    function = named.get("target", UNIFORM)
+    if machine.spawns and machine.in_parent and isinstance(function, (Function, Partial)):
+        _run_ranks(machine, node, function, named.get("args", Items(())), with_index=False)
+    return Unknown()
+
+
+def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
+    target = next((option for option in options_of(function) if isinstance(option, (Function, Partial, Bound))), None)
+    if target is None:
+        return
+    known = isinstance(arguments, Items) and not arguments.open
+    positional = list(arguments.values) if isinstance(arguments, Items) and known else []
+    index = exact_lanes(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
+    if with_index:
+        positional.insert(0, index)
+    elif isinstance(target, Function):
+        parameters = [argument.arg for argument in target.node.args.args]
+        for position, name in enumerate(parameters[: len(positional)]):
+            if name in {"rank", "local_rank", "gpu", "global_rank"} and isinstance(positional[position], Unknown):
+                positional[position] = index
+    parent, machine.in_parent = machine.in_parent, False
+    gone, raised, mask = machine.gone, machine.raised, machine.mask
+    try:
+        machine.apply(machine, node, target, positional, {}, complete=known)
+    finally:
+        machine.in_parent = parent
+        machine.gone, machine.raised, machine.mask = gone, raised, mask

@@ -1,0 +1,80 @@
+"""What draws by a seed of the rank's own: generators, and environments that are played."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from ddpdoctor.source.interpreter.assignment import overwrite
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    Bound,
+    Built,
+    Function,
+    Instance,
+    Tag,
+    Unknown,
+    Value,
+    derived,
+    is_guessed,
+    is_varying,
+    tags_of,
+)
+from ddpdoctor.source.script.syntax_index import descend
+
+DRAWN: Tag = ("drawn", 0)
+"""Of what comes from a generator that each rank has given a seed of its own."""
+_TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
+"""Functions and methods whose first argument is a seed; others have a keyword of that name."""
+_GENERATOR = "torch.Generator"
+
+
+def drawn_apart(
+    machine: Machine,
+    node: ast.AST,
+    function: Value,
+    name: str,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """The result of a call; after one that seeds by the rank, it and its object give numbers of the rank's own."""
+    generator = named.get("generator")
+    if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, Built):
+        return Unknown(True, False, frozenset({DRAWN}))
+    seed = named.get("seed")
+    if seed is None and positional and name.rpartition(".")[2] in _TAKES_SEED:
+        seed = positional[0]
+    if seed is None or not is_varying(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
+        return result
+    if isinstance(function, Bound) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        receiver = function.receiver
+        if isinstance(receiver, (Unknown, Bound)) or _is_own(receiver):
+            overwrite(machine, node.func.value, Unknown(True, True, tags_of(receiver) | {DRAWN}))
+    return Unknown(True, result.opaque, result.tags | {DRAWN})
+
+
+def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) -> Value:
+    """What a function of the project gives that is not read: with an object that draws by the rank, such numbers."""
+    result = derived(arguments)
+    players = [*arguments, *(() if function.receiver is None else (function.receiver,))]
+    if any(isinstance(player, Instance) and _draws(machine, player) for player in players):
+        return Unknown(True, False, result.tags | {DRAWN})
+    return result
+
+
+def _draws(machine: Machine, player: Instance) -> bool:
+    held = (machine.store.get(player.number, name) for name in machine.store.names(player.number))
+    return any(DRAWN in tags_of(value) for value in held if value is not None)
+
+
+def _is_own(receiver: Value) -> bool:
+    """Whether an object may draw for the rank alone: torch's generator, or anything that is not torch's."""
+    return isinstance(receiver, Built) and (receiver.name == _GENERATOR or not receiver.name.startswith("torch."))
+
+
+def _is_guessed(machine: Machine, node: ast.AST) -> bool:
+    """Whether a rank in the arguments is one by its name alone: environments are numbered so as well."""
+    arguments = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
+    names = (inner for argument in arguments for inner in descend(argument) if isinstance(inner, ast.Name))
+    return any(is_guessed(machine.evaluate(machine, inner)) for inner in names)

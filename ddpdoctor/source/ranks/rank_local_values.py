@@ -1,0 +1,331 @@
+"""Conditions that every rank decides by something of its own: its batches, its clock, its files, its random numbers.
+
+A value carries where it comes from in its tags; a value that was decided by such a condition carries ``own``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.events import OwnKind, OwnTest
+from ddpdoctor.source.interpreter.scopes import Cell, Store
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    Bound,
+    Built,
+    Choice,
+    Const,
+    Instance,
+    Mapped,
+    ProjectClass,
+    Tag,
+    Unknown,
+    Value,
+    constant,
+    is_varying,
+    options_of,
+    tagged,
+    tags_of,
+)
+from ddpdoctor.source.script.call_graph import adds_key
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, speaks_of_ranks
+
+DECIDED: Tag = ("own", 0)
+"""Of a value that depends on what a rank decided by itself."""
+COUNTED: Tag = ("counted", 0)
+"""Of an iterable whose items begin with their number."""
+MEMBERS: Tag = ("members", 0)
+"""Of a collection whose length depends on what is in it."""
+DRAWN_FROM_STORE: Tag = ("store", 0)
+"""Of a number that a rank drew from a counter in a store: no other rank gets the same."""
+LISTED: Tag = ("files", 1)
+"""Of the names that a directory holds."""
+EXTENT = "extent"
+"""Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
+OWN_KINDS = frozenset(
+    {"batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "members", EXTENT}
+)
+"""Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
+
+_CLOCK = re.compile(r"^(time|datetime)\.")
+_FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
+"""What asks the disk; the rest of ``os.path`` works on names."""
+_LISTS = re.compile(r"^(os\.(listdir|scandir)$|glob\.)")
+_RANDOM = re.compile(r"^(random|numpy\.random)\.")
+_STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
+_FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
+_SIZES = frozenset(
+    {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len"}
+    | {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "is_sparse", "layout"}
+)
+"""Attributes and functions that tell the form of data."""
+_ASKS_STRUCTURE = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
+_MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
+_AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
+
+
+def origin_of(name: str) -> frozenset[Tag]:
+    """The tag of a library function whose result differs between processes, by its full name."""
+    if _LISTS.match(name):
+        return frozenset({LISTED})
+    for kind, pattern in (("clock", _CLOCK), ("files", _FILES), ("random", _RANDOM)):
+        if pattern.match(name):
+            return frozenset({(kind, 0)})
+    return frozenset()
+
+
+def asks_for_file(name: str) -> bool:
+    """Whether a method without arguments asks the file system of the rank's machine: ``Path.exists()``."""
+    return name in _FILE_METHODS
+
+
+@lru_cache(maxsize=16_384)
+def agrees_by_name(name: str) -> bool:
+    """Whether the name of a function that cannot be read promises the same result on every rank."""
+    return _AGREED.search(name) is not None
+
+
+def number_from_store(name: str, receiver: Value, arguments: Sequence[Value]) -> Unknown | None:
+    """What ``store.add(key, amount)`` returns; with an amount of 0 it only asks how far all of them are."""
+    if name != "add" or not isinstance(receiver, Built) or not _STORE.match(receiver.name):
+        return None
+    if len(arguments) < 2 or constant(arguments[1]) == 0:
+        return None
+    return Unknown(True, False, frozenset({DRAWN_FROM_STORE}))
+
+
+def extent_of(value: Value) -> Value | None:
+    """The size of something from a batch: a number that is known to be alike unless it can be zero."""
+    numbers = {number for kind, number in tags_of(value) if kind == "batch"}
+    return Unknown(tags=frozenset((EXTENT, number) for number in numbers)) if numbers else None
+
+
+def members_of(name: str, result: Unknown) -> Unknown:
+    """Mark the result of ``set``, ``unique`` and the like: how many items it has is up to the data."""
+    if result.varying and makes_members(name):
+        return Unknown(True, result.opaque, result.tags | {MEMBERS})
+    return result
+
+
+def makes_members(name: str) -> bool:
+    """Whether a function is ``set``, ``unique`` or the like, by its full name."""
+    return name.rpartition(".")[2] in _MEMBERS
+
+
+def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
+    """The condition as one that every rank decides by itself; None when it is not, or cannot be told."""
+    tags = tags_of(value)
+    if machine.guards or not (is_varying(value) or any(kind == EXTENT for kind, _ in tags)):
+        return None
+    kind = _kind(machine, tags)
+    if kind is None or speaks_of_ranks(ast.unparse(node)) or not _varies(machine, node):
+        return None
+    return _described(machine, node, kind)
+
+
+def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
+    """What a loop goes over, when its number of turns is a rank's own: keys in a batch, a range up to a count in it."""
+    if machine.guards or not is_varying(value):
+        return None
+    tags = tags_of(value)
+    is_range = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    if is_range and isinstance(node, ast.Call):
+        tags = frozenset(tag for part in node.args for tag in _tags_of_names(machine, part))
+    kind = _kind(machine, tags)
+    if kind is None or not (MEMBERS in tags or (is_range and kind == "batch" and _varies(machine, node))):
+        return None
+    return _described(machine, node, kind)
+
+
+def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) -> Value:
+    """What a conditional expression gives, marked where every rank decides by itself which of the two it is."""
+    own = own_test(machine, test, condition) if isinstance(value, Unknown) and value.varying else None
+    return value if own is None or own.kind == "files" else tagged(value, frozenset({DECIDED}))
+
+
+def mark_decided(store: Store, cells: Iterable[Cell]) -> None:
+    """Mark what the arms of a rank's own condition wrote; dicts with other keys in each arm have open keys.
+
+    Not for conditions that ask for files: ranks mostly share them, and find the same checkpoint.
+    """
+    for cell in cells:
+        value = store.get(*cell)
+        if isinstance(value, Unknown) and value.varying and DECIDED not in value.tags:
+            store.put({cell: tagged(value, frozenset({DECIDED}))})
+        elif isinstance(value, Choice) and _differ_in_keys(value):
+            store.put({cell: Unknown(True, False, tags_of(value) | {DECIDED, MEMBERS})})
+
+
+def _differ_in_keys(value: Choice) -> bool:
+    keys = [tuple(key for key, _ in option.entries) for option in value.options if isinstance(option, Mapped)]
+    return len(keys) == len(value.options) and len(set(keys)) > 1
+
+
+def _described(machine: Machine, node: ast.AST, kind: OwnKind) -> OwnTest:
+    frame = machine.frame
+    here = Frame(str(frame.module.path), getattr(node, "lineno", 1), frame.function or "<module>")
+    return OwnTest(node, frame.module, kind, (here, *reversed(machine.calls)))
+
+
+def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
+    """What of a rank's own a value comes from; batches of a loader that gives every rank the same are nobody's own."""
+    kinds = {kind for kind, _ in tags}
+    loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
+    if loaders:
+        return "batch" if any(_is_own_loader(machine, number) for number in loaders) else None
+    if "ddp" in kinds:
+        return "batch"
+    if "clock" in kinds:
+        return "clock"
+    if "files" in kinds:
+        return "files"
+    if "store" in kinds:
+        return "store"
+    if "drawn" in kinds:
+        return "random"
+    if "random" in kinds:
+        return None if _seeds(machine) else "random"
+    return "state" if "own" in kinds else None
+
+
+def _is_own_loader(machine: Machine, number: int) -> bool:
+    """Whether a loader may give every rank other batches: by a sampler, by shuffling, or by its data."""
+    made = machine.events.get(number)
+    if made is None:
+        return not machine.quiet
+    if not made.complete:
+        return True
+    for name, position in (("sampler", 3), ("batch_sampler", 4)):
+        value = made.argument(name, position)
+        if value is not None and constant(value) is not None:
+            return True
+    shuffle = made.argument("shuffle", 2)
+    if shuffle is not None and constant(shuffle) is not False:
+        return True
+    dataset = made.argument("dataset", 0)
+    return dataset is not None and is_varying(dataset)
+
+
+def _seeds(machine: Machine) -> bool:
+    return any("seed" in module.text for module in machine.script.modules)
+
+
+def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
+    for inner in descend(node):
+        if isinstance(inner, ast.Name):
+            yield from tags_of(machine.lookup(inner.id))
+
+
+def _varies(machine: Machine, node: ast.AST) -> bool:
+    """Whether what can differ between ranks in a condition is data, not only the form of data."""
+    if isinstance(node, ast.Name):
+        return _name_varies(machine, node.id)
+    if isinstance(node, ast.Attribute):
+        return node.attr not in _SIZES and _attribute_varies(machine, node)
+    if isinstance(node, ast.Call):
+        return _call_varies(machine, node)
+    if isinstance(node, ast.Compare):
+        return _comparison_varies(machine, node)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_size(node.operand):
+        return _is_from_batch(machine, node.operand)
+    return any(_varies(machine, child) for child in ast.iter_child_nodes(node))
+
+
+def _name_varies(machine: Machine, name: str) -> bool:
+    return is_varying(machine.lookup(name))
+
+
+def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:
+    if isinstance(node.value, ast.Name):
+        owner = machine.lookup(node.value.id)
+        kept = [
+            stored
+            for option in options_of(owner)
+            if isinstance(option, Instance) and (stored := machine.store.get(option.number, node.attr)) is not None
+        ]
+        if kept:
+            return any(is_varying(value) for value in kept)
+        if isinstance(owner, Instance):
+            return True
+    return _varies(machine, node.value)
+
+
+def _call_varies(machine: Machine, node: ast.Call) -> bool:
+    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if last in _SIZES or last in _ASKS_STRUCTURE:
+        return False
+    full = machine.frame.module.resolve(node.func)
+    if full and RANK_VARYING_CALLS.match(full):
+        return True
+    if last in _FILE_METHODS and not node.args:
+        return True
+    inside = [*node.args, *(keyword.value for keyword in node.keywords)]
+    if isinstance(node.func, ast.Attribute):
+        inside.append(node.func.value)
+    if any(_varies(machine, part) for part in inside):
+        return True
+    return not full.startswith(("torch.", "math.", "numpy.")) and _runs_project_code(machine, node.func)
+
+
+def _runs_project_code(machine: Machine, function: ast.expr) -> bool:
+    """Whether a called name is a function of the project, whose result was read."""
+    root = function
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        return False
+    value = machine.lookup(root.id)
+    return not isinstance(value, (Unknown, Bound, Const)) and not tags_of(value)
+
+
+def _comparison_varies(machine: Machine, node: ast.Compare) -> bool:
+    sides = [node.left, *node.comparators]
+    if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+        return any(_is_item_of_loader(machine, side) for side in sides)
+    if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
+        # Keys of a batch are alike, and so are those of a cache that is asked for one.
+        if isinstance(node.left, ast.Constant):
+            return not isinstance(node.left.value, str) and any(_varies(machine, side) for side in sides)
+        return _varies(machine, node.left)
+    if any(isinstance(side, ast.Constant) and side.value == 0 for side in sides):
+        return any(_varies(machine, side) or (_is_size(side) and _is_from_batch(machine, side)) for side in sides)
+    return any(_varies(machine, side) for side in sides)
+
+
+def _is_size(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call):
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return last in _SIZES
+    return isinstance(node, ast.Attribute) and node.attr == "shape"
+
+
+def _is_from_batch(machine: Machine, node: ast.AST) -> bool:
+    return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))
+
+
+def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
+    """Whether a name is what a loop over a loader gives it: None stands for a batch that could not be made."""
+    if not isinstance(node, ast.Name):
+        return False
+    for loop in machine.loops:
+        target = getattr(loop.around.node, "target", None)
+        names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)} if target is not None else set()
+        if node.id in names and isinstance(target, (ast.Name, ast.Tuple)):
+            return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))
+    return False
+
+
+def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
+    """Whether a method of a class gives a dict a key under a condition: its losses may have other keys each time."""
+    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_choosing", {})
+    if cls.node not in known:
+        module = machine.script.module(cls.module)
+        known[cls.node] = module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
+    return known[cls.node]

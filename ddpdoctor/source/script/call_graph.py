@@ -1,0 +1,133 @@
+"""Which functions may run collectives, by the names used in them and in the functions that they call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import NodeIndex, last_name
+from ddpdoctor.source.vocabulary import COLLECTIVES
+
+_SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
+    "new_group",
+    "wait_for_everyone",
+    "backward",
+}
+_TOO_COMMON = frozenset(
+    {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}
+)
+"""Method names that say nothing about which function is called."""
+
+
+class Mentions(msgspec.Struct, frozen=True):
+    """Bare names of the functions, methods and classes of a script that lead to something."""
+
+    synchronising: frozenset[str]
+    """Those that may run a collective."""
+
+
+def mentions_of(modules: Sequence[Module]) -> Mentions:
+    """Follow names from function to function; a name stands for every function that is called so."""
+    synchronising: set[str] = set()
+    callers: dict[str, list[frozenset[str]]] = {}
+    defined: set[str] = set()
+    for module in modules:
+        known: _ModuleMentions | None = module.__dict__.get("_mentions")
+        if known is None:
+            known = module.__dict__["_mentions"] = _in_module(module)
+        synchronising |= known.synchronising
+        defined |= known.defined
+    for module in modules:
+        found: Mapping[str, frozenset[str]] = module.__dict__["_mentions"].callers
+        for name in found.keys() & defined:
+            callers.setdefault(name, []).append(found[name])
+    return Mentions(_with_callers(synchronising, callers))
+
+
+def adds_key(node: ast.If) -> bool:
+    """Whether a condition decides whether a dict gets a key: who goes over the dict has to know."""
+    return any(
+        isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+    )
+
+
+class _ModuleMentions(msgspec.Struct, frozen=True):
+    """What the text of one module says."""
+
+    synchronising: frozenset[str]
+    """Definitions in which a synchronising word stands."""
+    defined: frozenset[str]
+    """All definitions: only what one of these is called can lead from one to another."""
+    callers: Mapping[str, frozenset[str]]
+    """Definitions that call a name or derive from it."""
+
+
+def _in_module(module: Module) -> _ModuleMentions:
+    index = module.index
+    speaking, calls = _speaking(module), _calls_of(index)
+    synchronising: set[str] = set()
+    callers: dict[str, set[str]] = {}
+    for place in sorted(index.outer_definitions, reverse=True):
+        name: str = index.nodes[place].name  # type: ignore[attr-defined]
+        called, outer = calls.get(place, set()), index.outer_definitions[place]
+        if outer >= 0:
+            calls.setdefault(outer, set()).update(called)
+        if place in speaking:
+            synchronising.add(name)
+            speaking.add(outer)
+        for word in called - _TOO_COMMON:
+            callers.setdefault(word, set()).add(name)
+    return _ModuleMentions(
+        synchronising=frozenset(synchronising),
+        defined=frozenset(index.nodes[place].name for place in index.outer_definitions),  # type: ignore[attr-defined]
+        callers={name: frozenset(found) for name, found in callers.items()},
+    )
+
+
+def _speaking(module: Module) -> set[int]:
+    """The places of the definitions in which a synchronising word stands, not those of definitions around them."""
+    index, around = module.index, module.index.definitions
+    words = _SYNCHRONISING | {
+        word for word, full in module.aliases.items() if full.rpartition(".")[2] in _SYNCHRONISING
+    }
+    found = {
+        around[place]
+        for place, name in zip(index.places(ast.Name), index.of(ast.Name), strict=True)
+        if name.id in words
+    }
+    found |= {
+        around[place]
+        for place, attribute in zip(index.places(ast.Attribute), index.of(ast.Attribute), strict=True)
+        if attribute.attr in _SYNCHRONISING
+    }
+    return found | {
+        around[place]
+        for place, constant in zip(index.places(ast.Constant), index.of(ast.Constant), strict=True)
+        if constant.value.__class__ is str and constant.value in _SYNCHRONISING
+    }
+
+
+def _calls_of(index: NodeIndex) -> dict[int, set[str]]:
+    """The last names of what each definition calls or derives from, by the place of the definition."""
+    found: dict[int, set[str]] = {}
+    for place, call in zip(index.places(ast.Call), index.of(ast.Call), strict=True):
+        found.setdefault(index.definitions[place], set()).add(last_name(call.func))
+    for place, cls in zip(index.places(ast.ClassDef), index.of(ast.ClassDef), strict=True):
+        found.setdefault(place, set()).update(last_name(base) for base in cls.bases)
+    return found
+
+
+def _with_callers(found: set[str], callers: Mapping[str, Sequence[frozenset[str]]]) -> frozenset[str]:
+    waiting = list(found)
+    while waiting:
+        for group in callers.get(waiting.pop(), ()):
+            new = group - found
+            found |= new
+            waiting.extend(new)
+    return frozenset(found)

@@ -1,0 +1,157 @@
+"""Facts about a whole script that its launch depends on: who starts the ranks, and on what."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.source.script.module import Module, dotted
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
+
+_MOVES_TO_CUDA = frozenset(
+    {
+        *("torch.cuda.set_device", "torch.cuda.device"),
+        *("torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.accelerator.device_index"),
+    }
+)
+
+
+_STARTING_WORDS = frozenset(name.rpartition(".")[2] for name in (*SPAWNERS, *PROCESSES))
+_CHOICE_OF_LAUNCH = re.compile(
+    r"distribut|ddp|world|multi|gpu|device|nproc|num_proc|parallel|rank|cuda|launch|spawn|slurm|elastic|torchrun|environ",
+    re.IGNORECASE,
+)
+"""In a condition: it may choose between ranks that the script starts and ranks that a launcher starts."""
+
+
+class SourceFact(msgspec.Struct, frozen=True):
+    """Something that a script says, and where."""
+
+    location: Location
+    text: str
+    """The source of the place on one line."""
+
+
+def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
+    """Where the script starts its own ranks.
+
+    A launch under a condition counts only when the script does not also read its rank from a launcher's environment:
+    such scripts serve both, and a launcher serves them.
+    """
+    found = [(module, call) for module in modules for call in launches(module, modules)]
+    if not found:
+        return None
+    both = any(reads_launcher_rank(module) for module in modules)
+    for module, call in found:
+        if not (both and _conditional(module, call)):
+            return _fact(module, call)
+    return None
+
+
+def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
+    """The first place that needs CUDA or NCCL and is not under a condition that asks whether they are there."""
+    for module in modules:
+        for node in module.index.of(ast.Call):
+            if _demands_cuda(module, node) and not asks_first(module, node):
+                return _fact(module, node)
+    return None
+
+
+def reads_launcher_rank(module: Module) -> bool:
+    """Tell whether a module reads RANK or LOCAL_RANK from the environment."""
+    if not any(word in module.text for word in ("RANK", "PROCID", "LOCALID")):
+        return False
+    names = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES
+    for node in module.index.of(ast.Constant):
+        if node.value.__class__ is str and node.value in names:
+            around = module.parents.get(node)
+            stored = isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Store)
+            if not stored and isinstance(around, (ast.Subscript, ast.Call, ast.Compare)):
+                return True
+    return False
+
+
+def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
+    """Calls of a module that start ranks, under whatever condition."""
+    if not any(word in module.text for word in _STARTING_WORDS):
+        return
+    for call, name in module.calls():
+        if name in SPAWNERS:
+            if _reached(module, call, modules):
+                yield call
+        elif name in PROCESSES and _starts_a_rank(call, modules):
+            yield call
+
+
+def _reached(module: Module, node: ast.AST, modules: Sequence[Module]) -> bool:
+    """Whether the function around a node is mentioned anywhere, so that a vendored launcher that nobody uses is not."""
+    function = module.function_of(node).rpartition(".")[2]
+    if not function or module is modules[0]:
+        return True
+    return any(function in around.words for around in modules)
+
+
+def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
+    target = next((keyword.value for keyword in call.keywords if keyword.arg == "target"), None)
+    name = dotted(target).rpartition(".")[2] if target is not None else ""
+    if not name:
+        return False
+    for module in modules:
+        for node in module.index.of(ast.FunctionDef):
+            if node.name == name:
+                arguments = {argument.arg for argument in node.args.args}
+                if arguments & {"rank", "local_rank", "gpu", "global_rank"}:
+                    return True
+                if any(isinstance(inner, ast.Name) and inner.id == "init_process_group" for inner in descend(node)):
+                    return True
+    return False
+
+
+def _conditional(module: Module, node: ast.AST) -> bool:
+    for around in module.ancestors(node):
+        if isinstance(around, ast.Try):
+            return True
+        if isinstance(around, (ast.If, ast.IfExp)) and _CHOICE_OF_LAUNCH.search(module.excerpt(around.test, 1_000)):
+            return True
+    return False
+
+
+def _demands_cuda(module: Module, call: ast.Call) -> bool:
+    name = module.resolve(call.func)
+    if name == "torch.distributed.init_process_group":
+        backend = (
+            call.args[0] if call.args else next((key.value for key in call.keywords if key.arg == "backend"), None)
+        )
+        return isinstance(backend, ast.Constant) and isinstance(backend.value, str) and "nccl" in backend.value.lower()
+    if name in _MOVES_TO_CUDA:
+        return True
+    if name == "torch.device" or (isinstance(call.func, ast.Attribute) and call.func.attr == "to"):
+        return bool(call.args) and _says_cuda(call.args[0])
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda"
+
+
+def _says_cuda(node: ast.expr) -> bool:
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[0] if isinstance(node.values[0], ast.Constant) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda")
+
+
+def asks_first(module: Module, node: ast.AST) -> bool:
+    """Tell whether a node stands under a condition that asks for a GPU, or under a ``try``."""
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.If, ast.IfExp, ast.While)):
+            test = ast.unparse(around.test).lower()
+            if any(word in test for word in ("cuda", "gpu", "device", "backend", "nccl", "accelerator")):
+                return True
+        if isinstance(around, ast.Try):
+            return True
+    return False
+
+
+def _fact(module: Module, node: ast.AST) -> SourceFact:
+    return SourceFact(module.location(node), module.excerpt(node))

@@ -1,0 +1,235 @@
+"""One parsed file: its tree, its imports, and the names that its expressions stand for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.source.script.syntax_index import NodeIndex, last_name
+from ddpdoctor.source.vocabulary import canonical
+
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Import(msgspec.Struct, frozen=True):
+    """One imported name, wherever in the module the statement stands."""
+
+    module: str
+    """Absolute dotted name of the module; empty when a relative import leaves the project."""
+    name: str
+    """Name taken from the module; empty for ``import module``, ``*`` for a star import."""
+    bound_as: str
+    """Local name; empty for a star import."""
+    line: int
+
+
+class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
+    """A parsed source file."""
+
+    path: Path
+    """Absolute."""
+    name: str
+    """Dotted name by which project files import it; ``__main__`` for the entry script."""
+    package: str
+    """Dotted name of the package that relative imports start from; empty outside of packages."""
+    text: str
+    tree: ast.Module
+
+    @cached_property
+    def index(self) -> NodeIndex:
+        """Every node of the tree."""
+        return NodeIndex(self.tree)
+
+    @property
+    def nodes(self) -> Sequence[ast.AST]:
+        """Every node, parents before children; operators and contexts (``Load``), which nodes share, are left out."""
+        return self.index.nodes
+
+    @property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """The parent of every node but the root."""
+        return self.index.parents
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """Every import statement of the file, those in functions included."""
+        nodes = self.index.nodes
+        statements = (nodes[place] for place in self.index.places(ast.Import, ast.ImportFrom))
+        return tuple(entry for statement in statements for entry in _imports_of(statement, self.package))
+
+    @cached_property
+    def aliases(self) -> Mapping[str, str]:
+        """Local names that stand for dotted full names, by imports and by plain assignments at module level."""
+        names = {entry.bound_as: full_name(entry) for entry in self.imports if entry.bound_as and entry.module}
+        for statement in self.tree.body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Name, ast.Attribute)):
+                target = dotted(statement.value)
+                head, _, rest = target.partition(".")
+                if target and head in names:
+                    full = f"{names[head]}.{rest}" if rest else names[head]
+                    names.update({name.id: full for name in statement.targets if isinstance(name, ast.Name)})
+        return names
+
+    def adopt(self, names: Mapping[str, str]) -> None:
+        """Take in names that a star import brings, where the file gives them no other meaning."""
+        new = {name: full for name, full in names.items() if name not in self.aliases}
+        if new:
+            self.__dict__["aliases"] = {**self.aliases, **new}
+            self.__dict__.pop("_calls", None)
+
+    def resolve(self, node: ast.AST) -> str:
+        """The canonical full name that an expression stands for, such as ``torch.distributed.all_reduce``; or empty."""
+        names: list[str] = []
+        while node.__class__ is ast.Attribute:
+            names.append(node.attr)
+            node = node.value
+        full = self.aliases.get(node.id) if node.__class__ is ast.Name else None
+        if not full:
+            return ""
+        names.append(full)
+        return canonical(".".join(reversed(names)))
+
+    def calls(self) -> Iterator[tuple[ast.Call, str]]:
+        """Every call with the full name of what it calls, where an import or an alias says it."""
+        return iter(self._calls)
+
+    @cached_property
+    def calls_by_name(self) -> Mapping[str, Sequence[ast.Call]]:
+        """Every call by the last name of what it calls."""
+        found: dict[str, list[ast.Call]] = {}
+        for node in self.index.of(ast.Call):
+            found.setdefault(last_name(node.func), []).append(node)
+        return found
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The attributes that occur in the file, and the variables that it reads."""
+        names = [node.id for node in self.index.of(ast.Name) if node.ctx.__class__ is ast.Load]
+        return frozenset(names).union([node.attr for node in self.index.of(ast.Attribute)])
+
+    @cached_property
+    def _calls(self) -> tuple[tuple[ast.Call, str], ...]:
+        found = ((node, self.resolve(node.func)) for node in self.index.of(ast.Call))
+        return tuple((node, name) for node, name in found if name)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around ``node``, innermost first."""
+        parents = self.parents
+        while node in parents:
+            node = parents[node]
+            yield node
+
+    def body_around(self, node: ast.AST) -> ast.AST:
+        """The innermost function around a node; the whole tree at module level."""
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return next((around for around in self.ancestors(node) if isinstance(around, functions)), self.tree)
+
+    def function_of(self, node: ast.AST) -> str:
+        """Qualified name of the function (or class) around a node; empty at module level."""
+        names = [around.name for around in self.ancestors(node) if isinstance(around, Scope)]
+        return ".".join(reversed(names))
+
+    def location(self, node: ast.AST) -> Location:
+        """The whole extent of a node."""
+        line = getattr(node, "lineno", 1)
+        end_line = getattr(node, "end_lineno", None) or line
+        return Location(
+            file=str(self.path),
+            line=line,
+            column=self.column(line, getattr(node, "col_offset", 0)),
+            end_line=end_line,
+            end_column=self.column(end_line, getattr(node, "end_col_offset", None) or 0),
+            function=self.function_of(node),
+        )
+
+    def head_location(self, node: ast.AST) -> Location:
+        """The first line of a statement, without its body."""
+        whole = self.location(node)
+        return Location(file=whole.file, line=whole.line, column=whole.column, function=whole.function)
+
+    def column(self, line: int, offset_bytes: int) -> int:
+        """Turn the parser's byte offset in a line into a 1-based column of characters."""
+        source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        return len(source.encode("utf-8")[:offset_bytes].decode("utf-8", "replace")) + 1
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the text as the parser counts them."""
+        return tuple(self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+
+    def segment(self, node: ast.AST) -> str:
+        """The text of a node as it stands in the file; empty when the node does not know its end."""
+        first, last = getattr(node, "lineno", 0) - 1, (getattr(node, "end_lineno", None) or 0) - 1
+        if first < 0 or last < 0:
+            return ""
+        lines = [line.encode() for line in self.lines[first : last + 1]]
+        lines[-1] = lines[-1][: getattr(node, "end_col_offset", None)]
+        lines[0] = lines[0][getattr(node, "col_offset", 0) :]
+        return b"\n".join(lines).decode("utf-8", "replace")
+
+    def excerpt(self, node: ast.AST, longest: int = 80) -> str:
+        """The source of a node on one line, shortened."""
+        text = self._texts.get(node)
+        if text is None:
+            text = self._texts[node] = self._text_of(node)
+        return text if len(text) <= longest else text[: longest - 3] + "..."
+
+    @cached_property
+    def _texts(self) -> dict[ast.AST, str]:
+        return {}
+
+    def _text_of(self, node: ast.AST) -> str:
+        try:
+            return " ".join(ast.unparse(node).split())
+        except RecursionError:
+            start = getattr(node, "lineno", 1) - 1
+            return " ".join(" ".join(self.lines[start : getattr(node, "end_lineno", start + 1)]).split())
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` for a chain of attributes on a name; empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def full_name(entry: Import) -> str:
+    """What the local name of an import stands for."""
+    if entry.name:
+        return f"{entry.module}.{entry.name}"
+    return (
+        entry.module if "." not in entry.module or entry.bound_as != entry.module.partition(".")[0] else entry.bound_as
+    )
+
+
+def _imports_of(node: ast.AST, package: str) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            bound_as = alias.asname or alias.name.partition(".")[0]
+            yield Import(alias.name, "", bound_as, node.lineno)
+    elif isinstance(node, ast.ImportFrom):
+        module = absolute(node.module or "", node.level, package)
+        for alias in node.names:
+            bound_as = "" if alias.name == "*" else alias.asname or alias.name
+            yield Import(module, alias.name, bound_as, node.lineno)
+
+
+def absolute(module: str, level: int, package: str) -> str:
+    """Resolve a relative import of ``level`` dots within ``package``; empty when it leaves the project."""
+    if level == 0:
+        return module
+    parts = package.split(".") if package else []
+    if level - 1 > len(parts):
+        return ""
+    base = parts[: len(parts) - (level - 1)]
+    return ".".join([*base, module] if module else base)

@@ -1,0 +1,166 @@
+"""Where a script's project begins, and which file an import names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.files.directories import home_directory
+
+PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+UNDERSTOOD = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "transformers"})
+"""Libraries that are known by what they do for ranks: in their own repositories, too, their examples use them so."""
+LEVELS_UP = 4
+"""How far above the script a project file still counts."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The file of a project module."""
+
+    path: Path
+    name: str
+    package: str
+
+
+class Finder:
+    """Finds project modules by dotted name. What is installed is no project."""
+
+    def __init__(self, directory: Path, root: Path) -> None:
+        places = [directory, root, root / "src"]
+        different = [place for index, place in enumerate(places) if place not in places[:index]]
+        self._places = [(place, _names_in(place)) for place in different]
+        self._outside = UNDERSTOOD.difference(directory.parts[len(root.parts) :])
+        self._found: dict[str, Found | None] = {}
+        self._real: dict[Path, Path] = {}
+
+    def find(self, name: str) -> Found | None:
+        """The file that ``import name`` would read, or None when it is not in the project."""
+        if name not in self._found:
+            self._found[name] = self._search(name)
+        return self._found[name]
+
+    def real(self, path: Path) -> Path:
+        """A path without links."""
+        known = self._real.get(path)
+        if known is None:
+            known = self._real[path] = path.resolve()
+        return known
+
+    def _search(self, name: str) -> Found | None:
+        if not all(part.isidentifier() for part in name.split(".")):
+            return None
+        head = name.partition(".")[0]
+        if head in self._outside:
+            return None
+        for place, listing in self._places:
+            if head not in listing and f"{head}.py" not in listing:
+                continue
+            base = place.joinpath(*name.split("."))
+            try:
+                if (base / "__init__.py").is_file():
+                    return Found(base / "__init__.py", name, name)
+                if base.with_suffix(".py").is_file():
+                    return Found(base.with_suffix(".py"), name, name.rpartition(".")[0])
+            except OSError:
+                continue
+        return None
+
+
+def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
+    """The file that ``python -m name`` runs, and the one of ``places`` that it was found in; the first that has it.
+
+    Raises UsageError when there is none.
+    """
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise UsageError(f"-m {name}: that is no name of a module", _meant(name))
+    for place in places:
+        base = place.joinpath(*parts)
+        if (base / "__main__.py").is_file():
+            return place, Found(base / "__main__.py", "__main__", name)
+        if (base / "__init__.py").is_file():
+            raise UsageError(f"-m {name}: the package {base} has no __main__.py", "Name the module in it that trains.")
+        if base.with_suffix(".py").is_file():
+            return place, Found(base.with_suffix(".py"), "__main__", name.rpartition(".")[0])
+    looked = f"{places[0]} and where else Python looks" if len(places) > 1 else str(places[0])
+    raise UsageError(
+        f"-m {name}: there is no such module in {looked}",
+        _meant(name) or "Run it from the directory that `python -m` is run from, or set PYTHONPATH.",
+    )
+
+
+def _meant(name: str) -> str:
+    """A hint for a path that was given as a module."""
+    module = name.removesuffix(".py").removeprefix("./").replace("/", ".")
+    return f"Did you mean `-m {module}`?" if name.endswith(".py") else ""
+
+
+def _names_in(directory: Path) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(directory))
+    except OSError:
+        return frozenset()
+
+
+class Surroundings:
+    """What scripts of one directory have in common, asked of the file system once.
+
+    It is true as long as nobody moves files: for one survey, not for a process that goes on.
+    """
+
+    def __init__(self) -> None:
+        self._projects: dict[Path, tuple[Path, str]] = {}
+        self._finders: dict[tuple[Path, Path], Finder] = {}
+
+    def project(self, path: Path) -> tuple[Path, str]:
+        """The root of the project that a script belongs to, and the package that it lies in."""
+        known = self._projects.get(path.parent)
+        if known is None:
+            root = project_root(path)
+            known = self._projects[path.parent] = root, package_of(path, root)
+        return known
+
+    def finder(self, directory: Path, root: Path) -> Finder:
+        """What finds the modules that scripts of a directory import."""
+        known = self._finders.get((directory, root))
+        if known is None:
+            known = self._finders[directory, root] = Finder(directory, root)
+        return known
+
+
+def project_root(path: Path) -> Path:
+    """The directory of the project that a script belongs to.
+
+    It is the nearest directory above with a project file, or else the one that holds the outermost package around the
+    script, or the script's own.
+    """
+    directory = path.parent
+    if INSTALLED.intersection(path.parts):
+        return _outside_packages(directory)
+    home = home_directory()
+    for level, parent in enumerate((directory, *directory.parents)):
+        if level > LEVELS_UP or parent == home or parent == parent.parent:
+            break
+        if any((parent / name).exists() for name in PROJECT_FILES):
+            return parent
+    return _outside_packages(directory)
+
+
+def package_of(path: Path, root: Path) -> str:
+    """Dotted name of the package that an entry script lies in; empty when it lies in none."""
+    directory = path.parent
+    outside = _outside_packages(directory)
+    if outside == directory:
+        return ""
+    return ".".join(directory.relative_to(outside).parts)
+
+
+def _outside_packages(directory: Path) -> Path:
+    while (directory / "__init__.py").is_file() and directory != directory.parent:
+        directory = directory.parent
+    return directory

@@ -1,0 +1,252 @@
+"""Reads an entry script and the project modules that it imports."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import UnreadableScript, UsageError
+from ddpdoctor.files.source_text import decoded
+from ddpdoctor.source.recursion import deep_recursion
+from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.project import Finder, Surroundings, find_main
+
+MAXIMUM_MODULES = 300
+MODULES_READ_WHOLE = 30
+"""Further modules are read only where they speak of ranks: timm imports 270, nearly all of them model definitions."""
+_OF_RANKS = (
+    *(b"torch.distributed", b"dist.", b"get_rank", b"local_rank", b"RANK", b"world_size", b"DistributedDataParallel"),
+    *(b"DataLoader(", b"set_epoch", b"no_sync", b"set_device", b"horovod", b"accelerate"),
+)
+"""In the text of a module: what nearly everything begins with that checks ask about."""
+PARSER_RECURSION_LIMIT = 4_000
+"""Enough for sums of 3,000 terms; the parser recurses in C, three times as deep, which its stack has to hold."""
+MAXIMUM_BYTES = 5_000_000
+"""Larger files are data or generated code."""
+
+Reader = Callable[[Path, str, str], Module]
+"""Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
+
+
+class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
+    """An entry script with the project modules that can be reached from it by imports."""
+
+    path: Path
+    """The entry script, absolute."""
+    root: Path
+    """Directory of the project that the script belongs to."""
+    modules: tuple[Module, ...]
+    """The entry script first, then imported modules in the order in which they were met."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, in sentences."""
+
+    @property
+    def entry(self) -> Module:
+        """The entry script's module."""
+        return self.modules[0]
+
+    @property
+    def files(self) -> int:
+        """How many files were read."""
+        return len(self.modules)
+
+    def module(self, name: str) -> Module | None:
+        """The project module with a dotted name, if it was read."""
+        return self._by_name.get(name)
+
+    def is_package(self, name: str) -> bool:
+        """Tell whether a project module with a dotted name below this one was read."""
+        return name in self._packages
+
+    @cached_property
+    def _packages(self) -> frozenset[str]:
+        found: set[str] = set()
+        for module in self.modules:
+            name, dot, _ = module.name.rpartition(".")
+            while dot and name not in found:
+                found.add(name)
+                name, dot, _ = name.rpartition(".")
+        return frozenset(found)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Module]:
+        return {module.name: module for module in self.modules}
+
+    @cached_property
+    def spawns_ranks(self) -> SourceFact | None:
+        """Where the script starts its own ranks; None when a launcher has to."""
+        return rank_launch(self.modules)
+
+    @cached_property
+    def asks_cuda(self) -> SourceFact | None:
+        """Where the script demands CUDA or NCCL whatever the machine has; None when it does not."""
+        return cuda_demand(self.modules)
+
+
+def read_script(path: Path, follow_imports: bool = True) -> Script:
+    """Read an entry script and, with ``follow_imports``, the project modules that it imports.
+
+    Raises UsageError when the entry script is missing, is no Python file, or does not parse; for imported modules these
+    become notes.
+    """
+    return script_at(_checked(path), follow_imports=follow_imports)
+
+
+def read_module(name: str, places: Sequence[Path]) -> Script:
+    """Read what ``python -m name`` runs, looking for it in the directories ``places``, the working directory first.
+
+    Raises UsageError when there is no such module, and as ``read_script`` does.
+    """
+    place, found = find_main(name, places)
+    return script_at(_checked(found.path), package=found.package, directory=place)
+
+
+def script_at(
+    path: Path,
+    reader: Reader | None = None,
+    *,
+    follow_imports: bool = True,
+    package: str | None = None,
+    directory: Path | None = None,
+    surroundings: Surroundings | None = None,
+) -> Script:
+    """Like ``read_script``, for an absolute path whose file ``reader`` knows how to parse (by default ``parse``).
+
+    ``package`` is what relative imports start from (by default what the directories say) and ``directory`` is where
+    imports are looked for first (by default beside the script), which differ for a script that is run as a module.
+    ``surroundings`` is what was learnt of the directories from other scripts.
+    """
+    reader, surroundings = reader or parse, surroundings or Surroundings()
+    root, around = surroundings.project(path)
+    entry = _parse_entry(path, around if package is None else package, reader)
+    modules = [entry]
+    notes: list[str] = []
+    if follow_imports:
+        notes.extend(_follow(modules, surroundings.finder(directory or path.parent, root), reader))
+        _share_aliases(modules)
+    return Script(path=path, root=root, modules=tuple(modules), notes=tuple(notes))
+
+
+def _share_aliases(modules: Sequence[Module]) -> None:
+    """Let names that ``from utils import *`` brings stand for what they stand for there: ``mp``, ``dist``."""
+    by_name = {module.name: module for module in modules}
+    for module in reversed(modules):
+        for entry in module.imports:
+            source = by_name.get(entry.module) if entry.name == "*" else None
+            if source is not None:
+                module.adopt({name: full for name, full in source.aliases.items() if not name.startswith("_")})
+
+
+def parse(path: Path, name: str, package: str) -> Module:
+    """Parse one file. Raises OSError, SyntaxError, ValueError or RecursionError when it cannot be read."""
+    return parse_bytes(path.read_bytes(), path, name, package)
+
+
+def parse_bytes(raw: bytes, path: Path, name: str, package: str) -> Module:
+    """Parse the content of a file. Raises SyntaxError, ValueError or RecursionError when it is no Python."""
+    if len(raw) > MAXIMUM_BYTES:
+        raise ValueError(f"it has {len(raw):,} bytes, more than {MAXIMUM_BYTES:,}")
+    if b"\0" in raw:
+        raise ValueError("it contains NUL bytes")
+    text, _ = decoded(raw)
+    with warnings.catch_warnings(), deep_recursion(PARSER_RECURSION_LIMIT):
+        warnings.simplefilter("ignore")
+        tree = ast.parse(text, filename=str(path))
+    return Module(path, name, package, text, tree)
+
+
+def _checked(path: Path) -> Path:
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a directory", hint="Name the entry script of the job, the file that torchrun is given."
+        )
+    if not path.is_file():
+        raise UsageError(f"{path} is not a regular file")
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"{path} is a notebook, which no launcher can start", "Export it: `jupyter nbconvert --to script`."
+        )
+    if path.suffix not in {".py", ".pyw", ""}:
+        raise UsageError(f"{path} is not a Python file", hint="Name the .py file that torchrun is given.")
+    return path.absolute()
+
+
+def _parse_entry(path: Path, package: str, reader: Reader) -> Module:
+    try:
+        return reader(path, "__main__", package)
+    except SyntaxError as error:
+        line = error.lineno or 1
+        raise UnreadableScript(
+            f"{path}, line {line}: {error.msg}", hint="The script has to parse before it can be examined."
+        ) from error
+    except UnicodeDecodeError as error:
+        where = f"{error.reason} at byte {error.start}"
+        raise UnreadableScript(f"{path} is not text in {error.encoding}: {where}") from error
+    except (ValueError, OSError) as error:
+        raise UnreadableScript(f"{path} cannot be read: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise UnreadableScript(f"{path} cannot be read: its expressions are nested too deeply") from error
+
+
+def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[str]:
+    """Append the project modules that ``modules`` import, breadth first; yield notes."""
+    seen: set[Path] = set()
+    asked: set[str] = set()
+    for module in modules:
+        for name in _wanted(module):
+            if name in asked:
+                continue
+            asked.add(name)
+            found = finder.find(name)
+            if found is None:
+                continue
+            if not seen:
+                seen.add(modules[0].path.resolve())
+            real = finder.real(found.path)
+            if real in seen:
+                continue
+            if len(modules) >= MAXIMUM_MODULES:
+                yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
+                return
+            seen.add(real)
+            if len(modules) >= MODULES_READ_WHOLE and not _speaks_of_ranks(found.path):
+                continue
+            try:
+                modules.append(reader(found.path, found.name, found.package))
+            except SyntaxError as error:
+                yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
+            except (OSError, ValueError, RecursionError, MemoryError) as error:
+                yield f"{found.path} cannot be read: {error or type(error).__name__}"
+
+
+def _speaks_of_ranks(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return True  # Who reads it says why it cannot be read.
+    return any(word in content for word in _OF_RANKS)
+
+
+def _wanted(module: Module) -> tuple[str, ...]:
+    """Dotted names that a module's imports may refer to, packages before what is in them; kept with the module."""
+    kept: tuple[str, ...] | None = module.__dict__.get("_wanted")
+    if kept is None:
+        kept = module.__dict__["_wanted"] = tuple(dict.fromkeys(_imported(module)))
+    return kept
+
+
+def _imported(module: Module) -> Iterator[str]:
+    for entry in module.imports:
+        parts = entry.module.split(".") if entry.module else []
+        for length in range(1, len(parts) + 1):
+            yield ".".join(parts[:length])
+        if entry.module and entry.name and entry.name != "*":
+            yield f"{entry.module}.{entry.name}"

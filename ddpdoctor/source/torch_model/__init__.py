@@ -1,0 +1,1 @@
+"""What calls into torch and its libraries do to the imagined ranks."""

@@ -1,0 +1,80 @@
+"""What an ``accelerate.Accelerator`` does for ranks: it wraps models in DDP, divides loaders and says who is first."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    AGREED,
+    OPAQUE,
+    Built,
+    Choice,
+    External,
+    Instance,
+    Items,
+    Unknown,
+    Value,
+    derived,
+    options_of,
+)
+from ddpdoctor.source.torch_model.accelerate_attributes import ACCELERATOR
+from ddpdoctor.source.torch_model.ddp import wrap
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODEL_LIBRARY
+
+_MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
+
+
+def method(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> Value | None:
+    """What a method of an Accelerator returns and does; None for one that is like any other."""
+    if not isinstance(receiver, Built) or receiver.name != ACCELERATOR:
+        return None
+    if name in {"prepare", "prepare_model", "prepare_data_loader"}:
+        names = _argument_names(node)
+        prepared = [
+            _prepared(machine, node, value, names[index] if index < len(names) else "")
+            for index, value in enumerate(positional)
+        ]
+        return prepared[0] if len(prepared) == 1 else Items(tuple(prepared)) if prepared else OPAQUE
+    if name == "unwrap_model" and positional:
+        made = machine.object(positional[0])
+        inner = made.argument("module", 0) if made is not None and made.name == DDP else None
+        return inner or derived(positional[:1])
+    if name == "reduce" or name.startswith("gather"):
+        return None
+    return AGREED if name == "check_trigger" else None
+
+
+def _argument_names(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.Call):
+        return []
+    return [ast.unparse(argument).rpartition(".")[2] for argument in node.args]
+
+
+def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
+    options = list(options_of(value))
+    if any(isinstance(option, Built) and option.name == DATA_LOADER for option in options):
+        made = machine.object(options[0])
+        if made is None:
+            return value
+        number = machine.object_number((node, name))
+        machine.prepared.add(number)
+        machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
+        return Built(number, DATA_LOADER)
+    if _is_model(value, name):
+        # One call wraps each of its models: each is an object of its own.
+        return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))
+    return value
+
+
+def _is_model(value: Value, name: str) -> bool:
+    if isinstance(value, Instance):
+        return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
+    if isinstance(value, Built):
+        return (".nn." in value.name and value.name != DDP) or value.name.startswith(MODEL_LIBRARY)
+    unread = isinstance(value, (Unknown, External, Choice))
+    return unread and _MODEL_NAME.search(name) is not None

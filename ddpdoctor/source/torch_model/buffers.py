@@ -1,0 +1,217 @@
+"""Buffers of modules as the source shows them: which there are, what they weigh, and whether forward changes them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.finding import Location
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Mapped,
+    Partial,
+    ProjectClass,
+    TensorSize,
+    Value,
+    constant,
+    options_of,
+)
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import (
+    BUFFERLESS_MODULE,
+    CONTAINER_MODULES,
+    MODEL_LIBRARY,
+    MODELS_WITH_STATISTICS,
+    STATEFUL_BUFFER_MODULES,
+)
+
+MAXIMUM_PARTS = 2_000
+Registration = tuple[str, ast.Call, Location]
+"""Name of a buffer, and the call of ``register_buffer`` with its place."""
+
+
+class Buffers(msgspec.Struct, frozen=True, kw_only=True):
+    """The buffers of a module and everything in it."""
+
+    names: tuple[str, ...]
+    size_bytes: int
+    """Sum of the sizes that are known."""
+    exact: bool
+    """All sizes are known."""
+    locations: tuple[Location, ...]
+    """Where they are registered."""
+
+
+def has_buffers(machine: Machine, module: Value) -> bool:
+    """Whether a module certainly holds buffers."""
+    return any(
+        (isinstance(part, Built) and _holds_statistics(part.name))
+        or (
+            isinstance(part, Instance)
+            and any(_is_certain(machine, part, one) for one in _registrations(machine, part.cls))
+        )
+        for part in parts_of_module(machine, module)
+    )
+
+
+def _is_certain(machine: Machine, part: Instance, registration: Registration) -> bool:
+    """Whether no condition decides about a buffer: causal masks are for where there is no flash attention."""
+    module = machine.script.module(part.cls.module)
+    for around in module.ancestors(registration[1]) if module is not None else ():
+        if isinstance(around, ast.If):
+            return False
+        if isinstance(around, ast.FunctionDef):
+            break
+    return True
+
+
+def _holds_statistics(name: str) -> bool:
+    if name.startswith(MODEL_LIBRARY):
+        return MODELS_WITH_STATISTICS.match(name) is not None
+    return STATEFUL_BUFFER_MODULES.search(name.rpartition(".")[2]) is not None
+
+
+def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
+    """The buffers of a module when all of it can be read and nothing but ``__init__`` sets them; otherwise None."""
+    names: list[str] = []
+    places: list[Location] = []
+    size_bytes, exact = 0, True
+    for part in parts_of_module(machine, module):
+        if not isinstance(part, Instance):
+            if not _is_plain(part):
+                return None
+            continue
+        if not _readable_bases(machine, part.cls):
+            return None
+        own = _registrations(machine, part.cls)
+        if any(_changes(machine, part.cls, name) for name, _, _ in own):
+            return None
+        for name, call, where in own:
+            names.append(name)
+            places.append(where)
+            size = machine.store.get(part.number, f"buffer {name}")
+            size_bytes += size.size_bytes if isinstance(size, TensorSize) else 0
+            exact = exact and isinstance(size, TensorSize)
+            if not _registered_in_init(call):
+                return None
+    if not names:
+        return None
+    return Buffers(names=tuple(names), size_bytes=size_bytes, exact=exact, locations=tuple(places))
+
+
+def note_buffer(machine: Machine, receiver: Value, positional: list[Value], named: dict[str, Value]) -> None:
+    """Keep the value that ``register_buffer`` was given, under the object and the buffer's name."""
+    name = constant(named.get("name", positional[0] if positional else Const(None)))
+    value = named.get("tensor", positional[1] if len(positional) > 1 else None)
+    for option in options_of(receiver):
+        if isinstance(option, Instance) and isinstance(name, str) and value is not None:
+            machine.assign(option.number, f"buffer {name}", value)
+            machine.assign(option.number, name, value)
+
+
+def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
+    """A module and everything reachable from its attributes, once each."""
+    waiting, seen, count = [module], set[int](), 0
+    while waiting and count < MAXIMUM_PARTS:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, (Items,)):
+            waiting.extend(value.values)
+            continue
+        if isinstance(value, Mapped):
+            waiting.extend(entry for _, entry in value.entries)
+            continue
+        if isinstance(value, Choice) or not isinstance(value, (Instance, Built)):
+            yield value
+            continue
+        if value.number in seen:
+            continue
+        seen.add(value.number)
+        yield value
+        if isinstance(value, Instance):
+            names = machine.store.names(value.number)
+            attributes = [
+                name for name in names if not name.startswith(("buffer ", "__")) and f"buffer {name}" not in names
+            ]
+            waiting.extend(entry for name in attributes if (entry := machine.store.get(value.number, name)) is not None)
+        elif value.name in CONTAINER_MODULES:
+            made = machine.object(value)
+            waiting.extend(made.positional if made is not None else ())
+
+
+def _is_plain(part: Value) -> bool:
+    if isinstance(part, Built):
+        return BUFFERLESS_MODULE.match(part.name) is not None or part.name in CONTAINER_MODULES
+    if isinstance(part, Choice):
+        return all(_is_plain(option) for option in part.options)
+    return isinstance(part, (Const, TensorSize, Function, Partial, External, ProjectClass)) or (
+        isinstance(part, Bound) and isinstance(part.receiver, Built) and part.receiver.name == "argparse.Namespace"
+    )
+
+
+def _readable_bases(machine: Machine, cls: ProjectClass) -> bool:
+    external = [base for base in bases_of(machine, cls) if not isinstance(base, ProjectClass)]
+    names = base_names(machine, cls)
+    return len(names) == len(external) and all(name in {"torch.nn.Module", "builtins.object"} for name in names)
+
+
+def _registrations(machine: Machine, cls: ProjectClass) -> tuple[Registration, ...]:
+    known: dict[ProjectClass, tuple[Registration, ...]] = machine.script.__dict__.setdefault("_registrations", {})
+    if cls not in known:
+        known[cls] = tuple(_registrations_in(machine, cls))
+    return known[cls]
+
+
+def _registrations_in(machine: Machine, cls: ProjectClass) -> Iterator[Registration]:
+    for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
+        module = machine.script.module(owner.module)
+        if module is None or "register_buffer" not in module.text:
+            continue
+        for node in descend(owner.node):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "register_buffer"
+            ):
+                name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "?"
+                yield str(name), node, module.location(node)
+
+
+def _registered_in_init(call: ast.Call) -> bool:
+    return bool(call.args) and isinstance(call.args[0], ast.Constant)
+
+
+def _changes(machine: Machine, cls: ProjectClass, name: str) -> bool:
+    """Whether a method other than ``__init__`` mentions a buffer as a target, or calls an in-place method on it."""
+    for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
+        for method in owner.node.body:
+            is_method = isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name != "__init__"
+            if is_method and any(_writes(node, name) for node in descend(method)):
+                return True
+    return False
+
+
+def _writes(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
+        return True
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return _is_attribute(node.value, name)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
+        return in_place and any(_is_attribute(inner, name) for inner in descend(node.func.value))
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr"
+
+
+def _is_attribute(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == name

@@ -1,0 +1,478 @@
+"""What calls of torch, of the standard library and of unknown code do to the four ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+
+from ddpdoctor.source.interpreter.assignment import overwrite
+from ddpdoctor.source.interpreter.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
+from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
+from ddpdoctor.source.interpreter.containers import container_method
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    AGREED,
+    ALL_LANES,
+    NO_CONTEXT,
+    NO_GRADIENTS,
+    NO_SYNC,
+    NONE,
+    OPAQUE,
+    UNIFORM,
+    VARYING,
+    Bound,
+    Built,
+    Choice,
+    Const,
+    External,
+    Function,
+    Instance,
+    Items,
+    Partial,
+    ProjectClass,
+    TensorSize,
+    Unknown,
+    Value,
+    by_rank,
+    constant,
+    derived,
+    is_varying,
+    join,
+    tags_of,
+)
+from ddpdoctor.source.ranks.data_partitions import ranged, strided
+from ddpdoctor.source.ranks.environment import DEVICE_COUNT, WORLD_SIZE, variable
+from ddpdoctor.source.ranks.launches import spawn, start_process
+from ddpdoctor.source.ranks.rank_local_values import (
+    agrees_by_name,
+    asks_for_file,
+    extent_of,
+    makes_members,
+    members_of,
+    number_from_store,
+)
+from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, exact_lanes
+from ddpdoctor.source.torch_model import accelerate_calls
+from ddpdoctor.source.torch_model.buffers import note_buffer
+from ddpdoctor.source.torch_model.ddp import backward, wrap
+from ddpdoctor.source.torch_model.ddp_subclasses import is_thin_wrap
+from ddpdoctor.source.torch_model.external_objects import make_dict, make_partial, make_super
+from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of
+from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
+from ddpdoctor.source.torch_model.tensors import tensor_method
+from ddpdoctor.source.vocabulary import (
+    COLLECTIVE_METHODS,
+    COLLECTIVES,
+    DATA_LOADER,
+    DDP,
+    DISTRIBUTED_SAMPLER,
+    MODEL_LIBRARY,
+    MODEL_PRESERVING,
+    MODULE_SELF_METHODS,
+    NOT_FALSE,
+    OPTIMIZER,
+    PROCESSES,
+    RUNNERS,
+    SPAWNERS,
+    SYNCHRONISES,
+)
+
+_SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
+_FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
+"""What asks how a file is called, which is the same wherever it is found."""
+_EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
+_KNOWN_METHODS = MODULE_SELF_METHODS | {
+    "backward",
+    "register_buffer",
+    "set_epoch",
+    "no_sync",
+    "parse_args",
+    "parse_known_args",
+    "cuda",
+    "to",
+}
+"""Methods that are more than the mixture of their arguments, whatever has them."""
+_ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
+
+
+def call_external(
+    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """Call something that is not of the project, by its full name."""
+    note_call(machine, node, name, positional, named, complete)
+    return _handler_of(name)(machine, node, positional, named, complete)
+
+
+@lru_cache(maxsize=16_384)
+def _handler_of(name: str) -> Handler:
+    """What a call does, by the full name of the function."""
+    if name in COLLECTIVES:
+        return partial(_collective, name)
+    special = _SPECIAL.get(name)
+    if special is not None:
+        return special
+    if name in SPAWNERS:
+        return _spawn
+    if name in PROCESSES or name.endswith(".Process"):
+        return _start_process
+    if name in _EXITS:
+        return _exit
+    if name in RUNNERS:
+        return _run_callback
+    last = name.rpartition(".")[2]
+    if name.startswith("builtins.") and last in BUILTIN_CALLS:
+        return partial(_builtin, BUILTIN_CALLS[last], plain_handler_of(name))
+    if name in MODEL_PRESERVING and name not in NOT_FALSE:
+        return partial(_preserved, plain_handler_of(name))
+    return plain_handler_of(name)
+
+
+def _builtin(
+    function: Callable[..., Value],
+    otherwise: Handler,
+    machine: Machine,
+    node: ast.AST,
+    positional: list[Value],
+    named: Named,
+    complete: bool,
+) -> Value:
+    return otherwise(machine, node, positional, named, complete) if named else by_rank(function, *positional)
+
+
+def _preserved(
+    otherwise: Handler, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    return positional[0] if positional else otherwise(machine, node, positional, named, complete)
+
+
+def _spawn(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return spawn(machine, node, positional, named)
+
+
+def _start_process(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return start_process(machine, node, positional, named)
+
+
+def _exit(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    code = constant(positional[0]) if positional else 0
+    machine.leave_program(node, raising=code not in (0, None))
+    return NONE
+
+
+def call_method(
+    machine: Machine, node: ast.AST, function: Bound, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """Call a method of an external or unknown object."""
+    receiver, name = function.receiver, function.name
+    if receiver.__class__ is Unknown and _is_unremarkable(name):
+        return _mixture_of(receiver, [*positional, *named.values()], opaque=True)
+    note_method(machine, node, receiver, name, positional, named, complete)
+    arguments = [*positional, *named.values()]
+    if isinstance(receiver, Bound) and receiver.name == "super()":
+        return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+    if receiver.__class__ is Built:
+        served = accelerate_calls.method(machine, node, receiver, name, positional, named)
+        if served is not None:
+            return served
+    if name in _KNOWN_METHODS or receiver.__class__ is Built:
+        known = _known_method(machine, node, function, positional, named)
+        if known is not None:
+            return known
+    promised = _by_promise(machine, receiver, name)
+    if promised is not None:
+        return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
+    return _plain_method(machine, node, function, arguments)
+
+
+@lru_cache(maxsize=16_384)
+def _is_unremarkable(name: str) -> bool:
+    """Whether a method of an object of which nothing is known does no more than mix its arguments, by its name."""
+    promises = SYNCHRONISES.search(name) is not None or agrees_by_name(name) or makes_members(name)
+    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or asks_for_file(name)
+    return not promises and not known and not is_noted_method(name)
+
+
+def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unknown:
+    """What a method gives that cannot be read: something that comes from where its object and arguments come from."""
+    result = derived([receiver, *arguments])
+    tags = tags_of(receiver)
+    own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
+    return Unknown(result.varying, opaque and not tags, origins_kept(result) | own)
+
+
+def _known_method(
+    machine: Machine, node: ast.AST, function: Bound, positional: list[Value], named: Named
+) -> Value | None:
+    """What a method does whose name says it; None when it does no more than others."""
+    receiver, name = function.receiver, function.name
+    if name == "backward":
+        backward(machine, node, positional, receiver)
+        return NONE
+    if name == "register_buffer":
+        note_buffer(machine, receiver, positional, named)
+        return NONE
+    if name == "set_epoch":
+        machine.emit("set-epoch", name, node, positional, named, receiver=receiver)
+        return NONE
+    if name == "no_sync":
+        return NO_SYNC
+    if name in _ARGUMENT_PARSERS:
+        namespace = Built(machine.object_number(node), "argparse.Namespace")
+        return namespace if name == "parse_args" else Items((namespace, UNIFORM))
+    if isinstance(receiver, Built) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
+        machine.emit("collective", name, node, positional, named, in_tree=True)
+        return AGREED
+    if (drawn := number_from_store(name, receiver, positional)) is not None:
+        return drawn
+    is_module = isinstance(receiver, Instance) or (isinstance(receiver, Built) and _is_module(receiver))
+    if is_module and name in MODULE_SELF_METHODS:
+        _note_device(machine, node, name, positional, named)
+        return receiver
+    if name in {"cuda", "to"}:
+        _note_device(machine, node, name, positional, named)
+    return None
+
+
+def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None:
+    """The only method of the project that an object of unknown class can mean by a name such as ``synchronize``.
+
+    Collectives in it would go unseen otherwise. A method that is being run is not meant: it calls those of its parts.
+    """
+    if not isinstance(receiver, (Unknown, Bound)) or name not in machine.mentions.synchronising:
+        return None
+    if not SYNCHRONISES.search(name):
+        return None
+    running = {frame.owner.node for frame in machine.frames if frame.owner is not None}
+    found: list[Function] = []
+    for scope in machine.scope_modules.values():
+        for cls in machine.store.owners.get(scope, {}).values():
+            method = machine.store.get(cls.scope, name) if isinstance(cls, ProjectClass) else None
+            if isinstance(method, Function) and method.node not in running and method not in found:
+                found.append(method)
+    return found[0] if len(found) == 1 else None
+
+
+def _is_module(value: Built) -> bool:
+    return ".nn." in value.name or value.name.startswith(MODEL_LIBRARY)
+
+
+def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value:
+    receiver, name = function.receiver, function.name
+    sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
+    if sized is not None:
+        return sized
+    if receiver.__class__ is External and receiver.name == "os.environ":
+        return UNIFORM
+    if asks_for_file(name) and not arguments and isinstance(receiver, Unknown):
+        return Unknown(True, False, frozenset({("files", 0)}))
+    if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
+        return extent
+    if name in _FORMS_OF_NAMES and any(kind == "files" for kind, _ in tags_of(receiver)):
+        return UNIFORM
+    unread = isinstance(receiver, (Unknown, Bound, Built))
+    if unread and agrees_by_name(name):
+        return AGREED
+    known = container_method(machine, node, function, arguments) if not unread else None
+    if known is not None:
+        return known
+    return members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+
+
+def _call_super(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    owner = machine.frame.owner.owner if machine.frame.owner is not None else None
+    if owner is None:
+        return UNIFORM
+    if name == "__init__" and isinstance(receiver, Instance) and is_thin_wrap(machine, receiver.cls):
+        return wrap(machine, node, positional, named, complete, number=receiver.number)
+    for base in bases_of(machine, owner):
+        if name == "__init__" and base == External(DATA_LOADER) and isinstance(receiver, Instance):
+            machine.emit("loader", DATA_LOADER, node, positional, named, number=receiver.number, complete=complete)
+            machine.loader_classes[receiver.number] = receiver.cls
+            return NONE
+        if isinstance(base, ProjectClass):
+            method = class_attribute(machine, base, name)
+            if isinstance(method, Function):
+                return machine.call_function(machine, node, bound_to(method, receiver), positional, named, complete)
+    return derived([*positional, *named.values()])
+
+
+def _collective(
+    name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    how = COLLECTIVES[name]
+    group = named.get("group", named.get("process_group"))
+    if group is None and 0 <= how.group_position < len(positional):
+        group = positional[how.group_position]
+    whole = group is None or constant(group) is None or group == WORLD_GROUP
+    short = name.removeprefix("torch.distributed.")
+    if short == "init_process_group" and constant(named.get("world_size", NONE)) == machine.mask.bit_count():
+        whole = machine.mask == ALL_LANES  # A group of just the ranks that come here: the others do not belong to it.
+    machine.emit("collective", short, node, positional, named, in_tree=whole)
+    if isinstance(node, ast.Call):
+        for position in how.writes:
+            target = (
+                node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
+            )
+            if target is not None:
+                overwrite(machine, target, AGREED if how.uniform and whole else VARYING)
+    return AGREED
+
+
+WORLD_GROUP = External("torch.distributed.group.WORLD")
+
+
+def _new_group(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if constant(named.get("use_local_synchronization", Const(False))) is False:
+        machine.emit("collective", "new_group", node, positional, named, in_tree=True)
+    ranks = named.get("ranks", positional[0] if positional else NONE)
+    return WORLD_GROUP if complete and constant(ranks) is None else Built(machine.object_number(node), "ProcessGroup")
+
+
+def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    group = named.get("group", positional[0] if positional else NONE)
+    if constant(group) is not None and group != WORLD_GROUP:
+        return VARYING
+    return exact_lanes(GLOBAL_RANK)
+
+
+def _world_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return WORLD_SIZE if not positional and not named else UNIFORM
+
+
+def _environment(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if not positional:
+        return UNIFORM
+    value = by_rank(lambda name: variable(machine, constant(name)), positional[0])
+    fallback = positional[1] if len(positional) > 1 else named.get("default", NONE)
+    if isinstance(value, Unknown) and not value.tags:
+        return join(value, fallback) if value.varying else derived((value,))
+    return value
+
+
+def _loader(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    number = machine.object_number(node)
+    machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
+    return Built(number, DATA_LOADER)
+
+
+def _sampler(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    number = machine.object_number(node)
+    machine.emit("sampler", DISTRIBUTED_SAMPLER, node, positional, named, number=number, complete=complete)
+    return Built(number, DISTRIBUTED_SAMPLER)
+
+
+def _ddp(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    for value in (named.get("device_ids"), positional[1] if len(positional) > 1 else None):
+        if value is not None:
+            _note_device(machine, node, "device_ids", [value], {})
+    return wrap(machine, node, positional, named, complete)
+
+
+def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    machine.emit("save", "torch.save", node, positional, named, complete=complete)
+    return NONE
+
+
+def _set_device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    _note_device(machine, node, "set_device", positional, named)
+    return NONE
+
+
+def _device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if len(positional) > 1 and constant(positional[0]) == "cuda":
+        _note_device(machine, node, "device", positional[1:2], {})
+        return by_rank(lambda index: _text_of_device(index), positional[1])
+    return positional[0] if len(positional) == 1 else derived(positional)
+
+
+def _text_of_device(index: Value) -> Value:
+    return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
+
+
+def _note_device(
+    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> None:
+    value = positional[0] if positional else named.get("device")
+    if value is not None:
+        machine.emit("device", name, node, [value])
+
+
+def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    result = by_rank(BUILTIN_CALLS["range"], *positional)
+    return ranged(machine, node, positional, result) if len(positional) == 3 else result
+
+
+def _islice(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    result = plain_handler_of("itertools.islice")(machine, node, positional, named, complete)
+    return strided(machine, node, positional, result)
+
+
+def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    values = [*positional, *named.values()]
+    if machine.mask == ALL_LANES & ~machine.gone:
+        machine.draws_apart = any(is_varying(value) for value in values)
+    return derived(values)
+
+
+def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
+        name = positional[1].value
+        value = seeded(machine, name, attribute_of(machine, positional[0], name))
+        return derived((value,)) if isinstance(value, Bound) else value
+    if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
+        return External(OPTIMIZER)
+    return derived(positional)
+
+
+def _set_grad_enabled(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return NO_GRADIENTS if positional and constant(positional[0]) is False else UNIFORM
+
+
+def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if len(positional) == 1 and isinstance(positional[0], Function):
+        function = positional[0]
+        return Function(function.node, function.module, function.scope, function.receiver, function.owner, False)
+    return NO_GRADIENTS
+
+
+def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    if positional and isinstance(positional[0], (Function, Partial, Choice)):
+        return machine.apply(machine, node, positional[0], [], {}, complete=False)
+    return OPAQUE
+
+
+_SPECIAL: dict[str, Handler] = {
+    "torch.distributed.new_group": _new_group,
+    "torch.distributed.get_rank": _get_rank,
+    "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(
+        machine, "LOCAL_RANK"
+    ),
+    "torch.distributed.get_world_size": _world_size,
+    "os.getenv": _environment,
+    "os.environ.get": _environment,
+    "torch.manual_seed": _seed,
+    "torch.random.manual_seed": _seed,
+    DATA_LOADER: _loader,
+    DISTRIBUTED_SAMPLER: _sampler,
+    DDP: _ddp,
+    "torch.save": _save,
+    "torch.load": lambda machine, node, positional, named, complete: UNIFORM,
+    "torch.cuda.set_device": _set_device,
+    "torch.cuda.device": _set_device,
+    "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
+    "torch.device": _device,
+    "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
+    "functools.partial": make_partial,
+    "builtins.super": make_super,
+    "builtins.getattr": _getattr,
+    "builtins.dict": make_dict,
+    "builtins.range": _range,
+    "itertools.islice": _islice,
+    "torch.no_grad": _no_gradients,
+    "torch.inference_mode": _no_gradients,
+    "torch.set_grad_enabled": _set_grad_enabled,
+    "torch.autograd.no_grad": _no_gradients,
+}

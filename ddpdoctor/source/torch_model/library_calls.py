@@ -1,0 +1,152 @@
+"""What calls of functions come to that run nothing of interest: by the full name of the function."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ddpdoctor.source.events import EventKind
+from ddpdoctor.source.interpreter.attributes import promised_by_name
+from ddpdoctor.source.interpreter.containers import item_of
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    AGREED,
+    UNIFORM,
+    Built,
+    Const,
+    Items,
+    Lanes,
+    Tag,
+    Unknown,
+    Value,
+    derived,
+    options_of,
+)
+from ddpdoctor.source.ranks.rank_local_values import COUNTED, OWN_KINDS, agrees_by_name, members_of, origin_of
+from ddpdoctor.source.torch_model.tensors import TENSOR_CALLS
+from ddpdoctor.source.vocabulary import (
+    DATA_LOADER,
+    DATA_PARALLEL,
+    MODEL_LIBRARY,
+    NOT_FALSE,
+    RANK_VARYING_CALLS,
+    SAME_ITEMS,
+)
+
+Named = dict[str, Value]
+Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
+"""Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
+_NUMBERS = frozenset({"world-size", "local-world-size", "device-count"})
+TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
+
+
+def plain_handler_of(name: str) -> Handler:
+    """What a call does that runs nothing of interest."""
+    last = name.rpartition(".")[2]
+    if name in NOT_FALSE:
+        return partial(_fixed, Const(True))
+    if last in SAME_ITEMS:
+        return _zipped if last == "zip" else partial(_same_items, last)
+    factory = TENSOR_CALLS.get(name)
+    if factory is not None:
+        return partial(_tensor, factory)
+    if RANK_VARYING_CALLS.match(name):
+        return partial(_fixed, Unknown(True, False, origin_of(name)))
+    if last == "_get_default_store":
+        return partial(_object, "torch.distributed.Store")
+    if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
+        return _mixture
+    if name.startswith("torch.distributed.") and last[:1].islower():
+        return _uncounted
+    if name.startswith("torch.") and last[:1].islower():
+        return _mixture
+    if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
+        return partial(_object, name)
+    return partial(_unread, name)
+
+
+def _fixed(
+    value: Value, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    return value
+
+
+def _mixture(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return derived([*positional, *named.values()])
+
+
+def _uncounted(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """A mesh or a store: made of numbers of ranks, and none itself."""
+    result = derived([*positional, *named.values()])
+    return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))
+
+
+def _tensor(
+    factory: TensorFactory, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    return factory(positional, named)
+
+
+def _object(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    number = machine.object_number(node)
+    sampler = "Sampler" in name.rpartition(".")[2]
+    kind: EventKind = "data-parallel" if name == DATA_PARALLEL else "sampler" if sampler else "object"
+    machine.emit(kind, name, node, positional, named, number=number, complete=complete)
+    return Built(number, name)
+
+
+def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """A function of which only the name is known."""
+    last = name.rpartition(".")[2]
+    promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
+    if promised is not None:
+        return promised
+    if agrees_by_name(last):
+        return AGREED
+    result = derived([*positional, *named.values()])
+    return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=origins_kept(result)))
+
+
+def origins_kept(value: Unknown) -> frozenset[Tag]:
+    """The origins of its arguments that the result of a call which cannot be read keeps."""
+    if not value.tags:
+        return value.tags
+    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
+
+
+def _is_zip(value: Items) -> bool:
+    return value.open and len(value.values) == 1 and isinstance(value.values[0], Items)
+
+
+def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """``zip``: tuples whose parts keep apart where they come from."""
+    if not positional or any(isinstance(value, Lanes) for value in positional):
+        return _same_items("zip", machine, node, positional, named, complete)
+    return Items((Items(tuple(item_of(value) for value in positional)),), open=True)
+
+
+def _same_items(
+    last: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """``tqdm(loader)``, ``enumerate(loader)``: yields what its arguments yield."""
+    if len(positional) == 1 and isinstance(positional[0], Items):
+        if last in {"list", "tuple"} or (last == "tqdm" and _is_zip(positional[0])):
+            return positional[0]
+        if last == "enumerate" and _is_zip(positional[0]):
+            return Items((Items((UNIFORM, positional[0].values[0])),), open=True)
+    tags: set[tuple[str, int]] = set()
+    for value in positional:
+        for option in options_of(value):
+            if isinstance(option, Built) and option.name == DATA_LOADER:
+                tags.add(("loader", option.number))
+    if last == "enumerate":
+        tags.add(COUNTED)
+    mixed = derived(positional, frozenset(tags))
+    if last == "next":
+        return Unknown(
+            mixed.varying or bool(tags),
+            False,
+            frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
+        )
+    return mixed

@@ -1,0 +1,77 @@
+"""Calls that change nothing which ranks have to agree on, and that checks ask about all the same."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from ddpdoctor.source.events import EventKind
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import External, Value, constant, tags_of
+from ddpdoctor.source.torch_model.recorded_names import (
+    ENVIRONMENT,
+    KEPT_METHODS,
+    NOTED_CALLS,
+    READING_METHODS,
+    SET_DEFAULT,
+    SET_VARIABLE,
+)
+from ddpdoctor.source.torch_model.recorded_training_names import SEEDING, TRAINING_CALLS, TRAINING_METHODS
+
+
+def note_call(
+    machine: Machine, node: ast.AST, name: str, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
+) -> None:
+    """Keep a call of an external function, if a check may ask about it."""
+    for kind in _kinds_of_call(name):
+        machine.note(kind, name, node, positional, named, complete)
+    if name == f"{ENVIRONMENT}.setdefault" and positional:
+        machine.note("call", SET_DEFAULT, node, positional, named, complete)
+
+
+def note_method(
+    machine: Machine,
+    node: ast.AST,
+    receiver: Value,
+    name: str,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    complete: bool,
+) -> None:
+    """Keep a call of a method, if a check may ask about it."""
+    for kind in _kinds_of_method(name):
+        machine.note(kind, name, node, positional, named, complete, receiver)
+    if name in READING_METHODS:
+        if any(kind in ("batch", "ddp") for kind, _ in tags_of(receiver)):
+            machine.note("call", name, node, positional, named, complete, receiver)
+    elif name == "cuda" and not positional and "device" not in named:
+        machine.note("call", name, node, positional, named, complete, receiver)
+
+
+def is_noted_method(name: str) -> bool:
+    """Whether some calls of a method may be kept."""
+    return name == "cuda" or name in READING_METHODS or bool(_kinds_of_method(name))
+
+
+def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
+    """Keep an assignment to a variable of the environment."""
+    if container == External(ENVIRONMENT) and isinstance(constant(key), str):
+        machine.note("call", SET_VARIABLE, node, (key, value))
+
+
+@lru_cache(maxsize=16_384)
+def _kinds_of_call(name: str) -> tuple[EventKind, ...]:
+    """As what a function's calls are kept, by its full name."""
+    kinds: list[EventKind] = [] if name.startswith("builtins.") and name not in NOTED_CALLS else ["call"]
+    if name in TRAINING_CALLS or SEEDING.search(name.rpartition(".")[2]):
+        kinds.append("training")
+    return tuple(kinds)
+
+
+@lru_cache(maxsize=16_384)
+def _kinds_of_method(name: str) -> tuple[EventKind, ...]:
+    kinds: list[EventKind] = ["call"] if name in KEPT_METHODS else []
+    if name in TRAINING_METHODS or SEEDING.search(name):
+        kinds.append("training")
+    return tuple(kinds)

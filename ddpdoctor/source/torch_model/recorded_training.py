@@ -1,0 +1,57 @@
+"""What a script does to the modules inside and outside of DDP objects, kept for the checks of gradients."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import Built, Instance, Value, tagged
+from ddpdoctor.source.torch_model.buffers import parts_of_module
+from ddpdoctor.source.vocabulary import DDP
+
+
+def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
+    """Keep that an attribute is asked of a DDP object, outside of a ``try`` that may catch its absence."""
+    if not isinstance(value, Built) or value.name != DDP or machine.trying:
+        return
+    if value.number not in machine.handing_on or name == "module":
+        machine.note("training", f"ddp.{name}", node, receiver=value)
+
+
+def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, value: Value) -> None:
+    """Keep that a module is given a new attribute outside of its own constructor, or that DDP is not to synchronise."""
+    if isinstance(owner, Built) and owner.name == DDP and node.attr == "require_backward_grad_sync":
+        machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
+    if not isinstance(owner, Instance) or not isinstance(value, (Instance, Built)):
+        return
+    if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
+        return
+    machine.note("training", "set attribute", node, (value,), receiver=owner)
+
+
+def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
+    """Remember the modules inside a DDP object, so that a forward past it is recognised."""
+    if module is None:
+        return
+    for part in parts_of_module(machine, module):
+        if isinstance(part, (Instance, Built)):
+            machine.wrapped.setdefault(part.number, wrap)
+
+
+def bare_forward(
+    machine: Machine,
+    node: ast.AST,
+    module: Value,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """The result of a forward (or another method) of a module inside a DDP object that was not called through it."""
+    if not isinstance(module, (Instance, Built)) or machine.inside_ddp:
+        return result
+    wrap = machine.wrapped.get(module.number)
+    if wrap is None:
+        return result
+    machine.note("training", "bare forward", node, positional, named, receiver=module)
+    return tagged(result, frozenset({("bare", wrap)})) if machine.gradients else result

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
+from ddpdoctor.finding import Frame
+from ddpdoctor.record.model import Loader, Rank, RankException, StreamState
+from ddpdoctor.record.streams.training import OptimizerStep
+from tests.diagnosis.jobs import JobBuilder
+from tests.report.examples import SAMPLE, TRAIN, record
+
+ROOT = str(SAMPLE)
+
+
+def test_a_rehearsal_whose_ranks_wrapped_stepped_and_ended_is_completed() -> None:
+    section = judge(record(), ROOT)
+    assert (section.status, section.reason) == ("completed", "")
+    assert (section.ranks, section.steps, section.seconds, section.device) == (2, 2, 2.5, "cpu")
+
+
+@pytest.mark.parametrize(("line", "status"), [(60, "completed"), (None, "failed")])
+def test_ranks_that_wrapped_nothing_have_to_average_by_hand(line: int | None, status: str) -> None:
+    job = JobBuilder(2)
+    steps = []
+    for ordinal in range(2):
+        steps += [
+            OptimizerStep(rank=rank, optimizer=0, ordinal=ordinal, elements=100, time_ns=job.tick()) for rank in (0, 1)
+        ]
+        if line is not None:
+            job.call(job.ranks, "all_reduce", line, 100, reduce_op="sum")
+    for rank in job.ranks:
+        job.leave(rank, "finished", main_finished=True)
+    section = judge(job.record(optimizer_steps=tuple(steps)), ROOT)
+    assert section.status == status
+    assert section.notes == (
+        ("no model was wrapped in DistributedDataParallel: the script averages by collectives of its own",)
+        if line is not None
+        else ()
+    )
+
+
+def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
+    ranks = [Rank(rank=number, end="ended-by-rehearsal", exit_code=0) for number in (0, 1)]
+    run = record(*ranks)
+    assert (judge(run, ROOT).status, judge(run, ROOT).notes) == ("completed", ())
+    lost = {**run.streams, "lines": StreamState("truncated", "another tool traces the script")}
+    (note,) = judge(msgspec.structs.replace(run, streams=lost), ROOT).notes
+    assert note.endswith("the lines that it did not reach are not known: another tool traces the script")
+
+
+def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
+    ranks = [Rank(rank=number, end="signalled", signal=6, main_finished=True) for number in (0, 1)]
+    assert judge(record(*ranks), ROOT).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ranks_reported": (0,)}, "1 of 2 ranks reported"),
+        ({"ranks_reported": ()}, "0 of 2 ranks reported"),
+        ({"ranks_reported": (), "expected": 0}, "the script started no rank"),
+        ({"wraps": False, "world_size": 0}, "without making a process group"),
+        ({"world_size": 1, "expected": 1}, "the process group has 1 rank"),
+        ({"wraps": False}, "without wrapping a model in DistributedDataParallel"),
+        ({"steps": 0}, "before every rank had made an optimizer step"),
+        ({"stop_reason": "no-ranks", "stop_text": "no rank reported within 30 s"}, "no rank reported within 30 s"),
+        ({"stop_reason": "launch-failed"}, "the ranks could not be started"),
+        ({"stop_reason": "rank-failed"}, "a rank failed"),
+    ],
+)
+def test_a_rehearsal_that_shows_too_little_has_failed_and_says_why(fields: dict[str, Any], reason: str) -> None:
+    section = judge(record(**fields), ROOT)
+    assert section.status == "failed"
+    assert reason in section.reason
+    assert section.hint
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "hint"),
+    [
+        ("proof", ""),
+        ("time-limit", "--time-limit"),
+        ("no-touch", "--allow-writes"),
+        ("interrupted", ""),
+        ("cut", "--full"),
+        ("slow", "--batch-size 2"),
+        ("memory", "smaller configuration"),
+    ],
+)
+def test_a_rehearsal_that_was_stopped_says_what_helps(stop_reason: str, hint: str) -> None:
+    section = judge(record(stop_reason=stop_reason, stop_text="stopped because"), ROOT)
+    assert (section.status, section.reason) == ("stopped", "stopped because")
+    assert hint in section.hint
+    assert bool(hint) == bool(section.hint)
+
+
+def test_the_exception_of_the_guilty_rank_comes_before_the_echo_of_its_peers() -> None:
+    echo = _raised("RuntimeError", "Connection closed by peer", 20, time_ns=5, communication=True)
+    own = _raised("ValueError", "bad batch", 9, time_ns=7)
+    section = judge(
+        record(
+            Rank(rank=0, end="raised", exceptions=(echo,), output_tail="echo"),
+            Rank(rank=1, end="raised", exceptions=(own,), output_tail="one\ntwo"),
+        ),
+        ROOT,
+    )
+    assert section.status == "failed"
+    assert section.reason == "rank 1 raised ValueError at train.py:9: bad batch"
+    assert section.output == "one\ntwo"
+
+
+def test_an_exception_of_all_ranks_is_said_once() -> None:
+    ranks = [
+        Rank(rank=number, end="raised", exceptions=(_raised("FileNotFoundError", "no data\nmore", 15, time_ns=number),))
+        for number in (0, 1)
+    ]
+    section = judge(record(*ranks), ROOT)
+    assert section.reason == "ranks 0 and 1 raised FileNotFoundError at train.py:15: no data"
+    assert "after `--`" in section.hint
+
+
+def test_a_failure_names_the_checks_that_tell_it() -> None:
+    def told_by(*raising: RankException) -> frozenset[str]:
+        ranks = [Rank(rank=number, end="raised", exceptions=(raised,)) for number, raised in enumerate(raising)]
+        return judge(record(*ranks), ROOT).told_by
+
+    unfinished = _raised("RuntimeError", "Expected to have finished reduction in the prior iteration", 15, 1)
+    missing, other = _raised("FileNotFoundError", "no data", 15, 1), _raised("ValueError", "bad", 9, 2)
+    assert told_by(unfinished, unfinished) == {"DDP201"}
+    assert "DDP706" not in told_by(missing, missing)
+    assert "DDP706" in told_by(missing, other)
+    assert judge(record(wraps=False), ROOT).told_by == {"DDP214"}
+    assert "DDP305" in judge(record(stop_reason="proof"), ROOT).told_by
+
+
+@pytest.mark.parametrize(
+    ("loaders", "said"),
+    [
+        ((), None),
+        ((Loader(rank=0, loader=0),), 4),
+        ((Loader(rank=0, loader=0, batch_size=2), Loader(rank=0, loader=1, batch_size=4)), None),
+        ((Loader(rank=0, loader=0, batch_size=2), Loader(rank=0, loader=1, batch_size=5)), 4),
+    ],
+)
+def test_batches_are_said_to_be_cut_only_where_some_are(loaders: tuple[Loader, ...], said: int | None) -> None:
+    assert judge(msgspec.structs.replace(record(batch_size="4"), loaders=loaders), ROOT).batch_size == said
+
+
+def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> None:
+    usage = "\n".join(f"line {number}" for number in range(40))
+    ranks = [Rank(rank=number, end="left-by-exit", exit_code=2, output_tail=usage) for number in (0, 1)]
+    section = judge(record(*ranks, steps=0, wraps=False), ROOT)
+    assert section.reason == "ranks 0 and 1 left with exit code 2"
+    assert section.output.splitlines()[0] == "line 28"
+    assert "after `--`" in section.hint
+
+
+def test_a_signal_is_named() -> None:
+    ranks = [Rank(rank=0, end="signalled", signal=11, ended_ns=1), Rank(rank=1, end="raised", ended_ns=2)]
+    assert judge(record(*ranks), ROOT).reason == "rank 0 was ended by SIGSEGV"
+
+
+def test_a_rank_whose_end_is_not_known_is_not_taken_for_finished() -> None:
+    ranks = [Rank(rank=0, end="finished"), Rank(rank=1)]
+    assert judge(record(*ranks), ROOT).reason == "it is not known how rank 1 ended"
+
+
+def test_ranks_that_never_reported_come_before_the_signal_of_the_launcher() -> None:
+    ranks = [Rank(rank=0, end="signalled"), Rank(rank=1, end="signalled", signal=15)]
+    section = judge(record(*ranks, ranks_reported=()), ROOT)
+    assert section.reason == "0 of 2 ranks reported; rank 1 was ended by SIGTERM"
+
+
+def test_a_rank_that_vanished_without_a_signal_is_not_taken_for_finished() -> None:
+    ranks = [Rank(rank=0, end="finished"), Rank(rank=1, end="signalled")]
+    assert judge(record(*ranks), ROOT).reason == "it is not known how rank 1 ended"
+
+
+def test_an_error_before_the_start_keeps_its_sentence_and_hint() -> None:
+    section = could_not_rehearse(DdpDoctorError("no interpreter has torch", "Install torch."))
+    assert (section.status, section.reason, section.hint) == ("failed", "no interpreter has torch", "Install torch.")
+
+
+def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_has_its_own_hint() -> None:
+    taken = _raised("DistNetworkError", "cannot listen, name: EADDRINUSE", 15, time_ns=1)
+    section = judge(record(expected=0, ranks_reported=(), early_exceptions=(taken,)), ROOT)
+    expected = "before there was a rank, DistNetworkError was raised at train.py:15: cannot listen, name: EADDRINUSE"
+    assert section.reason == expected
+    assert "listens on the port" in section.hint
+    assert judge(record(expected=0, ranks_reported=()), ROOT).reason == "the script started no rank"
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message", "traceback", "hint"),
+    [
+        ("ImportError", "Please install apex", "No module named 'apex'", "Install it for the Python of the ranks"),
+        ("ImportError", "cannot import name 'x'", "", "Pass the script's own arguments"),
+        ("URLError", "<urlopen error [Errno -2] Name or service not known>", "", "The script asks the network"),
+        ("KeyError", "'WANDB_API_KEY'", 'os.environ["WANDB_API_KEY"]', "Set WANDB_API_KEY for this command"),
+        ("KeyError", "'WEIGHT'", 'state["WEIGHT"]', "Pass the script's own arguments"),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory: 'nvidia-smi'",
+            "line 1026, in _execute_child",
+            "The script starts nvidia-smi, which this machine lacks",
+        ),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'imagenet'", "", "Pass the script's own arguments"),
+        ("ModuleNotFoundError", "No module named 'timm'", "", "Install it for the Python of the ranks"),
+        ("EOFError", "EOF when reading a line", "", "Ranks have no terminal"),
+        ("EOFError", "Ran out of input", "", "Pass the script's own arguments"),
+        (
+            "AcceleratorError",
+            "CUDA error: invalid device ordinal\n(device 5 was asked for; the node of this rehearsal has 2)",
+            "",
+            "A node of this rehearsal has 2 GPUs",
+        ),
+    ],
+)
+def test_the_hint_fits_the_exception(type_name: str, message: str, traceback: str, hint: str) -> None:
+    raised = msgspec.structs.replace(_raised(type_name, message, 3, time_ns=1), traceback=traceback)
+    ranks = (Rank(rank=0, end="raised", exceptions=(raised,)), Rank(rank=1))
+    assert judge(record(*ranks), ROOT).hint.startswith(hint)
+
+
+def test_a_script_that_the_rehearsal_ended_is_not_said_to_have_ended() -> None:
+    ranks = [Rank(rank=number, end="ended-by-rehearsal", exit_code=0) for number in (0, 1)]
+    section = judge(record(*ranks, wraps=False), ROOT)
+    assert (section.status, section.reason[:31]) == ("failed", "until the rehearsal ended it, t")
+    assert "arguments" not in section.hint
+
+
+def _raised(type_name: str, message: str, line: int, time_ns: int, communication: bool = False) -> RankException:
+    frames = (Frame(file=TRAIN, line=line, function="main"),)
+    return RankException(time_ns=time_ns, type=type_name, message=message, frames=frames, communication=communication)

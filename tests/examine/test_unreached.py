@@ -1,0 +1,125 @@
+"""Which code of a training script a rehearsal is said not to have reached."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+
+from ddpdoctor.examine.unreached_code import gaps
+
+SCRIPT = """
+    def train(args, model, loader, optimizer, scaler=None):
+        best = None
+        for epoch in range(args.epochs):
+            for step, batch in enumerate(loader):
+                if scaler is not None:  # run
+                    scaler.scale(model(batch)).backward()
+                model(batch).backward()  # run: trained
+                optimizer.step()  # run: trained
+                if step % 100 == 99:  # run
+                    validate(model)
+                    save(model)
+                elif step % 10 == 0:  # run
+                    print(step)
+                if not finite(model):  # run
+                    raise ValueError(step)
+            if args.swap:  # run
+                swap(model)
+            if epoch % 10 == 9:  # run
+                save(
+                    model,
+                )
+            best = step  # run
+            try:
+                log(best)  # run
+            except OSError:
+                recover(model)
+        for batch in loader:
+            test(model)
+        validate(model)
+
+    def validate(model): ...
+    def save(model): ...
+    def test(model): ...
+    """
+
+
+def _found(source: str, unwatched: frozenset[int] = frozenset()) -> list[tuple[str, str, tuple[str, ...]]]:
+    text = textwrap.dedent(source)
+    lines = text.splitlines()
+    trained = frozenset(number for number, line in enumerate(lines, 1) if "# run: trained" in line)
+    run = frozenset(number for number, line in enumerate(lines, 1) if "# run" in line)
+    found = sorted(gaps(ast.parse(text), "/train.py", trained, run, unwatched))
+    return [(lines[gap.first_line - 1].strip(), lines[gap.last_line - 1].strip(), gap.calls) for gap in found]
+
+
+def test_what_later_steps_epochs_and_the_end_would_run_is_named_with_what_it_calls() -> None:
+    assert _found(SCRIPT) == [
+        ("validate(model)", "save(model)", ("validate", "save")),
+        ("save(", ")", ("save",)),
+        ("for batch in loader:", "validate(model)", ("test", "validate")),
+    ]
+
+
+def test_of_a_function_that_was_not_watched_to_its_end_nothing_is_said() -> None:
+    assert _found(SCRIPT, unwatched=frozenset({2})) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (
+            """
+            class Trainer:
+                def train_step(self, batch):
+                    self.model(batch).backward()  # run: trained
+                    self.steps += 1  # run
+                    if self.steps % 50 == 0:  # run
+                        self.save()
+                    if self.ema is not None:  # run
+                        self.ema.update()
+                    if self.config.clip:  # run
+                        clip(self.model)
+                def save(self): ...
+            """,
+            ["self.save()"],
+        ),
+        (
+            """
+            def work(rank, world):
+                join(rank, world)
+                prepare(rank)
+                model = wrap(rank)  # run
+                train(model)  # run: trained
+                finish(model)
+            """,
+            ["finish(model)"],
+        ),
+        (
+            """
+            setup()
+            if __name__ == "__main__":
+                train()  # run: trained
+                evaluate()
+            """,
+            ["evaluate()"],
+        ),
+        (
+            """
+            for fold in range(5):
+                model = build(fold)
+                wrapped = wrap(model)  # run
+                while True:
+                    wrapped.step()  # run: trained
+                    if done(wrapped):  # run
+                        break
+                report(fold)
+            """,
+            ["report(fold)"],
+        ),
+    ],
+)
+def test_code_that_ran_before_or_that_training_cannot_come_to_is_no_gap(source: str, found: list[str]) -> None:
+    assert [first for first, _, _ in _found(source)] == found

@@ -1,0 +1,89 @@
+"""What is read of the end of a rank that a signal ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ddpdoctor
+from ddpdoctor.monitor.processes.crash_dump import read_last_words
+from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
+from ddpdoctor.record import layout
+
+RANK = """
+import os, sys, time
+sys.path.insert(0, REPOSITORY)
+from ddpdoctor.probe.heartbeat import take_last_words
+take_last_words(".")
+print("ready", flush=True); time.sleep(600)  # here
+"""
+CUT = """Fatal Python error: Aborted
+
+Thread 0x00007f34fff296c0 (most recent call first):
+  File "/torch/codecache.py", line 12 in <module>
+  File ???Fatal Python error: Segmentation fault
+
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> subprocess.Popen[bytes]:
+    repository = str(Path(__file__).resolve().parents[2])
+    (tmp_path / "rank.py").write_text(RANK.replace("REPOSITORY", repr(repository)))
+    process = subprocess.Popen([sys.executable, "rank.py"], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    return process
+
+
+def test_a_sigterm_ends_a_rank_as_before_and_tells_where_it_was(tmp_path: Path, rank: subprocess.Popen[bytes]) -> None:
+    rank.terminate()
+    rank.communicate()
+    assert rank.returncode == -signal.SIGTERM
+    words = read_last_words(tmp_path, rank.pid)
+    assert words is not None and words.signal is None, "who sent it is not known, so it is no cause"
+    (stack,) = words.stacks
+    line = 1 + RANK.splitlines().index('print("ready", flush=True); time.sleep(600)  # here')
+    assert stack.main and stack.of_the_end and not stack.native_end
+    assert [(os.path.basename(frame.file), frame.line) for frame in stack.frames] == [("rank.py", line)]
+
+
+def test_a_crash_while_another_thread_runs_on_says_no_more_than_is_known(tmp_path: Path) -> None:
+    (tmp_path / layout.last_words_name(42)).write_text(CUT)
+    words = read_last_words(tmp_path, 42)
+    assert words is not None and words.signal == signal.SIGABRT
+    assert [(stack.main, stack.native_end, stack.frames) for stack in words.stacks] == [(True, True, ())]
+
+
+def test_a_process_that_said_nothing_has_no_last_words(tmp_path: Path, rank: subprocess.Popen[bytes]) -> None:
+    rank.kill()
+    rank.communicate()
+    deadline = time.monotonic() + 10
+    while not (tmp_path / layout.last_words_name(rank.pid)).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read_last_words(tmp_path, rank.pid) is None
+
+
+def test_where_another_thread_trains_its_stack_counts_and_not_the_one_that_awaits_it() -> None:
+    ours = f"{Path(ddpdoctor.__file__).parent}/probe/live"
+    text = f"""
+Thread 0x00007feb050286c0 (most recent call first):
+  File "{ours}/calls.py", line 127 in collective
+  File "/job/train.py", line 54 in main
+  File "/lib/threading.py", line 982 in run
+
+Thread 0x00007feb058296c0 (most recent call first):
+  File "{ours}/pulse.py", line 93 in _run
+  File "/lib/threading.py", line 982 in run
+
+Thread 0x00007feb251eab80 (most recent call first):
+  File "/lib/threading.py", line 1119 in join
+  File "/job/train.py", line 66 in <module>
+"""
+    stacks = with_training_thread(users_stacks(parse_faulthandler(text, 0)), 0x7FEB050286C0)
+    assert [(stack.main, stack.frames[0].line) for stack in stacks] == [(True, 54), (False, 1119)]

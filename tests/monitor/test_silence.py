@@ -1,0 +1,104 @@
+"""What is said of a job that tells nothing, or of which part is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpdoctor.launch.environment import observed
+from ddpdoctor.monitor.processes.why_no_data import SILENT_AFTER_NS, Silence, missing_ranks, two_runs
+from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.model import Job, Rank, RunRecord
+
+SLEEPS = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _complaint(
+    processes: list[subprocess.Popen[bytes]], environment: dict[str, str], *options: str, program: str = "mpirun"
+) -> str:
+    process = subprocess.Popen([sys.executable, *options, "-c", SLEEPS], env=environment)
+    processes.append(process)
+    silence, record = Silence(process.pid, (program, "train.py")), RunRecord(job=Job(kind="run"))
+    deadline = time.monotonic() + 60
+    while not (said := silence.reason(RankBook(), record, ended=True)).startswith((program, "Python")):
+        silence.look(RankBook(), time.time_ns())
+        if time.monotonic() > deadline:
+            return said
+    return said
+
+
+def test_a_launcher_that_drops_a_variable_is_told_which_and_how_to_pass_it_on(
+    processes: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    whole = dict(os.environ) | observed(tmp_path, os.environ)
+    without_run = {name: value for name, value in whole.items() if name != "DDPDOCTOR_RUN"}
+    assert _complaint(processes, without_run) == (
+        "mpirun starts Python without the variable DDPDOCTOR_RUN, so nothing is measured: pass on DDPDOCTOR_RUN and "
+        "PYTHONPATH, as in `mpirun -x DDPDOCTOR_RUN -x PYTHONPATH` (Open MPI) or `-genvlist DDPDOCTOR_RUN,PYTHONPATH` "
+        "(MPICH)"
+    )
+    assert "mpirun changes the variable PYTHONPATH" in _complaint(processes, whole | {"PYTHONPATH": "/elsewhere"})
+    assert "Python is started with -I, which keeps the probe out" in _complaint(processes, whole, "-I")
+
+
+def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.monitor.processes.why_no_data.has_torch", lambda python: True)
+    silence = Silence(None, ("torchrun",))
+    young = RunRecord(job=Job(kind="run", started_ns=1, ended_ns=SILENT_AFTER_NS // 2))
+    assert silence.reason(RankBook(), young, ended=False) == ""
+    assert "torchrun does not pass on the variables DDPDOCTOR_RUN and PYTHONPATH" in silence.reason(
+        RankBook(), young, ended=True
+    )
+    assert Silence(None, ("python3", "train.py")).reason(RankBook(), young, ended=True) == (
+        "no process of the job made a process group: it trains without DDP, ended before, or starts its ranks without "
+        "the variables DDPDOCTOR_RUN and PYTHONPATH"
+    )
+    book = _book((0, 10, 1))
+    assert silence.reason(book, young, ended=False) == ""
+    assert silence.reason(book, young, ended=True).startswith("no process of the job made a process group")
+    finished = tuple(Rank(rank=rank, main_finished=True) for rank in (0, 1))
+    alone = msgspec.structs.replace(young, ranks=finished)
+    assert silence.reason(book, alone, ended=True).startswith("none of the ranks made a process group: each worked for")
+    book.worlds[10] = (1, "gloo")
+    assert silence.reason(book, young, ended=True) == "no rank wrapped a model in DistributedDataParallel"
+
+
+def test_a_python_without_torch_is_told_by_its_exception() -> None:
+    book = RankBook()
+    book.take(5, {"event": "process", "parent": 1, "kind": "start"})
+    book.take(5, {"event": "raised", "time_ns": 1, "type": "ModuleNotFoundError", "message": "No module named 'torch'"})
+    said = Silence(None, ("python",)).reason(book, RunRecord(job=Job(kind="run")), ended=False)
+    assert said == "the job's Python has no torch (No module named 'torch')"
+
+
+def test_two_runs_in_one_directory_are_told_from_ranks_that_were_started_again() -> None:
+    assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 1), (1, 21, 1))) == ""
+    assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 2))).startswith("two runs wrote into this directory")
+
+
+def test_ranks_that_never_reported_are_counted() -> None:
+    assert missing_ranks(RunRecord(job=Job(kind="run", world_size=2, ranks_reported=(0, 1)))) == ""
+    assert missing_ranks(RunRecord(job=Job(kind="run", world_size=8, ranks_reported=(0, 1)))).startswith("2 of 8 ranks")
+
+
+def _book(*ranks: tuple[int, int, int]) -> RankBook:
+    book = RankBook()
+    for rank, pid, parent in ranks:
+        book.take(pid, {"event": "process", "parent": parent, "kind": "start", "rank": rank})
+    return book

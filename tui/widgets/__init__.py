@@ -1,1 +1,0 @@
-"""What Textual draws: one canvas for the whole screen."""
