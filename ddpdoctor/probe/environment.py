@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Optional
 
-from .callers import calling_frame
 from .journal import Journal
+from .user_code import calling_frame
 
 NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS"})
 PREFIXES = ("TORCH_", "NCCL_", "GLOO_", "CUDA_")

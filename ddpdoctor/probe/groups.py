@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .journal import Journal
-from .traceback_frames import leave_no_frame
+from .user_code import leave_no_frame
 
 FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")

@@ -1,10 +1,12 @@
-"""Notes how a process of the job begins and ends: exceptions, exits, and that its script had finished."""
+"""The life of a process: its start, its end, its parent's."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -13,6 +15,25 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Optional
 
 from .journal import Journal
+
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when ``parent`` dies, where it can: on Linux.
+
+    For a process that its parent's main thread started: the signal comes when the thread that started it ends.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        process_control = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return
+    process_control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # It died before it was asked for.
+
 
 RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"
 """Process id of the rank; its children inherit the variable and know by it that they are not the rank."""

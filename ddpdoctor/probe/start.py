@@ -8,11 +8,10 @@ from types import ModuleType
 from typing import Any, Optional
 
 from ..record import layout
-from .imports import after_import
 from .journal import Journal
-from .parent_death import end_with_parent
 from .plan import plan_of
-from .process import ProcessEnd, rank_of_environment
+from .process import ProcessEnd, end_with_parent, rank_of_environment
+from .torch_compat import after_import
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 

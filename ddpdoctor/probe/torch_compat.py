@@ -1,11 +1,13 @@
-"""The private names of torch that a live run needs, in one place; what a torch lacks is said in the record.
-
-Each is looked up once. A part whose names are missing is left out, and the rest of the probe works without it.
-"""
+"""What the torch that is there can do, and what waits for its import."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Optional
 
 _COSTS = {
     "_BaseDataLoaderIter": "the wait for data is not measured",
@@ -65,3 +67,54 @@ class Capabilities:
 
 def _is_never_compiling() -> bool:
     return False
+
+
+class _AfterImport(importlib.abc.Loader):
+    """Wraps a module's own loader and calls back after it."""
+
+    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._callback = callback
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        module.__loader__ = self._loader
+        if spec is not None:
+            spec.loader = self._loader
+        self._loader.exec_module(module)
+        self._callback(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Answers for one module name once, by asking the finders behind it."""
+
+    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._callback = callback
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if fullname != self._name:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                sys.meta_path.remove(self)
+                spec.loader = _AfterImport(spec.loader, self._callback)
+                return spec
+        return None
+
+
+def after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call ``callback`` with the module called ``name`` when its import has finished; at once if it already has."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        callback(module)
+    else:
+        sys.meta_path.insert(0, _Finder(name, callback))

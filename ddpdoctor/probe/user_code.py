@@ -1,7 +1,8 @@
-"""Finds the user's lines on a stack: what is neither the standard library, nor installed, nor ours."""
+"""Which code is the user's, and where in it something was called."""
 
 from __future__ import annotations
 
+import opcode
 import os
 import sys
 import sysconfig
@@ -123,3 +124,35 @@ def all_frames(frame: Optional[FrameType]) -> list[FrameTuple]:
         found.append((frame.f_code.co_filename, frame.f_lineno or 0, name_of(frame)))
         frame = frame.f_back
     return found
+
+
+GENERATOR = 0x20 | 0x200
+"""Flags of the code of a generator and of an asynchronous one."""
+_FOR_ITER = opcode.opmap["FOR_ITER"]
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>", os.path.__file__})
+
+
+def calling_frame() -> Optional[FrameType]:
+    """The frame that called, seen through our own frames and those of ``os``; the caller says whose it is."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename in _PASSED_OVER
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def loops(frame: FrameType) -> bool:
+    """Tell whether a frame draws the next element for a ``for`` statement."""
+    return frame.f_code.co_code[frame.f_lasti] == _FOR_ITER
+
+
+def leave_no_frame(error: BaseException) -> None:
+    """Take the frame of the caller, which is about to raise ``error`` on, out of its traceback.
+
+    A bare ``raise`` adds it no more from Python 3.11 on; before that Python itself puts it back.
+    """
+    own = error.__traceback__
+    if own is not None and own.tb_frame is sys._getframe(1):
+        error.__traceback__ = own.tb_next

@@ -13,8 +13,8 @@ from ddpdoctor.source.events import Event, EventKind, Exit, Item, Tree, settle
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import apply, call_function, construct
 from ddpdoctor.source.interpreter.expressions import evaluate
-from ddpdoctor.source.interpreter.frames import CallFrame
 from ddpdoctor.source.interpreter.imports import run_module
+from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.statements import execute
 from ddpdoctor.source.interpreter.values import ALL_LANES, Function, Instance, ProjectClass

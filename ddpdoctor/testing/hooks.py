@@ -15,8 +15,7 @@ from ddpdoctor.probe.rehearsal.collectives.non_member_calls import watch_outside
 from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
 from ddpdoctor.probe.rehearsal.data.loaders import Loaders
 from ddpdoctor.probe.rehearsal.environment.sleep import watch_sleep
-from ddpdoctor.probe.rehearsal.files.accesses import Accesses
-from ddpdoctor.probe.rehearsal.files.audit import listen
+from ddpdoctor.probe.rehearsal.files.accesses import Accesses, listen
 from ddpdoctor.probe.rehearsal.schedule import Schedule
 from ddpdoctor.probe.rehearsal.stop import Ending
 from ddpdoctor.probe.rehearsal.time_budget import Pace

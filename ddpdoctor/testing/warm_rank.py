@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddpdoctor.probe.parent_death import end_with_parent
+from ddpdoctor.probe.process import end_with_parent
 from ddpdoctor.testing import layout
 from ddpdoctor.testing.hooks import RankHooks
 from ddpdoctor.testing.modules import imported

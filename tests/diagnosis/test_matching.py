@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.divergence.agreement import disagreement
-from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.matching import Matcher, disagreement
 from ddpdoctor.record.model import CollectiveTrack, Forward, RunRecord, Signature
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 

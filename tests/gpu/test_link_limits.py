@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.performance.link_limits import Link, link_of
+from ddpdoctor.diagnosis.performance.traffic import Link, link_of
 from ddpdoctor.monitor.gpus.link_speeds import nvlink_bytes_per_s, pcie_bytes_per_s
 from ddpdoctor.record.model import Group
 from ddpdoctor.record.streams.measured import Gpu

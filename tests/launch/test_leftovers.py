@@ -21,7 +21,7 @@ from ddpdoctor.launch.runs.leftovers import clean_up, leftovers, told
 from ddpdoctor.launch.runs.owner import OWNER_FILE, this_process
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.probe.rehearsal.files.created_log import CreatedFiles
-from ddpdoctor.probe.rehearsal.files.identity import identity_of
+from ddpdoctor.probe.rehearsal.files.made import identity_of
 from ddpdoctor.record import layout
 
 

@@ -75,8 +75,7 @@ def in_run(record: RunRecord) -> Iterator[SaidOfRun]:
     if record.job.kind == "run":
         yield from _in_live_run(record)
         return
-    from ddpdoctor.checks.collectives.barrier_in_hot_loop.reductions_run import counted_reductions
-    from ddpdoctor.checks.collectives.barrier_in_hot_loop.run import hot_barriers
+    from ddpdoctor.checks.collectives.barrier_in_hot_loop.run import counted_reductions, hot_barriers
     from ddpdoctor.diagnosis.wording import count, place
 
     for hot in hot_barriers(record):

@@ -12,7 +12,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, constant, is_varying
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.torch_model.recorded_training_names import TRAINING_CALLS
+from ddpdoctor.source.torch_model.recorded_names import TRAINING_CALLS
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")

@@ -13,7 +13,7 @@ from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, Built, Instance
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.torch_model.recorded_training_names import SEEDING
+from ddpdoctor.source.torch_model.recorded_names import SEEDING
 from ddpdoctor.source.vocabulary import RANK_NAMES
 
 Library = Literal["torch", "numpy", "random"]

@@ -33,8 +33,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.state.shared_path_race.polled_files import polled_files
-from ddpdoctor.checks.state.shared_path_race.source import rewritten_files, shared_paths
+from ddpdoctor.checks.state.shared_path_race.source import polled_files, rewritten_files, shared_paths
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.agreement import disagreement
 from ddpdoctor.diagnosis.divergence.long_waits import timed_out_wait
-from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.matching import Matcher, disagreement
 from ddpdoctor.diagnosis.divergence.next_calls import Turn, elsewhere, main_stack, user_frames
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, is_echo, was_ended_by_launcher
 from ddpdoctor.diagnosis.sync_points import lane

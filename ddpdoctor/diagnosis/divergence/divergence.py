@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.aborted import Aborted, aborted_culprit, aborted_turns, find_aborted
-from ddpdoctor.diagnosis.divergence.crossed_calls import find_crossing
 from ddpdoctor.diagnosis.divergence.culprit import line_culprit, step_culprit
 from ddpdoctor.diagnosis.divergence.departures import find_absentee, unmatched_group
 from ddpdoctor.diagnosis.divergence.matching import Matcher, Parting
@@ -20,7 +19,7 @@ from ddpdoctor.diagnosis.divergence.next_calls import (
     thread_that_keeps,
     turns,
 )
-from ddpdoctor.diagnosis.divergence.swapped_calls import find_swap
+from ddpdoctor.diagnosis.divergence.reordered_calls import find_crossing, find_swap
 from ddpdoctor.diagnosis.divergence.unused_parameters import explains
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.record.model import Group, Rank, RunRecord

@@ -19,8 +19,7 @@ import msgspec
 
 from ddpdoctor.launch.runs.birth_time import born_ns
 from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, Record, Replay, read_log
-from ddpdoctor.probe.rehearsal.files.identity import CLOCK_SLACK_NS, identity_of
-from ddpdoctor.probe.rehearsal.files.made import Made
+from ddpdoctor.probe.rehearsal.files.made import CLOCK_SLACK_NS, Made, identity_of
 
 CHANGED = "it changed since"
 UNFINISHED = "the rank that made it was killed before it said in which state it left it"

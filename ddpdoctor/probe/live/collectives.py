@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 from ...record import layout
 from ..groups import GroupBook
 from ..torch_compat import Capabilities
-from ..traceback_frames import leave_no_frame
+from ..user_code import leave_no_frame
 from .observer import Observer
 
 _now_ns = time.monotonic_ns

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 from ..facts.optimizer_sizes import OptimizerSizes
 from ..torch_compat import Capabilities
-from ..traceback_frames import leave_no_frame
+from ..user_code import leave_no_frame
 from .ddp_events import FORWARDS_NOTED, Evidence
 from .host_syncs import HostReads
 from .loaders import Pass, Passes

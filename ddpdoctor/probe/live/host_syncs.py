@@ -13,7 +13,7 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Callable, Optional
 
-from ..traceback_frames import leave_no_frame
+from ..user_code import leave_no_frame
 from .observer import Observer
 from .timing.steps import ACTIVE, STEPPED
 

@@ -12,14 +12,13 @@ from ..journal import Journal
 from ..process import ProcessEnd
 from ..torch_compat import Capabilities
 from .collectives import Calls
-from .ddp_events import Evidence
+from .ddp_events import Evidence, Searches
 from .flights.recorder import Flights
 from .heartbeat import PulseThread
 from .hooks import Training
 from .loaders import Passes
 from .observer import Observer
 from .reductions import Reductions
-from .unused_parameter_searches import Searches
 
 
 class Live:

@@ -10,10 +10,10 @@ import weakref
 from typing import Any, Callable, Optional
 
 from ..torch_compat import Capabilities
+from .ddp_events import Searches
 from .observer import Observer
 from .timing.device_times import DeviceTimes
 from .timing.stopwatch import EPOCH_NS
-from .unused_parameter_searches import Searches
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional
 
-from ..callers import calling_frame
 from ..environment import Settings
 from ..groups import GroupBook, Groups
 from ..heartbeat import log_as_rank
 from ..journal import Journal
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn
+from ..user_code import calling_frame
 from .collectives.collective_hook import Tap
 from .collectives.loop_subjects import Subjects
 from .collectives.non_member_calls import watch_outsiders
@@ -27,9 +27,8 @@ from .environment.network import watch_network
 from .environment.ports import Ports
 from .environment.sleep import watch_sleep
 from .executed_lines import Lines
-from .files import no_touch, overlay_limits
-from .files.accesses import Accesses
-from .files.audit import listen
+from .files import no_touch, overlay
+from .files.accesses import Accesses, listen
 from .files.checkpoints import Checkpoints
 from .schedule import Schedule
 from .stop import Ending
@@ -63,7 +62,7 @@ class Rehearsal:
             journal.guarded(self._lines.start_before_torch)
             journal.on_beat = self._beat
         mount_points = journal.plan.get("mount_points")
-        self._process_end.consequence = lambda error: overlay_limits.caused(error, mount_points)
+        self._process_end.consequence = lambda error: overlay.caused(error, mount_points)
         no_touch.install(
             journal.run_directory,
             bool(journal.plan.get("allow_writes")),
@@ -118,7 +117,7 @@ class Rehearsal:
         self._modules = modules
         self._process_end.before_exit = self._close
         self._process_end.consequence = lambda error: (
-            overlay_limits.caused(error, plan.get("mount_points"))
+            overlay.caused(error, plan.get("mount_points"))
             or loaders.caused(error)
             or (stand_in.caused(error) if stand_in is not None else "")
         )

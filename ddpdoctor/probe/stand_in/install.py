@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any, Optional
 
 from ..journal import Journal
-from . import compiling, cuda_module, optimizers, precision, process_groups, profiling, sync_batch_norm, typed_tensors
+from . import cuda_module, process_groups, sync_batch_norm, typed_tensors
 from .devices import NO_SUCH_GPU, Devices
 from .everywhere import keep_on
 from .function_mode import make_mode
 from .gaps import Gaps, StandInGap
+from .small_patches import install_compiling, install_optimizers, install_precision, install_profiling
 
 _NEEDS_A_GPU = re.compile(
     r"not (been )?compiled with cu|support for cuda|ATen_cuda|gloo does not|with gloo|"
@@ -36,10 +37,10 @@ class StandIn:
         cuda_module.install(torch, devices, gaps)
         process_groups.install(torch, devices)
         sync_batch_norm.install(torch)
-        precision.install(torch)
-        compiling.install(torch, lambda: journal.event("compiled", site=journal.here()))
-        optimizers.install(torch)
-        profiling.install(torch)
+        install_precision(torch)
+        install_compiling(torch, lambda: journal.event("compiled", site=journal.here()))
+        install_optimizers(torch)
+        install_profiling(torch)
         typed_tensors.install(torch, devices)
         keep_on(torch, make_mode(torch, devices, self._note_question), devices)
 

@@ -1,4 +1,4 @@
-"""What a record holds, by the names of its streams."""
+"""The names of all streams, and groups of them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,19 @@ STREAMS = (
     "unused_searches",
 )
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
+
+
+AVERAGING = frozenset(
+    {
+        "wraps",
+        "wrap_changes",
+        "forwards",
+        "backwards",
+        "missing_gradients",
+        "optimizer_steps",
+        "gradient_digests",
+        "gradients_taken",
+        "written_averages",
+    }
+)
+"""What tells whether gradients were averaged over the ranks."""

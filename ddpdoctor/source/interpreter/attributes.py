@@ -30,8 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     lanes_of,
     tags_of,
 )
-from ddpdoctor.source.ranks.environment import WORLD_SIZE
-from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, guessed_lanes
+from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_lanes
 from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model import accelerate_attributes
 from ddpdoctor.source.vocabulary import (

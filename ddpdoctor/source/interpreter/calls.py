@@ -11,9 +11,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
-from ddpdoctor.source.interpreter.frames import CallFrame
-from ddpdoctor.source.interpreter.scopes import NEVER
-from ddpdoctor.source.interpreter.signatures import signature_of
+from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_LANES,
@@ -45,8 +43,7 @@ from ddpdoctor.source.ranks.rank_local_values import chooses_keys
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_lanes
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.ddp import call_wrapped
-from ddpdoctor.source.torch_model.ddp_subclasses import is_thin_wrap, wrap_by_class
+from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
 from ddpdoctor.source.torch_model.optimizer_choice import method_of_any, of_any_class
 from ddpdoctor.source.torch_model.recorded_training import bare_forward

@@ -6,10 +6,9 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.interpreter.assignment import assign_to, item_at, scope_of
+from ddpdoctor.source.interpreter.assignment import assign_to, item_at, item_of, one_of_classes, scope_of
 from ddpdoctor.source.interpreter.attributes import attribute_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.interpreter.calls import call, call_function, context_function
-from ddpdoctor.source.interpreter.containers import item_of, one_of_classes
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -41,8 +40,8 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered, is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.environment import is_set, variable
 from ddpdoctor.source.ranks.rank_local_values import decided, extent_of
+from ddpdoctor.source.ranks.ranks import is_set, variable
 from ddpdoctor.source.torch_model.recorded_training import note_attribute
 
 ENVIRONMENT = External("os.environ")

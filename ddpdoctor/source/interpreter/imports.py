@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from functools import partial
 
-from ddpdoctor.source.interpreter.frames import CallFrame
+from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Execute, Machine
 from ddpdoctor.source.interpreter.values import External, ProjectModule, Unknown, Value
 from ddpdoctor.source.script.module import Module, absolute

@@ -1,10 +1,48 @@
-"""The variables of the rank projection, with a journal so that the arms of a branch can be tried in turn."""
+"""Variables, the frames that see them, and the parameters that fill them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+from collections.abc import Callable, Mapping, Sequence
 
-from ddpdoctor.source.interpreter.values import ALL_LANES, RANKS, Value, join, lane, lanes_of
+import msgspec
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.events import LoopAround
+from ddpdoctor.source.interpreter.values import ALL_LANES, RANKS, Function, Value, join, lane, lanes_of
+from ddpdoctor.source.script.module import Module
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """Parameters by name."""
+
+    names: tuple[str, ...]
+    """Those that may be given by position."""
+    all_names: tuple[str, ...]
+    """Those, and the ones that can only be given by name."""
+    defaults: Mapping[str, ast.expr]
+    rest: str
+    """Name of ``*args``; empty when there is none."""
+    named_rest: str
+    """Name of ``**kwargs``; empty when there is none."""
+
+
+def signature_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Signature:
+    """Read the parameters of a function."""
+    arguments = node.args
+    names = tuple(argument.arg for argument in (*arguments.posonlyargs, *arguments.args))
+    defaults = dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is not None:
+            defaults[argument.arg] = default
+    return Signature(
+        names=names,
+        all_names=(*names, *(argument.arg for argument in arguments.kwonlyargs)),
+        defaults=defaults,
+        rest=arguments.vararg.arg if arguments.vararg is not None else "",
+        named_rest=arguments.kwarg.arg if arguments.kwarg is not None else "",
+    )
+
 
 Cell = tuple[int, str]
 """A scope or an object by its number, and a name in it."""
@@ -131,3 +169,37 @@ class Store:
         names[name] = value
         if owner < self.oldest_written:
             self.oldest_written = owner
+
+
+class CallFrame:
+    """One call of a project function."""
+
+    def __init__(self, function: str, module: Module, scope: int, outer_scopes: tuple[int, ...]) -> None:
+        self.function = function
+        self.module = module
+        self.scope = scope
+        self.scopes = (scope, *outer_scopes)
+        """Scopes that names are looked up in, innermost first."""
+        self.globals: set[str] = set()
+        self.nonlocals: set[str] = set()
+        self.results: list[tuple[int, Value]] = []
+        """What was returned, by mask of ranks."""
+        self.left_behind: list[dict[Cell, Value]] = []
+        """What paths wrote that returned early."""
+        self.on_yield: Callable[[Value], None] | None = None
+        self.yielded: Value | None = None
+        """What a generator gives for any of its items, unless ``on_yield`` takes them."""
+        self.owner: Function | None = None
+        self.file = str(module.path)
+        self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | None = None
+        """The call sites when something was last recorded here, innermost first, and the scopes of all frames."""
+
+
+class LoopFrame:
+    """One loop that is being walked."""
+
+    def __init__(self, around: LoopAround) -> None:
+        self.around = around
+        self.left = 0
+        """Mask of the ranks that left the turn by ``break`` or ``continue``."""
+        self.left_behind: list[dict[Cell, Value]] = []

@@ -31,9 +31,7 @@ from ddpdoctor.source.events import (
     wider,
 )
 from ddpdoctor.source.interpreter.budget import MAXIMUM_BARREN_WALKS, Effort
-from ddpdoctor.source.interpreter.frames import CallFrame, LoopFrame
-from ddpdoctor.source.interpreter.scopes import Cell, Store
-from ddpdoctor.source.interpreter.signatures import Signature
+from ddpdoctor.source.interpreter.scopes import CallFrame, Cell, LoopFrame, Signature, Store
 from ddpdoctor.source.interpreter.values import (
     ALL_LANES,
     BUILTINS,

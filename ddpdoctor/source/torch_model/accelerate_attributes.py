@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.values import Built, Const, Value
-from ddpdoctor.source.ranks.environment import WORLD_SIZE
-from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, exact_lanes
+from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, exact_lanes
 
 ACCELERATOR = "accelerate.Accelerator"
 _STATES = frozenset({ACCELERATOR, "accelerate.PartialState", "accelerate.state.PartialState"})

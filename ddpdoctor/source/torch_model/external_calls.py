@@ -6,10 +6,9 @@ import ast
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
-from ddpdoctor.source.interpreter.assignment import overwrite
+from ddpdoctor.source.interpreter.assignment import container_method, overwrite
 from ddpdoctor.source.interpreter.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
-from ddpdoctor.source.interpreter.containers import container_method
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     AGREED,
@@ -42,7 +41,6 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import ranged, strided
-from ddpdoctor.source.ranks.environment import DEVICE_COUNT, WORLD_SIZE, variable
 from ddpdoctor.source.ranks.launches import spawn, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     agrees_by_name,
@@ -52,11 +50,10 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     number_from_store,
 )
-from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, exact_lanes
+from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_lanes, variable
 from ddpdoctor.source.torch_model import accelerate_calls
 from ddpdoctor.source.torch_model.buffers import note_buffer
-from ddpdoctor.source.torch_model.ddp import backward, wrap
-from ddpdoctor.source.torch_model.ddp_subclasses import is_thin_wrap
+from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import make_dict, make_partial, make_super
 from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddpdoctor.source.events import EventKind
+from ddpdoctor.source.interpreter.assignment import item_of
 from ddpdoctor.source.interpreter.attributes import promised_by_name
-from ddpdoctor.source.interpreter.containers import item_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     AGREED,

@@ -14,10 +14,12 @@ from ddpdoctor.source.torch_model.recorded_names import (
     KEPT_METHODS,
     NOTED_CALLS,
     READING_METHODS,
+    SEEDING,
     SET_DEFAULT,
     SET_VARIABLE,
+    TRAINING_CALLS,
+    TRAINING_METHODS,
 )
-from ddpdoctor.source.torch_model.recorded_training_names import SEEDING, TRAINING_CALLS, TRAINING_METHODS
 
 
 def note_call(

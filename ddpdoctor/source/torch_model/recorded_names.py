@@ -1,6 +1,8 @@
-"""Names of the calls that the rank projection keeps for checks of launch, state and speed."""
+"""Names of the calls that are recorded for checks."""
 
 from __future__ import annotations
+
+import re
 
 ENVIRONMENT = "os.environ"
 SET_VARIABLE = "set environment variable"
@@ -65,3 +67,47 @@ TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_me
 """Methods of trackers and loggers."""
 KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS
 """Methods whose calls are always kept."""
+
+
+TRAINING_CALLS = frozenset(
+    {
+        "torch.utils.data.random_split",
+        "torch.randperm",
+        "torch.autograd.grad",
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+        "apex.parallel.convert_syncbn_model",
+        "sklearn.model_selection.train_test_split",
+        "numpy.random.permutation",
+        "numpy.random.shuffle",
+        "numpy.random.choice",
+        "numpy.random.RandomState",
+        "numpy.random.default_rng",
+        "random.shuffle",
+        "random.sample",
+        "urllib.request.urlretrieve",
+        "wget.download",
+        "gdown.download",
+        "nltk.download",
+        "shutil.unpack_archive",
+    }
+)
+"""Full names of the functions whose calls are kept as events of the kind ``training``."""
+TRAINING_METHODS = frozenset(
+    {
+        "parameters",
+        "named_parameters",
+        "children",
+        "step",
+        "zero_grad",
+        "requires_grad_",
+        "register_parameter",
+        "add_module",
+        "add_param_group",
+        "manual_seed",
+        "extractall",
+        "no_sync",
+    }
+)
+"""Names of the methods whose calls are kept as events of the kind ``training``."""
+SEEDING = re.compile(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
+"""Names of functions that may fix random numbers."""

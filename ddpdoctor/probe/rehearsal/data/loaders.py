@@ -9,10 +9,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Optional
 
-from ...callers import GENERATOR, loops
 from ...facts.joins import Joins
 from ...facts.loaders import length_of, loader_facts, sharding_sampler
 from ...journal import Journal
+from ...user_code import GENERATOR, loops
 from ..schedule import STEPS_PER_PASS, Schedule, Trail
 from ..stop import Ending
 from .awaited_ends import awaits_end

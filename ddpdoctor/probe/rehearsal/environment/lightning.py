@@ -10,8 +10,8 @@ import os
 from types import ModuleType
 from typing import Any
 
-from ...imports import after_import
 from ...journal import Journal
+from ...torch_compat import after_import
 
 _MODULES = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 _GPUS = ("auto", "gpu", "cuda")

@@ -1,7 +1,4 @@
-"""Notes how the ranks come to files that the job itself makes: reads, writes, checks, removals, locks.
-
-What existed before the job and is only read is of no interest, and neither are Python's own files.
-"""
+"""Accesses to files, by audit events."""
 
 from __future__ import annotations
 
@@ -11,14 +8,53 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Optional
 
-from ...callers import calling_frame
 from ...journal import Journal
-from .polling import Polling
+from ...user_code import calling_frame
 from .real_paths import UnresolvablePath, name_path, target_path
+
+TOLD_AFTER = 3
+"""A question asked so often, with nothing but sleep between, is a poll."""
+_PATHS_HELD = 64
+
+
+class Polling:
+    """Counts the main thread's questions for paths, and their answers, since it last did anything else."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._activity: tuple[int, ...] = ()
+        self._asked: dict[tuple[int, str, bool], tuple[int, int]] = {}
+        """How often each line has asked for each path and got the answer, and since when."""
+
+    def asked(self, path: str, site: int, *, found: bool) -> None:
+        """A line of the user's has asked whether there is a path, or tried in vain to read it."""
+        ring = self._journal.ring
+        if ring is None or threading.current_thread() is not threading.main_thread():
+            return
+        journal = self._journal
+        activity = (ring.count, journal.forwards, journal.backwards, journal.optimizer_steps)
+        other_answer = (site, path, not found) in self._asked
+        if other_answer or activity != self._activity or len(self._asked) >= _PATHS_HELD:
+            self.did_something()
+            self._activity = activity
+        now_ns = time.time_ns()
+        times, since_ns = self._asked.get((site, path, found), (0, now_ns))
+        self._asked[site, path, found] = times + 1, since_ns
+        if times + 1 >= TOLD_AFTER:
+            ring.note_polling(since_ns, now_ns)
+
+    def did_something(self) -> None:
+        """What was asked before is over."""
+        self._asked.clear()
+        if self._journal.ring is not None:
+            self._journal.ring.note_polling(0, 0)
+
 
 NOTED = 4_000
 NOTED_ALIKE = 4
@@ -171,3 +207,23 @@ def _status(name: str) -> Optional[os.stat_result]:
         return os.stat(name)
     except (OSError, ValueError):
         return None
+
+
+Listener = Callable[[tuple[Any, ...]], None]
+"""Called with the arguments of the event."""
+
+
+def listen(journal: Journal, listeners: Mapping[str, Listener]) -> None:
+    """Call a listener whenever its event happens; what happens inside a listener is not heard."""
+    thread = threading.local()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in listeners or getattr(thread, "inside", False):
+            return
+        thread.inside = True
+        try:
+            journal.guarded(listeners[event], arguments)
+        finally:
+            thread.inside = False
+
+    sys.addaudithook(hook)

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Optional
 
-from .identity import Identity, decoded
-from .made import Made
+from .made import Identity, Made, decoded
 
 LOG_NAME = "created-files.log"
 """Name of the log inside the run directory."""

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from .created_log import LOG_NAME, OVERLAY_LOG_NAME, CreatedFiles
-from .identity import identity_of
-from .made import Made
+from .made import Made, identity_of
 from .open_files import OpenFiles
 from .real_paths import (
     UnresolvablePath,

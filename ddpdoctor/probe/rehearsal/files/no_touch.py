@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ....record import layout
-from ...imports import after_import
-from . import overlay_renames
+from ...torch_compat import after_import
+from . import overlay
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
 from .followed_io import follow_io
 from .native_writers import wrap_safetensors, wrap_torch
@@ -99,7 +99,7 @@ def install(
     if mount_points is None:
         _follow_what_is_written()
     else:
-        overlay_renames.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
+        overlay.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
     sys.addaudithook(_hook_of(_ACTIVE))
 
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from .created_log import CreatedFiles
-from .identity import Identity, identity_of
-from .made import WRITE_NOTED_EVERY_NS
+from .made import WRITE_NOTED_EVERY_NS, Identity, identity_of
 from .real_paths import status_of_name
 
 _ACCESS_MODE = os.O_WRONLY | os.O_RDWR

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Callable, Optional
 
 from ...journal import Journal
-from ...traceback_frames import leave_no_frame
+from ...user_code import leave_no_frame
 
 METHODS = ("item", "cpu", "tolist", "__bool__", "__float__", "__int__")
 NOTED = 4_000

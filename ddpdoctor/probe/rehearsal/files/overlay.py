@@ -1,9 +1,4 @@
-"""Renames between overlays as the kernel would rename between their real directories.
-
-Two cases work on the real disk and answer EXDEV in a box: a directory that was there before the rehearsal (an
-unprivileged overlay keeps no redirections), and a rename from one overlay to another where both lie over one disk.
-There Python's renames copy and delete, as ``mv`` does.
-"""
+"""The overlay that keeps the user's files, and what it cannot do."""
 
 from __future__ import annotations
 
@@ -13,10 +8,43 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from .os_functions import take_place
-from .overlay_limits import mount_of
+
+REASON = "overlay"
+_OF_OTHERS = os.strerror(errno.EOVERFLOW)
+"""The kernel's answer where a file belongs to somebody who has no number in the user namespace of the box."""
+
+
+def caused(error: BaseException, mount_points: Optional[Mapping[str, bool]]) -> str:
+    """``overlay`` when an exception, or what led to it, comes of the overlay; empty otherwise.
+
+    ``mount_points`` says of those outside the box whether they are read-only; None where there is no overlay.
+    """
+    if mount_points is None:
+        return ""
+    seen: Optional[BaseException] = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno == errno.EROFS:
+            return "" if _is_read_only(seen.filename, mount_points) else REASON
+        # Writers of C++ give the text alone.
+        if isinstance(seen, (OSError, RuntimeError)) and _OF_OTHERS in str(seen):
+            return REASON
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def mount_of(path: str, mount_points: Mapping[str, bool]) -> str:
+    """The mount point outside the box that a real path lies below."""
+    within = (point for point in mount_points if (path + "/").startswith(point.rstrip("/") + "/"))
+    return max(within, key=len, default="/")
+
+
+def _is_read_only(name: object, mount_points: Mapping[str, bool]) -> bool:
+    if not isinstance(name, (str, bytes)):
+        return False
+    return mount_points.get(mount_of(os.path.realpath(os.fsdecode(name)), mount_points), False)
 
 
 def install(mount_points: Mapping[str, bool], quietly: Callable[[Callable[[], Any]], Any]) -> None:
