@@ -43,12 +43,12 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a rank left without an exception."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_findings import divergence_findings
     from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield accuse(CHECK, record, divergence, _remedy(divergence))
+        yield divergence_findings(CHECK, record, divergence, _remedy(divergence))
 
 
 def _remedy(divergence: Divergence) -> str:

@@ -52,13 +52,13 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_findings import divergence_findings
     from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
     from ddpdoctor.diagnosis.live.hangs import may_go_on
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield accuse(
+        yield divergence_findings(
             CHECK, record, divergence, _remedy(divergence), Severity.WARNING if may_go_on(record, divergence) else None
         )
 

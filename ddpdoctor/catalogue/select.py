@@ -58,7 +58,7 @@ def chosen_checks(
     return choose(catalogue, settings.select, ignore or settings.ignore)
 
 
-def judged_before_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
+def pre_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
     """The checks that a source or a rehearsal can say something about."""
     return tuple(entry for entry in entries if not entry.after_launch)
 

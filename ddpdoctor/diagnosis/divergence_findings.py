@@ -13,7 +13,7 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 
 
-def accuse(
+def divergence_findings(
     check: Check, record: RunRecord, divergence: Divergence, remedy: str, severity: Severity | None = None
 ) -> Finding:
     """The finding of a check about the divergence of a run; its severity is the check's unless another is given."""
@@ -28,7 +28,7 @@ def accuse(
     )
 
 
-def accuse_paths(check: Check, record: RunRecord, remedy: str) -> Iterator[Finding | Refuted]:
+def path_findings(check: Check, record: RunRecord, remedy: str) -> Iterator[Finding | Refuted]:
     """The findings of a check about paths at which ranks meet, and the places where it is refuted that they do."""
     for verdict in judge_paths(record, check.code):
         if not verdict.races:
@@ -47,7 +47,7 @@ def accuse_paths(check: Check, record: RunRecord, remedy: str) -> Iterator[Findi
         )
 
 
-def accuse_loads(
+def load_findings(
     check: Check, record: RunRecord, verdicts: Iterable[LoadVerdict], remedy: str
 ) -> Iterator[Finding | Refuted]:
     """The findings of a check about loads that went wrong, and the places of those that did not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.divergence.departures import root_exception
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
-from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.failures.named import name_of_failure
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
@@ -114,7 +114,7 @@ def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:
     )
 
 
-def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[Turn, ...]:
+def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[NextCall, ...]:
     """Find the ranks that talk to the others in a forward of the DDP model whose line those did not run.
 
     Where the others call something that is new to that rank as well, either may be the one too many: the forward is
@@ -156,5 +156,5 @@ def _chains(divergence: Divergence) -> set[tuple[tuple[str, int], ...]]:
     return {tuple((frame.file, frame.line) for frame in turn.frames) for turn in entries if turn.frames}
 
 
-def _origin(turn: Turn) -> str:
+def _origin(turn: NextCall) -> str:
     return "" if turn.signature is None else turn.signature.origin

@@ -23,9 +23,9 @@ from ddpdoctor.catalogue.select import (
     chosen_checks,
     comments_of,
     heard,
-    judged_before_launch,
     judged_codes,
     judging,
+    pre_launch,
     unused_suppressions,
     wants_unused_suppressions,
 )
@@ -113,7 +113,7 @@ def examine_and_record(
     """Examine one script; the merged diagnosis, and the record of its first rehearsal if there was one."""
     root = Path.cwd()
     catalogue = read_catalogue()
-    chosen = judged_before_launch(chosen_checks(catalogue, request.select, request.ignore, request.settings))
+    chosen = pre_launch(chosen_checks(catalogue, request.select, request.ignore, request.settings))
     started_s = time.perf_counter()
     script = _script(request)
     source = SourceSection(

@@ -20,9 +20,9 @@ from ddpdoctor.catalogue.select import (
     chosen_checks,
     comments_of,
     heard,
-    judged_before_launch,
     judged_codes,
     judging,
+    pre_launch,
     wants_unused_suppressions,
 )
 from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
@@ -216,7 +216,7 @@ def _readings(
 
     library = Library(held)
     checks_of = {
-        id(settings): judged_before_launch(chosen_checks(catalogue, request.select, request.ignore, settings))
+        id(settings): pre_launch(chosen_checks(catalogue, request.select, request.ignore, settings))
         for settings in {id(target.settings): target.settings for target in targets}.values()
     }
     script_of = partial(script_at, reader=library.read, surroundings=Surroundings())

@@ -30,7 +30,7 @@ class _Standing(msgspec.Struct):
     shown: bool = False
 
 
-class Standing:
+class FindingHold:
     """Takes in what each look finds; hands out what holds and what has held."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from ddpdoctor.finding import Finding
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.launch.runs.kept_runs import live_processes
 from ddpdoctor.monitor.duty_cycle import Pace
-from ddpdoctor.monitor.finding_hold import Standing
+from ddpdoctor.monitor.finding_hold import FindingHold
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.last_standstill import LastStandstill, tells_the_end
 from ddpdoctor.monitor.live_run import LiveRun
@@ -124,7 +124,7 @@ class RunSource:
         self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
         self._history = HistoryWriter(directory) if keeps_history else None
         self._series = Series()
-        self._standing = Standing()
+        self._standing = FindingHold()
         self._last_standstill = LastStandstill()
         self._last_wait = LastWait()
         self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)

@@ -17,7 +17,7 @@ from ddpdoctor.source.interpreter.imports import run_module
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.statements import execute
-from ddpdoctor.source.interpreter.values import ALL_LANES, Function, Instance, ProjectClass
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Function, Instance, ProjectClass
 from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.incomplete import note_gap
@@ -136,7 +136,7 @@ def _project(script: Script) -> Projection:
 
 
 def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
-    machine.mask, machine.gone, machine.raised = ALL_LANES, 0, 0
+    machine.mask, machine.gone, machine.raised = ALL_RANKS, 0, 0
     trees: list[Tree] = []
     previous: list[Item] | None = None
     for items in machine.collect(run):
@@ -169,7 +169,7 @@ def _call_root(machine: Machine, entry: Module, root: ast.FunctionDef | ast.Clas
             for method in _own_methods(value):
                 found = class_attribute(machine, value, method.name)
                 if method not in machine.visited and isinstance(found, Function) and isinstance(instance, Instance):
-                    machine.mask = ALL_LANES & ~machine.gone
+                    machine.mask = ALL_RANKS & ~machine.gone
                     apply(machine, method, bound_to(found, instance), [], {}, complete=False)
     finally:
         machine.root = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.last_standstill import FORGOTTEN_AFTER_NS, LastStandstill
 from ddpdoctor.monitor.snapshot import FindingView, StallView
@@ -14,7 +14,9 @@ from ddpdoctor.record.streams.measured import Pulse
 
 STALL = StallView(title="rank 1 stands at train.py:3 while rank 0 waits", since_ns=5, sides=(), may_go_on=True)
 STUCK = Divergence(
-    form="stuck", turns=(Turn(rank=0, action="collective", waiting=True), Turn(rank=1, action="elsewhere")), culprit=1
+    form="stuck",
+    turns=(NextCall(rank=0, action="collective", waiting=True), NextCall(rank=1, action="elsewhere")),
+    culprit=1,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.monitor.finding_hold import APPEARS_AFTER_NS, OVER_AFTER_NS, Standing
+from ddpdoctor.monitor.finding_hold import APPEARS_AFTER_NS, OVER_AFTER_NS, FindingHold
 
 SECOND_NS = 1_000_000_000
 
@@ -16,12 +16,12 @@ def _finding(
     )
 
 
-def _shown(standing: Standing) -> list[tuple[str, int, int | None]]:
+def _shown(standing: FindingHold) -> list[tuple[str, int, int | None]]:
     return [(view.finding.title, view.since_ns, view.until_ns) for view in standing.views()]
 
 
 def test_a_warning_appears_once_it_has_held_for_ten_seconds_with_the_time_at_which_it_began() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(10):
         standing.take([_finding(f"{second} %")], second * SECOND_NS)
         assert _shown(standing) == []
@@ -30,21 +30,21 @@ def test_a_warning_appears_once_it_has_held_for_ten_seconds_with_the_time_at_whi
 
 
 def test_a_warning_that_comes_and_goes_never_appears() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(60):
         standing.take([_finding()] if second % 5 else [], second * SECOND_NS)
     assert _shown(standing) == []
 
 
 def test_a_straggler_that_is_another_rank_at_each_look_never_appears() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(60):
         standing.take([_finding(rank=second % 2)], second * SECOND_NS)
     assert _shown(standing) == []
 
 
 def test_an_error_appears_at_once_and_above_the_warnings() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(11):
         standing.take([_finding("slow")], second * SECOND_NS)
     standing.take([_finding("slow"), _finding("hangs", code="DDP301", severity=Severity.ERROR)], 12 * SECOND_NS)
@@ -52,7 +52,7 @@ def test_an_error_appears_at_once_and_above_the_warnings() -> None:
 
 
 def test_a_finding_is_over_when_it_has_not_been_seen_for_long_enough_and_ends_when_it_was_seen_last() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(21):
         standing.take([_finding()], second * SECOND_NS)
     standing.take([], 20 * SECOND_NS + OVER_AFTER_NS - 1)
@@ -65,7 +65,7 @@ def test_a_finding_is_over_when_it_has_not_been_seen_for_long_enough_and_ends_wh
 
 
 def test_a_job_that_stands_still_neither_gets_nor_loses_a_warning_but_errors_at_once() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(11):
         standing.take([_finding("slow")], second * SECOND_NS)
     standing.take([_finding("new", code="DDP404")], 11 * SECOND_NS)
@@ -78,7 +78,7 @@ def test_a_job_that_stands_still_neither_gets_nor_loses_a_warning_but_errors_at_
 
 
 def test_a_standstill_that_may_go_on_is_shown_at_once_and_a_long_wait_after_a_while_though_no_step_is_made() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(11):
         stands, waits = _finding("stands", code="DDP305"), _finding("waits", code="DDP307")
         standing.take([stands, waits, _finding("slow")], second * SECOND_NS, moved=False)
@@ -86,7 +86,7 @@ def test_a_standstill_that_may_go_on_is_shown_at_once_and_a_long_wait_after_a_wh
 
 
 def test_a_hang_that_was_got_over_is_over_at_the_end_however_soon_that_came() -> None:
-    standing = Standing()
+    standing = FindingHold()
     hang = _finding("stands", code="DDP305", severity=Severity.ERROR)
     other = _finding("mismatch", code="DDP304", severity=Severity.ERROR)
     standing.take([hang, other], 10 * SECOND_NS, moved=False)
@@ -101,7 +101,7 @@ def test_a_hang_that_was_got_over_is_over_at_the_end_however_soon_that_came() ->
 
 
 def test_a_run_is_settled_once_it_was_judged_for_as_long_as_a_warning_takes_and_none_is_on_its_way() -> None:
-    standing = Standing()
+    standing = FindingHold()
     standing.take([], 0, judged=False)
     standing.take([], 20 * SECOND_NS)
     standing.take([_finding(), _finding(code="DDP402", severity=Severity.ADVICE)], 29 * SECOND_NS)
@@ -116,7 +116,7 @@ def test_a_run_is_settled_once_it_was_judged_for_as_long_as_a_warning_takes_and_
 
 
 def test_what_is_shown_is_not_pending() -> None:
-    standing = Standing()
+    standing = FindingHold()
     for second in range(11):
         standing.take([_finding()], second * SECOND_NS)
     assert (standing.pending, standing.is_settled) == ((), True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
 
@@ -32,7 +32,7 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
     backwards = [event for event in projection.of_kind("backward") if event.loops]
     seen: set[ast.AST] = set()
     for event in projection.of_kind("collective"):
-        if event.node in seen or not event.loops or event.guards or event.ranks != ALL_LANES:
+        if event.node in seen or not event.loops or event.guards or event.ranks != ALL_RANKS:
             continue
         is_barrier = event.name in _BARRIERS
         if not is_barrier and not (event.name in _REDUCTIONS and _for_logging(event)):

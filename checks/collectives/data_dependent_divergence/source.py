@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_LANES
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import partings
 from ddpdoctor.source.queries.file_uses import writes
@@ -34,7 +34,7 @@ def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, as
     seen: set[ast.AST] = set()
     for event in projection.of_kind("collective"):
         loop = event.loops[-1].node if event.loops else None
-        if event.node in seen or event.ranks != ALL_LANES or not isinstance(loop, ast.For):
+        if event.node in seen or event.ranks != ALL_RANKS or not isinstance(loop, ast.For):
             continue
         names = [node.id for node in descend(loop.target) if isinstance(node, ast.Name)]
         arguments = event.node.args if isinstance(event.node, ast.Call) else []

@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.sync_points import function_around, led_through, meetings
 from ddpdoctor.source.script.module import Module
@@ -41,7 +41,7 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
 
 def long_waits(projection: Projection) -> Iterator[LongWait]:
     """Generation and preprocessing on the first rank, in a script that keeps the default timeout."""
-    events = [event for event in meetings(projection) if event.ranks == ALL_LANES and not event.in_parent]
+    events = [event for event in meetings(projection) if event.ranks == ALL_RANKS and not event.in_parent]
     set_up = (event for event in projection.of_kind("collective") if event.name == "init_process_group")
     if any("timeout" in event.named for event in set_up):
         return

@@ -56,12 +56,12 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when the ranks part at different lines."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse
+    from ddpdoctor.diagnosis.divergence_findings import divergence_findings
     from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
 
     divergence = divergence_with_code(record, CHECK.code)
     if divergence is not None:
-        yield accuse(CHECK, record, divergence, _remedy(divergence))
+        yield divergence_findings(CHECK, record, divergence, _remedy(divergence))
 
 
 def _remedy(divergence: Divergence) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.ddp import synchronises_buffers
@@ -35,12 +35,12 @@ def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
     for event in forwards:
         made = machine.object(event.receiver) if event.receiver is not None else None
         module = made.argument("module", 0) if made is not None else None
-        if not trained or made is None or module is None or event.ranks == ALL_LANES or event.node in seen:
+        if not trained or made is None or module is None or event.ranks == ALL_RANKS or event.node in seen:
             continue
         if _matched(event, forwards) or not synchronises_buffers(made) or not has_buffers(machine, module):
             continue
         seen.add(event.node)
-        guard = next((guard for guard in reversed(event.guards) if guard.arm != ALL_LANES), None)
+        guard = next((guard for guard in reversed(event.guards) if guard.arm != ALL_RANKS), None)
         yield LoneForward(
             location=event.module.location(event.node),
             ranks=event.ranks,

@@ -69,6 +69,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report data that several ranks prepare at once; refute where one goes first."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse_paths
+    from ddpdoctor.diagnosis.divergence_findings import path_findings
 
-    yield from accuse_paths(CHECK, record, REMEDY)
+    yield from path_findings(CHECK, record, REMEDY)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, constant, is_varying
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, constant, is_varying
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.torch_model.recorded_names import TRAINING_CALLS
@@ -38,7 +38,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
     events = [event for event in projection.in_course("object", "training") if _fetches(event)]
     seen: set[ast.AST] = set()
     for event in events:
-        if event.ranks != ALL_LANES or event.guards or event.node in seen or _own_path(event):
+        if event.ranks != ALL_RANKS or event.guards or event.node in seen or _own_path(event):
             continue
         if any(speaks_of_ranks(condition) for condition in event.conditions):
             continue
@@ -80,7 +80,7 @@ def _rank_by_rank(projection: Projection, event: Event) -> bool:
     """Whether some ranks wait in a barrier of their own before, as where rank 0 goes first."""
     return any(
         barrier.name in {"barrier", "monitored_barrier", "wait_for_everyone"}
-        and barrier.ranks != ALL_LANES
+        and barrier.ranks != ALL_RANKS
         and barrier.ordinal < event.ordinal
         for barrier in projection.in_course("collective")
     )
@@ -89,6 +89,6 @@ def _rank_by_rank(projection: Projection, event: Event) -> bool:
 def _done_before(events: list[Event], event: Event) -> bool:
     """Whether fewer ranks did the same before, so that the others find everything in place."""
     return any(
-        earlier.name == event.name and earlier.ranks != ALL_LANES and earlier.ordinal < event.ordinal
+        earlier.name == event.name and earlier.ranks != ALL_RANKS and earlier.ordinal < event.ordinal
         for earlier in events
     )

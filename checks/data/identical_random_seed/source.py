@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.checks.data.shared.random_numbers_source import Library, seeds_of
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, Const, Instance, constant, is_varying, options_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Const, Instance, constant, is_varying, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.script.syntax_index import descend
@@ -75,7 +75,7 @@ def _common_seed(projection: Projection, library: Library) -> Event | None:
     seeds = seeds_of(projection, library)
     for seed in seeds:
         arguments = [*seed.positional, *seed.named.values()]
-        if len(arguments) != 1 or is_varying(arguments[0]) or seed.ranks != ALL_LANES or seed.root or not seed.complete:
+        if len(arguments) != 1 or is_varying(arguments[0]) or seed.ranks != ALL_RANKS or seed.root or not seed.complete:
             return None
         if seed.name.partition(".")[0] not in {"torch", "numpy", "random"}:
             return None

@@ -9,7 +9,15 @@ import msgspec
 
 from ddpdoctor.checks.data.shared.random_numbers_source import Draw, draws_in_constructor
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, Built, Lanes, Value, is_guessed, is_varying, options_of
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    ExternalObject,
+    PerRank,
+    Value,
+    is_guessed,
+    is_varying,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend
@@ -32,7 +40,7 @@ def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
     """Every DistributedSampler over a data set that certainly differs between ranks."""
     seen: set[ast.AST] = set()
     for sampler in projection.in_course("sampler"):
-        if sampler.name != DISTRIBUTED_SAMPLER or sampler.node in seen or sampler.ranks != ALL_LANES:
+        if sampler.name != DISTRIBUTED_SAMPLER or sampler.node in seen or sampler.ranks != ALL_RANKS:
             continue
         if not sampler.complete or len(sampler.positional) > 1 or {"num_replicas", "rank"} & sampler.named.keys():
             continue
@@ -50,7 +58,7 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDatase
     draw = draws_in_constructor(projection, dataset)
     if draw is not None:
         return RankDataset(sampler, None, draw)
-    made = projection.machine.object(dataset) if isinstance(dataset, Built) else None
+    made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(made):
         return RankDataset(sampler, made, None)
     return None
@@ -59,7 +67,7 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDatase
 def _by_rank(made: Event) -> bool:
     """Whether the indices of a subset are computed from the rank in its own construction or one assignment before."""
     indices = made.argument("indices", 1)
-    if indices is None or not is_varying(indices) or (isinstance(indices, Lanes) and is_guessed(indices)):
+    if indices is None or not is_varying(indices) or (isinstance(indices, PerRank) and is_guessed(indices)):
         return False
     if not isinstance(made.node, ast.Call):
         return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.values import ALL_LANES, Built, options_of, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.vocabulary import DATA_LOADER
@@ -30,7 +30,7 @@ def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]
     divided = {loop.node for event in forwards for loop in event.loops if not _is_whole(projection, loop)}
     seen = set(divided)
     for forward in forwards:
-        if forward.gradients or forward.ranks != ALL_LANES or forward.guards:
+        if forward.gradients or forward.ranks != ALL_RANKS or forward.guards:
             continue
         for loop in forward.loops:
             loader = _only_loader(projection, loop)
@@ -54,7 +54,7 @@ def _only_loader(projection: Projection, loop: LoopAround) -> Event | None:
     """The one loader that a loop certainly runs over."""
     numbers = {number for kind, number in tags_of(loop.iterable) if kind in ("loader", "batch")}
     for option in options_of(loop.iterable):
-        if isinstance(option, Built) and option.name == DATA_LOADER:
+        if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
             numbers.add(option.number)
         elif not tags_of(option):
             return None

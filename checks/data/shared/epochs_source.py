@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.values import NONE, Bound, Built, Const, constant, options_of
+from ddpdoctor.source.interpreter.values import NONE, BoundMethod, Const, ExternalObject, constant, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
 
@@ -62,9 +62,9 @@ def _told(projection: Projection) -> set[int] | None:
         if _says_the_same(event):
             continue
         for option in options_of(event.receiver):
-            receiver = option.receiver if isinstance(option, Bound) else option
+            receiver = option.receiver if isinstance(option, BoundMethod) else option
             made = projection.machine.object(receiver)
-            if isinstance(receiver, Built) and made is not None:
+            if isinstance(receiver, ExternalObject) and made is not None:
                 told.add(receiver.number)
                 told.update(
                     sampler.ordinal

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, NONE, Built, Instance, Value, constant, is_varying
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, Value, constant, is_varying
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
@@ -99,7 +99,7 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
 
 
 def _on_every_rank(event: Event) -> bool:
-    return event.ranks == ALL_LANES and not event.guards and event.complete
+    return event.ranks == ALL_RANKS and not event.guards and event.complete
 
 
 def _own_generator(event: Event) -> Value | None:
@@ -117,7 +117,7 @@ def _seeds(event: Event, library: Library) -> bool:
     last = event.name.rpartition(".")[2]
     if not SEEDING.search(last) or last in {"initial_seed", "get_seed"}:
         return False
-    if isinstance(event.receiver, Built) and event.receiver.name == "torch.Generator":
+    if isinstance(event.receiver, ExternalObject) and event.receiver.name == "torch.Generator":
         return False
     head = event.name.partition(".")[0]
     return head == library or head not in {"torch", "numpy", "random"}
@@ -125,7 +125,7 @@ def _seeds(event: Event, library: Library) -> bool:
 
 def _differs(seed: Event) -> bool:
     arguments = [*seed.positional, *seed.named.values()]
-    return bool(arguments) and seed.ranks == ALL_LANES and any(is_varying(value) for value in arguments)
+    return bool(arguments) and seed.ranks == ALL_RANKS and any(is_varying(value) for value in arguments)
 
 
 def _shared_after(projection: Projection, event: Event) -> bool:

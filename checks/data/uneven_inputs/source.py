@@ -11,12 +11,12 @@ from ddpdoctor.source.events import Event, LoopAround, Part
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    ALL_LANES,
+    ALL_RANKS,
     NONE,
     Const,
     Function,
     Instance,
-    Items,
+    SequenceValue,
     Value,
     constant,
     options_of,
@@ -84,7 +84,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
 
 
 def _part_of_loader(machine: Machine, loader: Event) -> Part | None:
-    if not loader.complete or loader.ranks != ALL_LANES or loader.guards:
+    if not loader.complete or loader.ranks != ALL_RANKS or loader.guards:
         return None
     if constant(loader.argument("batch_sampler", 4) or NONE) is not None:
         return None
@@ -155,12 +155,14 @@ def _may_go_on(module: Module, cls: ast.ClassDef) -> bool:
 
 def _is_bare(iterable: Value) -> bool:
     """Whether a loop goes over one thing to its end: ``zip`` ends with the shortest."""
-    return not (isinstance(iterable, Items) and iterable.values and isinstance(iterable.values[0], Items))
+    return not (
+        isinstance(iterable, SequenceValue) and iterable.values and isinstance(iterable.values[0], SequenceValue)
+    )
 
 
 def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
     """Whether every rank goes through a loop as long as its own data lasts, and waits for the others in each turn."""
-    if backward.ranks != ALL_LANES or backward.guards or not isinstance(loop.node, (ast.For, ast.AsyncFor)):
+    if backward.ranks != ALL_RANKS or backward.guards or not isinstance(loop.node, (ast.For, ast.AsyncFor)):
         return False
     if any(isinstance(around.node, ast.Call) and last_name(around.node.func) in _JOINS for around in backward.contexts):
         return False

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, Built, options_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
@@ -27,9 +27,9 @@ def own_plateaus(projection: Projection) -> Iterator[Event]:
     for event in training_events(projection, "step"):
         options = () if event.receiver is None else options_of(event.receiver)
         metric = event.argument("metrics", 0)
-        if event.node in seen or event.ranks != ALL_LANES or metric is None or not is_local(metric):
+        if event.node in seen or event.ranks != ALL_RANKS or metric is None or not is_local(metric):
             continue
-        is_plateau = bool(options) and all(isinstance(one, Built) and one.name == PLATEAU for one in options)
+        is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
             seen.add(event.node)
             yield event

@@ -7,7 +7,7 @@ from math import prod
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Built, Value, constant
+from ddpdoctor.source.interpreter.values import ExternalObject, Value, constant
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 _CONVOLUTION = re.compile(r"torch\.nn\.Conv(Transpose)?(\d)d$")
@@ -17,7 +17,7 @@ def known_parameters(machine: Machine, module: Value) -> int:
     """Parameters in the layers of a module whose sizes are known: a lower bound of all."""
     total = 0
     for part in parts_of_module(machine, module):
-        made = machine.object(part) if isinstance(part, Built) else None
+        made = machine.object(part) if isinstance(part, ExternalObject) else None
         if made is not None:
             total += _of_layer(made)
     return total

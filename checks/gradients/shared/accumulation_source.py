@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import ContextAround, Event
-from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, Built, Choice, options_of, tags_of
+from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, ExternalObject, OneOf, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.optimizers import steps
 from ddpdoctor.source.queries.wrapped_models import (
@@ -81,7 +81,7 @@ def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
 
 
 def _may_control(context: ContextAround) -> bool:
-    if context.value in (NO_SYNC, NO_CONTEXT) or isinstance(context.value, Choice):
+    if context.value in (NO_SYNC, NO_CONTEXT) or isinstance(context.value, OneOf):
         return True
     return _CONTROLS.search(context.module.excerpt(context.node, 500)) is not None
 
@@ -188,7 +188,7 @@ def _over_loader(found: Accumulation) -> bool:
     iterable = found.backward.loops[-1].iterable
     if any(kind in ("loader", "batch") for kind, _ in tags_of(iterable)):
         return True
-    return any(isinstance(option, Built) and option.name == DATA_LOADER for option in options_of(iterable))
+    return any(isinstance(option, ExternalObject) and option.name == DATA_LOADER for option in options_of(iterable))
 
 
 def _counts_turns(loop: ast.For, condition: ast.If) -> bool:

@@ -9,7 +9,15 @@ import msgspec
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import class_attribute
-from ddpdoctor.source.interpreter.values import Bound, Built, Const, Instance, Value, constant, options_of
+from ddpdoctor.source.interpreter.values import (
+    BoundMethod,
+    Const,
+    ExternalObject,
+    Instance,
+    Value,
+    constant,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
@@ -83,7 +91,7 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
     """Attributes that a wrapped model's class has and DDP has not, asked of the DDP object."""
     machine, seen = projection.machine, set[ast.AST]()
     for event in projection.in_course("training"):
-        if not event.name.startswith("ddp.") or event.node in seen or not isinstance(event.receiver, Built):
+        if not event.name.startswith("ddp.") or event.node in seen or not isinstance(event.receiver, ExternalObject):
             continue
         name = event.name.removeprefix("ddp.")
         wrap = machine.object(event.receiver)
@@ -134,7 +142,7 @@ def late_conversions(projection: Projection) -> Iterator[tuple[Event, Event]]:
         numbers |= {
             machine.wrapped[option.number]
             for option in options_of(event.positional[0])
-            if isinstance(option, (Instance, Built)) and option.number in machine.wrapped
+            if isinstance(option, (Instance, ExternalObject)) and option.number in machine.wrapped
         }
         for number in sorted(numbers):
             wrap = machine.events.get(number)
@@ -198,7 +206,7 @@ def _is_whole(projection: Projection, event: Event, number: int) -> bool:
     return event.receiver is not None and all(
         ddp_objects(option) or option == module
         for receiver in options_of(event.receiver)
-        for option in options_of(receiver.receiver if isinstance(receiver, Bound) else receiver)
+        for option in options_of(receiver.receiver if isinstance(receiver, BoundMethod) else receiver)
     )
 
 
@@ -226,7 +234,7 @@ def _additions(projection: Projection) -> Iterator[_Found]:
 
 
 def _brings_parameters(value: Value, wrapped: dict[int, int]) -> bool:
-    if not isinstance(value, Built) or value.number in wrapped:
+    if not isinstance(value, ExternalObject) or value.number in wrapped:
         return False
     return HAS_PARAMETERS.search(value.name) is not None
 
@@ -237,10 +245,10 @@ def _wrap_of(projection: Projection, event: Event) -> int | None:
         return None
     numbers: set[int | None] = set()
     for option in options_of(event.receiver):
-        receiver = option.receiver if isinstance(option, Bound) else option
+        receiver = option.receiver if isinstance(option, BoundMethod) else option
         if ddp_objects(receiver):
             numbers |= ddp_objects(receiver)
-        elif isinstance(receiver, (Instance, Built)):
+        elif isinstance(receiver, (Instance, ExternalObject)):
             numbers.add(projection.machine.wrapped.get(receiver.number))
         else:
             return None

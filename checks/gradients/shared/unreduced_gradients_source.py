@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event, Guard
-from ddpdoctor.source.interpreter.values import ALL_LANES, Built, options_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.optimizers import is_training_state
@@ -77,14 +77,14 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
         guard = _guard(projection, event)
         if event.ranks not in FIRST_RANKS or event.receiver is None or guard is None or event.node in seen:
             continue
-        options = [option for option in options_of(event.receiver) if isinstance(option, Built)]
+        options = [option for option in options_of(event.receiver) if isinstance(option, ExternalObject)]
         elsewhere = any(load.receiver == event.receiver and load.ranks & ~event.ranks for load in loads)
         if options and all(is_training_state(option) for option in options) and not elsewhere:
             seen.add(event.node)
             yield LonelyLoad(event, guard, _class_of(options))
 
 
-def _class_of(options: list[Built]) -> str:
+def _class_of(options: list[ExternalObject]) -> str:
     names = {option.name for option in options}
     if len(names) == 1 and OPTIMIZER not in names:
         return options[0].name.rpartition(".")[2]
@@ -97,7 +97,7 @@ def _guard(projection: Projection, event: Event) -> Guard | None:
         return event.guards[-1]
     for left in reversed(projection.exits):
         passed = left.ordinal < event.ordinal and (not left.scope or left.scope in event.scopes)
-        if passed and left.ranks == ALL_LANES & ~event.ranks:
+        if passed and left.ranks == ALL_RANKS & ~event.ranks:
             return left.guard
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, Built, Instance, Unknown, Value, options_of, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.optimizers import holders, optimizers, steps
 from ddpdoctor.source.queries.training_loops import division
@@ -71,7 +71,7 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
     """Backward passes of a job with ranks and sharded data, in a script that never averages gradients."""
     script = projection.machine.script
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
-    if init is None or init.ranks != ALL_LANES or any(projection.of_kind("wrap")):
+    if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return
     if mentions_any(script, _OTHER_WRAPPERS) or _names_ddp(script) or averages_by_hand(script):
         return
@@ -80,7 +80,7 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
         return
     for backward in projection.in_course("backward"):
         loop = innermost_loop(backward)
-        if backward.ranks != ALL_LANES or not backward.gradients or loop is None:
+        if backward.ranks != ALL_RANKS or not backward.gradients or loop is None:
             continue
         loader = _sharded_loader(projection, backward)
         if loader is not None and any(innermost_loop(step) is loop for step in trained):
@@ -110,7 +110,7 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
 def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, int], number: int) -> Event | None:
     found: Event | None = None
     for event in forwards:
-        inside = isinstance(event.receiver, (Instance, Built)) and wrapped.get(event.receiver.number) == number
+        inside = isinstance(event.receiver, (Instance, ExternalObject)) and wrapped.get(event.receiver.number) == number
         near = event.ordinal < backward.ordinal and innermost_loop(event) is innermost_loop(backward)
         if inside and near and (found is None or len(event.chain) <= len(found.chain)):
             found = event
@@ -126,7 +126,7 @@ def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
 def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
     for loop in backward.loops:
         numbers = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}
-        numbers |= {option.number for option in options_of(loop.iterable) if isinstance(option, Built)}
+        numbers |= {option.number for option in options_of(loop.iterable) if isinstance(option, ExternalObject)}
         for number in sorted(numbers):
             loader = projection.machine.events.get(number)
             if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
@@ -156,7 +156,7 @@ def _is_known_model(module: Module, optimizer: Event, value: Value) -> bool:
         if isinstance(option, Unknown):
             if not _made_by_known_library(module, optimizer):
                 return False
-        elif not isinstance(option, (Instance, Built)):
+        elif not isinstance(option, (Instance, ExternalObject)):
             return False
     return True
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Built, Const, constant
+from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.queries.wrapped_models import wrap_numbers
@@ -46,7 +46,7 @@ def small_batch_norms(projection: Projection) -> Iterator[SmallBatchNorm]:
             if wrap is None or module is None:
                 continue
             layers = sum(
-                isinstance(part, Built) and _BATCH_NORM.match(part.name) is not None
+                isinstance(part, ExternalObject) and _BATCH_NORM.match(part.name) is not None
                 for part in parts_of_module(machine, module)
             )
             if layers:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import joins_by_framework
 from ddpdoctor.source.vocabulary import COLLECTIVES
@@ -29,7 +29,7 @@ def early_calls(projection: Projection) -> Iterator[EarlyCall]:
     if not joined or joins_by_framework(projection):
         return
     first = min(joined, key=lambda event: event.ordinal)
-    if first.root or first.conditions or first.ranks != ALL_LANES:
+    if first.root or first.conditions or first.ranks != ALL_RANKS:
         return
     for event in projection.in_course("collective", "wrap"):
         if event.ordinal > first.ordinal:

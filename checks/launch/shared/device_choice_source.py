@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Const, Lanes, constant, options_of
+from ddpdoctor.source.interpreter.values import Const, PerRank, constant, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
 from ddpdoctor.source.script.text_search import mentions_any
@@ -65,7 +65,7 @@ def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]
         return ()
     joined = [event for event in initialisations(projection) if "device_id" not in event.named]
     placed = any(
-        event.name in {"cuda", "to", "device_ids"} and isinstance(event.positional[0], Lanes)
+        event.name in {"cuda", "to", "device_ids"} and isinstance(event.positional[0], PerRank)
         for event in projection.in_course("device")
         if event.positional
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import RANKS, Items, Lanes, Value, constant, lane, tags_of
+from ddpdoctor.source.interpreter.values import RANKS, PerRank, SequenceValue, Value, constant, on_rank, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 
@@ -41,7 +41,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
             continue
         if _constants(event.named.get("rank")) == LOCAL_RANK:
             yield RankMixUp(event, "the local rank", "the global rank", "the rank in the process group")
-        elif ("local-world-size", 0) in tags_of(event.named.get("world_size", Lanes(()))):
+        elif ("local-world-size", 0) in tags_of(event.named.get("world_size", PerRank(()))):
             yield RankMixUp(event, "the number of ranks of one node", "the world size", "the size of the process group")
 
 
@@ -52,10 +52,10 @@ def _says_otherwise(event: Event) -> bool:
 
 
 def _lanes_of_device(value: Value) -> tuple[object, ...] | None:
-    if isinstance(value, Lanes) and not value.guessed:
-        if all(isinstance(entry, Items) and len(entry.values) == 1 for entry in value.values):
-            return tuple(constant(entry.values[0]) for entry in value.values if isinstance(entry, Items))
-        numbers = tuple(_index(constant(lane(value, rank))) for rank in RANKS)
+    if isinstance(value, PerRank) and not value.guessed:
+        if all(isinstance(entry, SequenceValue) and len(entry.values) == 1 for entry in value.values):
+            return tuple(constant(entry.values[0]) for entry in value.values if isinstance(entry, SequenceValue))
+        numbers = tuple(_index(constant(on_rank(value, rank))) for rank in RANKS)
         return None if None in numbers else numbers
     return None
 
@@ -72,6 +72,6 @@ def _index(device: object) -> int | None:
 
 
 def _constants(value: Value | None) -> tuple[object, ...] | None:
-    if not isinstance(value, Lanes):
+    if not isinstance(value, PerRank):
         return None
     return tuple(constant(entry) for entry in value.values)

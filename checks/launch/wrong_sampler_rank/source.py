@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, Const, Lanes, Value, constant, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import initialisations, may_spawn
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK
@@ -42,7 +42,7 @@ def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
         if sampler.node in seen or sampler.node not in made:
             continue
         seen.add(sampler.node)
-        if any(not event.complete or event.ranks != ALL_LANES or event.guards for event in made[sampler.node]):
+        if any(not event.complete or event.ranks != ALL_RANKS or event.guards for event in made[sampler.node]):
             continue
         found = [_judge(projection, event) for event in made[sampler.node]]
         if found[0] is not None and all(found):
@@ -91,7 +91,7 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
 
 
 def _is_local_rank(projection: Projection, rank: Value) -> bool:
-    if not isinstance(rank, Lanes) or tuple(constant(entry) for entry in rank.values) != LOCAL_RANK:
+    if not isinstance(rank, PerRank) or tuple(constant(entry) for entry in rank.values) != LOCAL_RANK:
         return False
     return not rank.guessed or mentions_any(projection.machine.script, ("--local_rank", "--local-rank"))
 

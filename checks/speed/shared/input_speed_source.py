@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Built, Instance, Value, constant, options_of, tags_of
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, constant, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
@@ -68,7 +68,7 @@ def trains_on_cuda(projection: Projection) -> bool:
 def _does_work(dataset: Value) -> bool:
     """Whether a data set reads or computes something for each item."""
     for option in options_of(dataset):
-        if isinstance(option, Built):
+        if isinstance(option, ExternalObject):
             last = option.name.rpartition(".")[2]
             if not option.name.startswith(_LOADING) or last in _IN_MEMORY:
                 return False

@@ -76,7 +76,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse_loads
+    from ddpdoctor.diagnosis.divergence_findings import load_findings
     from ddpdoctor.diagnosis.files.checkpoints import judge_map_locations
 
-    yield from accuse_loads(CHECK, record, judge_map_locations(record), REMEDY)
+    yield from load_findings(CHECK, record, judge_map_locations(record), REMEDY)

@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse_loads
+    from ddpdoctor.diagnosis.divergence_findings import load_findings
     from ddpdoctor.diagnosis.files.checkpoints import judge_prefixes
 
-    yield from accuse_loads(CHECK, record, judge_prefixes(record), REMEDY)
+    yield from load_findings(CHECK, record, judge_prefixes(record), REMEDY)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Built, Instance, Value
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.script.module import Module
@@ -68,7 +68,7 @@ def _saved_states(save: Event, states: Mapping[ast.AST, Value | None]) -> Mappin
 
 
 def _is_wrapper(value: Value | None) -> bool | None:
-    if isinstance(value, Built):
+    if isinstance(value, ExternalObject):
         if value.name == DDP:
             return True
         return False if value.name.startswith("torch.nn.") else None

@@ -97,9 +97,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report paths at which ranks come into each other's way; refute lines at which each path has one rank."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse_paths
+    from ddpdoctor.diagnosis.divergence_findings import path_findings
 
-    yield from accuse_paths(
+    yield from path_findings(
         CHECK,
         record,
         "Do it on rank 0 only, with dist.barrier() before the other ranks go on; os.makedirs takes exist_ok=True.",

@@ -71,6 +71,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report reads of what another rank writes; refute those that collectives order."""
-    from ddpdoctor.diagnosis.divergence_findings import accuse_paths
+    from ddpdoctor.diagnosis.divergence_findings import path_findings
 
-    yield from accuse_paths(CHECK, record, REMEDY)
+    yield from path_findings(CHECK, record, REMEDY)

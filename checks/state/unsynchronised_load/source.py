@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.checks.state.shared.loads_source import may_be_one_path
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import is_distributed
@@ -61,7 +61,7 @@ def _same(save: FileUse, load: FileUse) -> bool:
 
 
 def _is_between(save: Event, wait: Event, load: Event) -> bool:
-    return save.ordinal < wait.ordinal < load.ordinal and wait.ranks == ALL_LANES
+    return save.ordinal < wait.ordinal < load.ordinal and wait.ranks == ALL_RANKS
 
 
 @lru_cache(maxsize=16_384)

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.long_waits import timed_out_wait
 from ddpdoctor.diagnosis.divergence.matching import Matcher, disagreement
-from ddpdoctor.diagnosis.divergence.next_calls import Turn, elsewhere, main_stack, user_frames
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall, elsewhere, main_stack, user_frames
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, is_echo, was_ended_by_launcher
 from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.finding import Frame
@@ -107,11 +107,11 @@ def aborted_culprit(aborted: Aborted) -> tuple[int | None, str]:
     return None, ""
 
 
-def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blocked]) -> tuple[Turn, ...]:
+def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blocked]) -> tuple[NextCall, ...]:
     """What each rank of which it is known did, by rank."""
     known = {rank.rank: rank for rank in record.ranks}
     turns = [
-        Turn(
+        NextCall(
             rank=call.rank,
             action="collective",
             signature=msgspec.structs.replace(call.signature, numels=()),
@@ -127,7 +127,7 @@ def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blo
         stack = last_stack(record, known[number])
         if number == aborted.died or (stack and known[number].end == "signalled"):
             turns.append(
-                Turn(
+                NextCall(
                     rank=number,
                     action="signalled" if number == aborted.died else "elsewhere",
                     signal=known[number].signal if number == aborted.died else None,
@@ -154,7 +154,7 @@ def was_terminated(record: RunRecord, rank: Rank) -> bool:
     return was_ended_by_launcher(rank) or (rank.end == "signalled" and told)
 
 
-def is_in_backward(turn: Turn) -> bool:
+def is_in_backward(turn: NextCall) -> bool:
     """Tell whether a rank that went another way was in backward."""
     if turn.signature is not None:
         return turn.signature.origin == "ddp-backward"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 
-from ddpdoctor.diagnosis.divergence.next_calls import WALK_BOUND, Lanes, Turn
+from ddpdoctor.diagnosis.divergence.next_calls import WALK_BOUND, Lanes, NextCall
 
 Line = tuple[str, int] | None
 
 
-def line_culprit(lanes: Lanes, turns: tuple[Turn, ...], common: int) -> tuple[int | None, str]:
+def line_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tuple[int | None, str]:
     """Name the rank that the majority of three or more ranks, or an earlier step, speaks against.
 
     ``common`` is the position of the last common entry. Returns the rank and the reason, or None and an empty text.
@@ -31,7 +31,7 @@ def line_culprit(lanes: Lanes, turns: tuple[Turn, ...], common: int) -> tuple[in
     return deviant, "in earlier steps both ranks went on as the other rank does here"
 
 
-def step_culprit(lanes: Lanes, turns: tuple[Turn, ...], common: int) -> tuple[int | None, str]:
+def step_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tuple[int | None, str]:
     """Name the rank whose step advanced, from one reduction of gradients to the next, unlike before and elsewhere."""
     advances: dict[int, int] = {}
     usual: set[int] = set()
@@ -75,7 +75,7 @@ def _outvoted(choices: Mapping[int, Hashable]) -> tuple[int | None, str]:
     return rank, f"the other {majority} ranks agree"
 
 
-def _what(turn: Turn) -> Hashable:
+def _what(turn: NextCall) -> Hashable:
     signature = turn.signature
     what = None if signature is None else (signature.kind, signature.numels, signature.dtype, signature.reduce_op)
     line = turn.line

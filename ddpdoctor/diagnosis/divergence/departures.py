@@ -10,7 +10,7 @@ from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked, is_echo, left_
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
 
-def find_absentee(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked]) -> Rank | None:
+def find_departed_rank(record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked]) -> Rank | None:
     """Find the rank that left first and that others wait for, or failed or went ahead without.
 
     A rank that left without an exception is one only if another waits for it, or was ended for it. Exceptions that all

@@ -8,7 +8,7 @@ import signal
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.matching import Matcher
-from ddpdoctor.diagnosis.divergence.next_calls import Turn, elsewhere
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.wording import (
     bytes_text,
@@ -80,7 +80,7 @@ def title(divergence: Divergence) -> str:
     )
 
 
-def lone_forward(divergence: Divergence, lone: tuple[Turn, ...]) -> str:
+def lone_forward(divergence: Divergence, lone: tuple[NextCall, ...]) -> str:
     """Say which ranks run a forward of the DDP model alone, and what the others do meanwhile."""
     numbers = [turn.rank for turn in lone]
     others = [turn for turn in divergence.turns if turn.rank not in numbers]
@@ -150,7 +150,7 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
     return tuple(told)
 
 
-def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
+def _fact(turn: NextCall, basis: Basis, prefix: str) -> Fact:
     numbers: dict[str, int | float] = {"step": turn.step}
     extra = ""
     if turn.signature is not None:
@@ -167,20 +167,20 @@ def _fact(turn: Turn, basis: Basis, prefix: str) -> Fact:
     )
 
 
-def _chain(turn: Turn) -> tuple[Frame, ...]:
+def _chain(turn: NextCall) -> tuple[Frame, ...]:
     """The stack, torch's frames included, if it was taken where the rank did this, and else the user's call chain."""
     line = turn.line
     is_there = line is None or any((frame.file, frame.line) == (line.file, line.line) for frame in turn.stack)
     return turn.stack if turn.stack and is_there else turn.frames
 
 
-def _shown(turns: tuple[Turn, ...]) -> list[Turn]:
+def _shown(turns: tuple[NextCall, ...]) -> list[NextCall]:
     return list(turns) if len(turns) <= FACTS_SHOWN else [alike[0] for alike in _alike(turns)]
 
 
-def _alike(turns: tuple[Turn, ...]) -> list[list[Turn]]:
+def _alike(turns: tuple[NextCall, ...]) -> list[list[NextCall]]:
     """Group turns that are the same in everything but the rank."""
-    groups: dict[tuple[object, ...], list[Turn]] = {}
+    groups: dict[tuple[object, ...], list[NextCall]] = {}
     for turn in turns:
         wait = turn.wait and turn.wait.kind
         key = (turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, turn.exception)
@@ -188,7 +188,7 @@ def _alike(turns: tuple[Turn, ...]) -> list[list[Turn]]:
     return list(groups.values())
 
 
-def _call(turn: Turn) -> str:
+def _call(turn: NextCall) -> str:
     name = "an unknown collective"
     if turn.signature is not None:
         name = collective(turn.signature)
@@ -197,11 +197,11 @@ def _call(turn: Turn) -> str:
     return f"{name} at {place(turn.line)}"
 
 
-def _ranks(turns: list[Turn]) -> str:
+def _ranks(turns: list[NextCall]) -> str:
     return rank_list(turn.rank for turn in turns)
 
 
-def _doing(turns: list[Turn]) -> str:
+def _doing(turns: list[NextCall]) -> str:
     """The predicate for ranks that did the same."""
     turn, numbers = turns[0], [turn.rank for turn in turns]
     match turn.action:
@@ -237,7 +237,7 @@ def _doing(turns: list[Turn]) -> str:
     return f"{verb(numbers, 'is', 'are')} at {place(turn.line)}"
 
 
-def _waiting(turns: list[Turn]) -> str:
+def _waiting(turns: list[NextCall]) -> str:
     return "; ".join(f"{_ranks(alike)} {_doing(alike)}" for alike in _alike(tuple(turns)))
 
 
@@ -255,7 +255,7 @@ def _absentee_title(divergence: Divergence) -> str:
 
 
 def _swapped_title(divergence: Divergence) -> str:
-    by_subject: dict[str, list[Turn]] = {}
+    by_subject: dict[str, list[NextCall]] = {}
     for turn in divergence.turns:
         if turn.signature is not None and turn.signature.subject:
             by_subject.setdefault(turn.signature.subject, []).append(turn)
@@ -289,27 +289,27 @@ def _aborted_title(divergence: Divergence) -> str:
     return f"rank {divergence.died} died {_inside(here[0])}, while {'; '.join(parts)}"
 
 
-def _is_call(turn: Turn) -> bool:
+def _is_call(turn: NextCall) -> bool:
     """Tell whether a turn of an abort is the disputed call, of which there is a row of the calls alone."""
     return turn.action == "collective" and turn.row is None
 
 
-def _inside(turn: Turn) -> str:
+def _inside(turn: NextCall) -> str:
     if turn.signature is not None and not is_in_backward(turn):
         size = f" ({bytes_text(turn.signature.size_bytes)})" if turn.signature.size_bytes else ""
         return f"inside {turn.signature.kind}{size} at {place(turn.line)}"
     return f"{'in backward ' if is_in_backward(turn) else ''}at {place(turn.line)}"
 
 
-def _alike_in_place(turns: tuple[Turn, ...]) -> list[list[Turn]]:
-    groups: dict[str, list[Turn]] = {}
+def _alike_in_place(turns: tuple[NextCall, ...]) -> list[list[NextCall]]:
+    groups: dict[str, list[NextCall]] = {}
     for turn in turns:
         groups.setdefault(_inside(turn), []).append(turn)
     return list(groups.values())
 
 
 def _desync_title(divergence: Divergence) -> str:
-    by_step: dict[int, list[Turn]] = {}
+    by_step: dict[int, list[NextCall]] = {}
     for turn in divergence.turns:
         if turn.row is not None:
             by_step.setdefault(turn.step, []).append(turn)
@@ -322,7 +322,7 @@ def _desync_title(divergence: Divergence) -> str:
     return f"{title}, since rank {divergence.culprit} {done} a backward"
 
 
-def _same_line_title(divergence: Divergence, groups: list[list[Turn]]) -> str:
+def _same_line_title(divergence: Divergence, groups: list[list[NextCall]]) -> str:
     parts = []
     for turns in groups:
         signature = turns[0].signature
@@ -341,7 +341,7 @@ def _same_line_title(divergence: Divergence, groups: list[list[Turn]]) -> str:
     return f"{where} differ{'' if where.startswith('the') else 's'} in the {divergence.difference}: {', '.join(parts)}"
 
 
-def _not_called(divergence: Divergence, groups: list[list[Turn]]) -> str | None:
+def _not_called(divergence: Divergence, groups: list[list[NextCall]]) -> str | None:
     """Say it as one rank's call that the others have not made, where they never ran that line."""
     if len(groups) != 2 or any(turns[0].action != "collective" for turns in groups):
         return None

@@ -9,11 +9,11 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.aborted import Aborted, aborted_culprit, aborted_turns, find_aborted
 from ddpdoctor.diagnosis.divergence.culprit import line_culprit, step_culprit
-from ddpdoctor.diagnosis.divergence.departures import find_absentee, unmatched_group
-from ddpdoctor.diagnosis.divergence.matching import Matcher, Parting
+from ddpdoctor.diagnosis.divergence.departures import find_departed_rank, unmatched_group
+from ddpdoctor.diagnosis.divergence.matching import FirstMismatch, Matcher
 from ddpdoctor.diagnosis.divergence.next_calls import (
     Lanes,
-    Turn,
+    NextCall,
     elsewhere,
     last_common_position,
     thread_that_keeps,
@@ -38,11 +38,11 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """The process group of the collective at which they part; None for a wait in the store or none at all."""
     sequence: int | None = None
     """Position in that group, from 0, of the first entry that they do not have in common."""
-    last_common: Turn | None = None
+    last_common: NextCall | None = None
     """The entry before it, as the first rank ran it; None when there is none."""
-    turns: tuple[Turn, ...]
+    turns: tuple[NextCall, ...]
     """What each rank of the group did next, by rank."""
-    proof: tuple[Turn, ...] = ()
+    proof: tuple[NextCall, ...] = ()
     """The entries that prove it, where they come later than ``turns``."""
     difference: str = ""
     """What differs between the entries of a mismatch or a desync."""
@@ -65,7 +65,7 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     matcher = Matcher()
     parting = matcher.advance(record)
     blocked = blocked_ranks(record, matcher)
-    absentee = find_absentee(record, matcher, blocked)
+    absentee = find_departed_rank(record, matcher, blocked)
     if absentee is not None and parting is not None and left_ns(absentee) < parting.time_ns:
         parting = None
     found: Divergence | None
@@ -85,7 +85,9 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     return None if found is None or explains(record, found.turns + found.proof) else found
 
 
-def from_parting(record: RunRecord, matcher: Matcher, parting: Parting, blocked: Mapping[int, Blocked]) -> Divergence:
+def from_parting(
+    record: RunRecord, matcher: Matcher, parting: FirstMismatch, blocked: Mapping[int, Blocked]
+) -> Divergence:
     """Describe entries that do not belong together, from the place where the ranks' lines part."""
     lanes = Lanes(record, matcher, parting.group)
     group = record.groups[parting.group]
@@ -239,13 +241,13 @@ def from_kept(record: RunRecord) -> Divergence | None:
     )
 
 
-def _one_line_in_several_groups(turns: tuple[Turn, ...]) -> bool:
+def _one_line_in_several_groups(turns: tuple[NextCall, ...]) -> bool:
     calls = {(turn.line, turn.signature and turn.signature.kind) for turn in turns}
     groups = {turn.group for turn in turns}
     return len(calls) == 1 and len(groups) > 1 and None not in groups
 
 
-def _callers_alone(lanes: Lanes, turns: tuple[Turn, ...]) -> frozenset[int]:
+def _callers_alone(lanes: Lanes, turns: tuple[NextCall, ...]) -> frozenset[int]:
     places = {turn.rank: (turn.line.file, turn.line.line) for turn in turns if turn.row is not None and turn.line}
     run = {rank: {lanes.line_of(site) for site in set(lanes.tracks[rank].site)} for rank in places}
     alone = set()
@@ -288,7 +290,7 @@ def _from_crossing(record: RunRecord, matcher: Matcher) -> Divergence | None:
     )
 
 
-def _pairs_wrongly(entry: Blocked, parting: Parting) -> bool:
+def _pairs_wrongly(entry: Blocked, parting: FirstMismatch) -> bool:
     return entry.group == parting.group and entry.position is not None and entry.position >= parting.position
 
 

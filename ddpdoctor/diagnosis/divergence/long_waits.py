@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
-from ddpdoctor.diagnosis.divergence.next_calls import Lanes, Turn, elsewhere
+from ddpdoctor.diagnosis.divergence.next_calls import Lanes, NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import left_ns
 from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
 from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -26,9 +26,9 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
     waited_ns: int
     timeout_ns: int
     """0 when not known."""
-    turn: Turn
+    turn: NextCall
     """The wait of the rank that came first."""
-    before: Turn | None
+    before: NextCall | None
     """What the late rank did last before, or stands in; None when that is not known."""
     timed_out: bool
     """The wait ended by the timeout and took the job with it."""
@@ -136,7 +136,7 @@ def _started_ns(lanes: Lanes, rank: int, position: int) -> int:
     return lanes.tracks[rank].started_ns[row]
 
 
-def _last_turn(record: RunRecord, lanes: Lanes, rank: int, position: int) -> Turn | None:
+def _last_turn(record: RunRecord, lanes: Lanes, rank: int, position: int) -> NextCall | None:
     """What a rank called last before it came late to a position; where it stands, if it never came."""
     if lanes.row(rank, position) is None:
         here = elsewhere(record, rank, None, None)

@@ -62,7 +62,7 @@ def _uneven_list(one: Signature, other: Signature, backend: str) -> bool:
     return "nccl" in backend and None in (one.uneven, other.uneven)
 
 
-class Parting(msgspec.Struct, frozen=True, kw_only=True):
+class FirstMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """The first position of a group at which two ranks' collectives do not belong together."""
 
     form: Literal["mismatch", "desync"]
@@ -113,7 +113,7 @@ class Matcher:
     def __init__(self) -> None:
         self.lanes: dict[int, dict[int, Lane]] = {}
         """Group, then rank."""
-        self.parting: Parting | None = None
+        self.parting: FirstMismatch | None = None
         """The first parting in time; once found, nothing more is compared."""
         self._split: dict[int, int] = {}
         self._agreed: dict[tuple[int, int], int] = {}
@@ -131,7 +131,7 @@ class Matcher:
         """Tell whether the ranks of a group have to come to the same number of entries."""
         return group not in self._joined and group not in self._lost
 
-    def advance(self, record: RunRecord) -> Parting | None:
+    def advance(self, record: RunRecord) -> FirstMismatch | None:
         """Take in what the tracks hold beyond the last call, and return the first parting if there is one."""
         if self.parting is not None:
             return self.parting
@@ -172,7 +172,7 @@ class Matcher:
             lanes[track.rank] = Lane(track.sequence[row] if lost else 0)
         return lanes[track.rank]
 
-    def _compare(self, group: int, record: RunRecord) -> Parting | None:
+    def _compare(self, group: int, record: RunRecord) -> FirstMismatch | None:
         lanes = self.lanes[group]
         if group in self._lost and group in self._point_to_point:
             return None
@@ -195,7 +195,7 @@ class Matcher:
 
     def _compare_lanes(
         self, group: int, tracks: tuple[CollectiveTrack, CollectiveTrack], start: int, stop: int, record: RunRecord
-    ) -> Parting | None:
+    ) -> FirstMismatch | None:
         one, other = (self.lanes[group][track.rank] for track in tracks)
         signatures = [
             lane.column(track.signature, start, stop) for lane, track in zip((one, other), tracks, strict=True)
@@ -212,7 +212,7 @@ class Matcher:
                 difference = self._desync(record, tracks, (one.row(start + offset), other.row(start + offset)))
             if difference:
                 rows = one.row(start + offset), other.row(start + offset)
-                return Parting(
+                return FirstMismatch(
                     form=form,
                     group=group,
                     position=start + offset,

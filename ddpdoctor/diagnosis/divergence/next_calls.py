@@ -26,7 +26,7 @@ WALK_BOUND = 10_000
 """Entries that are walked back at most."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class NextCall(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank did at the point where the ranks part."""
 
     rank: int
@@ -109,13 +109,13 @@ class Lanes:
         same_lane = self.row(held.rank, held.position) == held.row
         return own == held.row or (same_lane and track.site[own] == track.site[held.row])
 
-    def turn(self, rank: int, position: int, waiting: bool) -> Turn | None:
+    def turn(self, rank: int, position: int, waiting: bool) -> NextCall | None:
         """What a rank did at a position, if it got there."""
         row = self.row(rank, position)
         if row is None:
             return None
         track = self.tracks[rank]
-        return Turn(
+        return NextCall(
             rank=rank,
             action="collective",
             waiting=waiting,
@@ -154,7 +154,7 @@ def last_common_position(lanes: Lanes, ranks: Iterable[int], position: int) -> i
 
 def turns(
     record: RunRecord, lanes: Lanes, ranks: Iterable[int], position: int, blocked: Mapping[int, Blocked]
-) -> tuple[Turn, ...]:
+) -> tuple[NextCall, ...]:
     """Tell what each of the ranks did at a position of a group, or instead of coming there."""
     found = []
     known = {rank.rank: rank for rank in record.ranks}
@@ -165,13 +165,13 @@ def turns(
     return tuple(found)
 
 
-def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked | None) -> Turn:
+def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked | None) -> NextCall:
     """Tell what a rank did that did not come to a position of a group."""
     stack = main_stack(record, number)
     if held is not None and held.row is not None:
         track = record.track(number)
         assert track is not None
-        return Turn(
+        return NextCall(
             rank=number,
             action="collective",
             waiting=True,
@@ -183,7 +183,7 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             stack=stack,
         )
     if held is not None and held.call is not None:
-        return Turn(
+        return NextCall(
             rank=number,
             action="collective",
             waiting=True,
@@ -195,10 +195,10 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         )
     if held is not None and held.wait is not None:
         frames = record.site(held.wait.site).frames
-        return Turn(rank=number, action="store", waiting=True, wait=held.wait, frames=frames, stack=stack)
+        return NextCall(rank=number, action="store", waiting=True, wait=held.wait, frames=frames, stack=stack)
     if rank is not None and rank.end in ("finished", "left-by-exit", "raised", "signalled"):
         first = min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
-        return Turn(
+        return NextCall(
             rank=number,
             action=rank.end,
             exception=first,
@@ -208,13 +208,13 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         )
     if (keeper := thread_that_keeps(record, number)) is not None:
         kept_at = user_frames(record, keeper.frames)
-        return Turn(rank=number, action="elsewhere", kept_by=keeper.thread, frames=kept_at, stack=keeper.frames)
+        return NextCall(rank=number, action="elsewhere", kept_by=keeper.thread, frames=kept_at, stack=keeper.frames)
     frames = user_frames(record, stack)
     seen_ago_ns = _seen_ago_ns(record, number)
     if not frames or _is_newer_than_stack(record, number):
         frames = _last_place(record, number) or frames
     sleeps_ns = 0 if rank is None or not rank.sleeps_until_ns else max(1, rank.sleeps_until_ns - record.job.ended_ns)
-    return Turn(
+    return NextCall(
         rank=number,
         action="elsewhere",
         sleeps_ns=sleeps_ns,

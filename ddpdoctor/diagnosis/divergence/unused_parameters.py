@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import bytes_text, location_of, place, rank_list, site_location
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
@@ -72,7 +72,7 @@ def waits_in_vain(record: RunRecord, number: int) -> bool:
     return bool(_missing_by_rank(record, number, {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}))
 
 
-def explains(record: RunRecord, turns: Iterable[Turn]) -> bool:
+def explains(record: RunRecord, turns: Iterable[NextCall]) -> bool:
     """Tell whether missing gradients are the cause of what the ranks did: the other ranks then wait in backward.
 
     True for DDP's own error on a rank with missing gradients, and where one rank reduces gradients while another, which

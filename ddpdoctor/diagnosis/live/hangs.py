@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import duration_text, place
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord
@@ -33,7 +33,7 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     return _stood_ns(record) < PATIENCE_NS
 
 
-def told_sleep(turn: Turn, at: Frame | None) -> str:
+def told_sleep(turn: NextCall, at: Frame | None) -> str:
     """Say that a rank sleeps, or asks again and again, where it has set itself a clock."""
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
     if turn.sleeps_ns < POLLING_NS:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.next_calls import OLD_NS, Turn, elsewhere, user_frames
+from ddpdoctor.diagnosis.divergence.next_calls import OLD_NS, NextCall, elsewhere, user_frames
 from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked
 from ddpdoctor.diagnosis.live.hangs import told_sleep
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
@@ -79,7 +79,7 @@ def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
     return f"{rank_list(wait.waiting)} {has} waited {waited} for rank {wait.late}, {wait.doing}{when}"
 
 
-def _doing(turn: Turn, at: Frame | None, *, seen: bool) -> str:
+def _doing(turn: NextCall, at: Frame | None, *, seen: bool) -> str:
     if not seen:
         return "of which nothing was heard"
     if turn.sleeps_ns:
@@ -91,7 +91,7 @@ def _doing(turn: Turn, at: Frame | None, *, seen: bool) -> str:
     return f"{'last seen' if ago else 'busy'}{within} at {place(at)}{ago}"
 
 
-def _function_it_is_in(record: RunRecord, turn: Turn) -> Frame | None:
+def _function_it_is_in(record: RunRecord, turn: NextCall) -> Frame | None:
     """The innermost of the user's functions that a rank has been in for a while.
 
     Its pulse says which line has called that function; the stack says where in it the rank is.

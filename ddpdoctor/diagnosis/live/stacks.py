@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
@@ -67,10 +67,10 @@ def whereabouts(record: RunRecord) -> tuple[str, ...]:
     return tuple(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} at {place}" for place, ranks in alike.items())
 
 
-def _turn(dump: StackDump, *, idle: bool) -> Turn:
+def _turn(dump: StackDump, *, idle: bool) -> NextCall:
     own = tuple(frame for frame in dump.frames if in_user_code(frame.file))
     signature = _awaited(dump.frames, idle=idle)
-    return Turn(
+    return NextCall(
         rank=dump.rank,
         action="elsewhere" if signature is None else "collective",
         waiting=signature is not None,
@@ -108,13 +108,13 @@ def _is_of_communication(inner: Sequence[Frame]) -> bool:
     return all(any(place in frame.file for place in places) for frame in inner)
 
 
-def _call(turn: Turn) -> tuple[object, ...]:
+def _call(turn: NextCall) -> tuple[object, ...]:
     line = turn.line
     place = None if line is None else (line.file, line.line)
     return place, turn.signature and (turn.signature.kind, turn.signature.origin)
 
 
-def _odd_one(turns: Sequence[Turn], calls: Counter[tuple[object, ...]]) -> int | None:
+def _odd_one(turns: Sequence[NextCall], calls: Counter[tuple[object, ...]]) -> int | None:
     """The one rank that three or more outvote."""
     if len(turns) < 3 or len(calls) != 2:
         return None

@@ -7,7 +7,7 @@ waits in the store. The tracks of the ranks may have been read at slightly diffe
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.divergence.departures import find_absentee
+from ddpdoctor.diagnosis.divergence.departures import find_departed_rank
 from ddpdoctor.diagnosis.divergence.divergence import (
     Divergence,
     from_absentee,
@@ -59,7 +59,7 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
     watch.wait = lasting_wait(record, blocked)
     if parting is not None:
         return from_parting(record, watch.matcher, parting, blocked)
-    absentee = find_absentee(record, watch.matcher, blocked)
+    absentee = find_departed_rank(record, watch.matcher, blocked)
     found = None
     if absentee is not None and may_yet_be_told(record, absentee):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.divergence.next_calls import Turn
+from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
@@ -128,7 +128,7 @@ def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
     return running & waiting
 
 
-def _is_under_way(record: RunRecord, turn: Turn) -> bool:
+def _is_under_way(record: RunRecord, turn: NextCall) -> bool:
     track = record.track(turn.rank)
     return track is not None and turn.row is not None and not track.completed_ns[turn.row]
 

@@ -9,17 +9,17 @@ from functools import reduce
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     UNIFORM,
-    Bound,
-    Built,
-    Choice,
+    BoundMethod,
     Const,
+    DictValue,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Items,
-    Lanes,
-    Mapped,
+    OneOf,
+    PerRank,
     ProjectClass,
+    SequenceValue,
     TensorSize,
     Unknown,
     Value,
@@ -75,12 +75,12 @@ def item_at(value: Value, key: object) -> Value:
     """The value of ``value[key]`` for a constant key."""
 
     def of_one(container: Value) -> Value:
-        if isinstance(container, Items) and isinstance(key, int):
+        if isinstance(container, SequenceValue) and isinstance(key, int):
             if container.open and container.values:
                 return container.values[0]
             if not container.open and -len(container.values) <= key < len(container.values):
                 return container.values[key]
-        if isinstance(container, Mapped):
+        if isinstance(container, DictValue):
             for name, entry in container.entries:
                 if name == key:
                     return entry
@@ -94,7 +94,7 @@ def item_at(value: Value, key: object) -> Value:
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     owner = machine.evaluate(machine, target.value)
-    owners = [option for option in options_of(owner) if isinstance(option, (Instance, Built))]
+    owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]
     for owner in owners:
         note_attribute_set(machine, target, owner, value)
         if len(owners) > 1:
@@ -107,16 +107,16 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
     index = machine.evaluate(machine, target.slice)
     note_item(machine, target, container, index, value)
     key = constant(index)
-    if isinstance(container, Mapped) and key is not ...:
+    if isinstance(container, DictValue) and key is not ...:
         entries = dict(container.entries)
         entries[key] = value
-        changed = Mapped(tuple(entries.items()))
+        changed = DictValue(tuple(entries.items()))
         if isinstance(target.value, ast.Name) and isinstance(value, (Function, ProjectClass)):
             # A registry, which is often filled by a decorator, far from where its name belongs.
             machine.assign(_scope_that_holds(machine, target.value.id), target.value.id, changed)
         else:
             assign_to(machine, target.value, changed)
-    elif isinstance(container, (Mapped, Items, TensorSize)):
+    elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
         assign_to(machine, target.value, derived((container, value)))
 
 
@@ -140,26 +140,26 @@ def overwrite(machine: Machine, node: ast.expr, value: Value) -> None:
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
 )
-_VIEWS: Mapping[str, Callable[[Mapped], Value]] = {
-    "keys": lambda mapped: Items(tuple(Const(key) for key, _ in mapped.entries)),
-    "values": lambda mapped: Items(tuple(value for _, value in mapped.entries)),
-    "items": lambda mapped: Items(tuple(Items((Const(key), value)) for key, value in mapped.entries)),
+_VIEWS: Mapping[str, Callable[[DictValue], Value]] = {
+    "keys": lambda mapped: SequenceValue(tuple(Const(key) for key, _ in mapped.entries)),
+    "values": lambda mapped: SequenceValue(tuple(value for _, value in mapped.entries)),
+    "items": lambda mapped: SequenceValue(tuple(SequenceValue((Const(key), value)) for key, value in mapped.entries)),
 }
 """Methods that show what a dict with constant keys holds."""
 
 
-def container_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value | None:
+def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value | None:
     """What a method of a list, a dict or a text comes to; None when it is not known."""
     receiver, name = function.receiver, function.name
-    if isinstance(receiver, Mapped) and name in _VIEWS and not arguments:
+    if isinstance(receiver, DictValue) and name in _VIEWS and not arguments:
         return _VIEWS[name](receiver)
-    if isinstance(receiver, Mapped) and name == "get" and arguments:
+    if isinstance(receiver, DictValue) and name == "get" and arguments:
         key = constant(arguments[0])
         classes = one_of_classes(receiver) if key is ... and not is_varying(arguments[0]) else None
         if classes is not None:
             return classes
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
-    if isinstance(receiver, (Items, Mapped)) and name in _MUTATORS and isinstance(node, ast.Call):
+    if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             overwrite(machine, node.func.value, _mutated(machine, receiver, name, arguments))
         return UNIFORM
@@ -169,7 +169,7 @@ def container_method(machine: Machine, node: ast.AST, function: Bound, arguments
     return None
 
 
-def one_of_classes(registry: Mapped) -> Value | None:
+def one_of_classes(registry: DictValue) -> Value | None:
     """What a dict of classes, or of functions that make optimizers, gives for a name that is not known.
 
     None for a dict that holds anything else.
@@ -189,30 +189,35 @@ def _makes_optimizers(value: Value) -> bool:
 
 def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:
     """The container after a call of one of its methods; a list that grows in a loop holds any number of such items."""
-    if name != "append" or not isinstance(receiver, Items) or len(arguments) != 1 or isinstance(arguments[0], Lanes):
+    if (
+        name != "append"
+        or not isinstance(receiver, SequenceValue)
+        or len(arguments) != 1
+        or isinstance(arguments[0], PerRank)
+    ):
         return derived([receiver, *arguments])
     if not machine.loops and not receiver.open:
-        return Items((*receiver.values, arguments[0]))
+        return SequenceValue((*receiver.values, arguments[0]))
     item: Value = arguments[0]
     for other in receiver.values:
         item = join(other, item)
-    return Items((item,), open=True)
+    return SequenceValue((item,), open=True)
 
 
 def item_of(entry: Value) -> Value:
     """One item of an iterable of one rank, for any of its items."""
-    if isinstance(entry, Items):
+    if isinstance(entry, SequenceValue):
         if len(entry.values) == 1:
             return entry.values[0]
         if entry.values and all(isinstance(value, Instance) for value in entry.values):
             return reduce(join, entry.values)
         return derived(entry.values)
-    if isinstance(entry, Built) and entry.name == DATA_LOADER:
+    if isinstance(entry, ExternalObject) and entry.name == DATA_LOADER:
         return Unknown(varying=True, tags=frozenset({("batch", entry.number)}))
-    if isinstance(entry, Choice):
+    if isinstance(entry, OneOf):
         item: Value | None = None
         for option in entry.options:
-            if not isinstance(option, Items) or option.values:
+            if not isinstance(option, SequenceValue) or option.values:
                 item = join(item, item_of(option))
         return item or UNIFORM
     if isinstance(entry, Unknown):

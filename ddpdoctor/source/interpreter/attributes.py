@@ -10,15 +10,15 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     RANKS,
     UNIFORM,
-    Bound,
-    Built,
-    Choice,
+    BoundMethod,
     Const,
+    DictValue,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Lanes,
-    Mapped,
+    OneOf,
+    PerRank,
     ProjectClass,
     ProjectModule,
     Unknown,
@@ -26,11 +26,11 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     join,
-    lane,
-    lanes_of,
+    on_rank,
+    per_rank,
     tags_of,
 )
-from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_lanes
+from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
 from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model import accelerate_attributes
 from ddpdoctor.source.vocabulary import (
@@ -55,14 +55,18 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     kind = value.__class__
     if kind is External:
         return _member(value.name, name)  # type: ignore[union-attr]
-    if isinstance(value, Bound) and isinstance(value.receiver, Bound) and isinstance(value.receiver.receiver, Bound):
+    if (
+        isinstance(value, BoundMethod)
+        and isinstance(value.receiver, BoundMethod)
+        and isinstance(value.receiver.receiver, BoundMethod)
+    ):
         # Longer chains are no longer asked for their links; each would make the next question take longer.
-        return Bound(Unknown(is_varying(value), True, tags_of(value)), name)
-    if kind is Unknown or kind is Bound or kind is Const:
-        return Bound(value, name)
+        return BoundMethod(Unknown(is_varying(value), True, tags_of(value)), name)
+    if kind is Unknown or kind is BoundMethod or kind is Const:
+        return BoundMethod(value, name)
     if kind is Instance:
         return _of_instance(machine, value, name)  # type: ignore[arg-type]
-    if isinstance(value, Built):
+    if isinstance(value, ExternalObject):
         stored = machine.store.get(value.number, name)
         if stored is not None:
             return stored
@@ -72,9 +76,9 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         if isinstance(found, Function):
             return bound_to(found, value)
         return accelerate_attributes.attribute(value, name) or _of_built(machine, value, name)
-    if isinstance(value, Lanes):
-        return lanes_of([attribute_of(machine, lane(value, rank), name) for rank in RANKS], value.guessed)
-    if isinstance(value, Choice):
+    if isinstance(value, PerRank):
+        return per_rank([attribute_of(machine, on_rank(value, rank), name) for rank in RANKS], value.guessed)
+    if isinstance(value, OneOf):
         result: Value | None = None
         for option in value.options:
             if option != Const(None):
@@ -85,9 +89,9 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     if isinstance(value, ProjectClass):
         found = class_attribute(machine, value, name)
         return found if found is not None else derived(())
-    if isinstance(value, Mapped):
-        return next((entry for key, entry in value.entries if key == name), Bound(value, name))
-    return Bound(value, name)
+    if isinstance(value, DictValue):
+        return next((entry for key, entry in value.entries if key == name), BoundMethod(value, name))
+    return BoundMethod(value, name)
 
 
 @lru_cache(maxsize=16_384)
@@ -95,15 +99,15 @@ def _member(owner: str, name: str) -> External:
     return External(canonical(f"{owner}.{name}"))
 
 
-def seeded(machine: Machine, name: str, value: Value, *, of_object: bool = False) -> Value:
+def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: bool = False) -> Value:
     """Read a rank from a name whose origin is not known.
 
     ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
     """
     kind = value.__class__
-    if kind is Bound:
+    if kind is BoundMethod:
         receiver = value.receiver  # type: ignore[union-attr]
-        known = receiver.__class__ is Built and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
+        known = receiver.__class__ is ExternalObject and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
         return value if known else _promised(name, machine.spawns, of_object) or value
     if not isinstance(value, Unknown):
         return value
@@ -136,11 +140,11 @@ def rank_by_name(machine: Machine, name: str) -> Value | None:
 @lru_cache(maxsize=16_384)
 def _rank_by_name(name: str, spawns: bool) -> Value | None:
     if name in LOCAL_RANK_NAMES:
-        return guessed_lanes(GLOBAL_RANK if spawns else LOCAL_RANK)
+        return guessed_per_rank(GLOBAL_RANK if spawns else LOCAL_RANK)
     if name in RANK_NAMES:
-        return guessed_lanes(GLOBAL_RANK)
+        return guessed_per_rank(GLOBAL_RANK)
     if is_first_rank_name(name):
-        return guessed_lanes(FIRST)
+        return guessed_per_rank(FIRST)
     return None
 
 
@@ -239,7 +243,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     machine.missed.add(f".{name}")
     found = class_attribute(machine, value.cls, name)
     if found is None:
-        return Bound(value, name)
+        return BoundMethod(value, name)
     if isinstance(found, Function):
         decorators = {last_name(entry) for entry in getattr(found.node, "decorator_list", ())}
         if decorators & {"property", "cached_property"}:
@@ -249,19 +253,19 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     return Unknown(opaque=True) if is_field else found
 
 
-def _of_built(machine: Machine, value: Built, name: str) -> Value:
+def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     made = machine.object(value)
     if made is None or name not in _KEPT_ARGUMENTS:
-        return Bound(value, name)
+        return BoundMethod(value, name)
     if value.name == DDP and name == "module":
         return made.argument("module", 0) or UNIFORM
     if value.name == DATA_LOADER:
         if name == "sampler":
-            return made.argument("sampler", 3) or Bound(value, name)
+            return made.argument("sampler", 3) or BoundMethod(value, name)
         if name == "batch_sampler":
-            return made.argument("batch_sampler", 4) or Bound(value, name)
+            return made.argument("batch_sampler", 4) or BoundMethod(value, name)
         if name == "dataset":
-            return made.argument("dataset", 0) or Bound(value, name)
+            return made.argument("dataset", 0) or BoundMethod(value, name)
     if value.name == "torch.utils.data.BatchSampler" and name == "sampler":
-        return made.argument("sampler", 0) or Bound(value, name)
-    return Bound(value, name)
+        return made.argument("sampler", 0) or BoundMethod(value, name)
+    return BoundMethod(value, name)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from ddpdoctor.source.interpreter.values import (
     UNIFORM,
     Const,
-    Items,
-    Mapped,
+    DictValue,
+    SequenceValue,
     TensorSize,
     Unknown,
     Value,
@@ -53,9 +53,9 @@ def _bool(*arguments: Value) -> Value:
 
 def _len(*arguments: Value) -> Value:
     value = arguments[0] if arguments else Unknown()
-    if isinstance(value, Items) and not value.open:
+    if isinstance(value, SequenceValue) and not value.open:
         return Const(len(value.values))
-    if isinstance(value, Mapped):
+    if isinstance(value, DictValue):
         return Const(len(value.entries))
     if isinstance(value, Const) and isinstance(value.value, str):
         return Const(len(value.value))
@@ -69,9 +69,9 @@ def _range(*arguments: Value) -> Value:
             return Unknown()
         count = len(range(*numbers))
         if count <= 1:
-            return Items(tuple(Const(number) for number in range(*numbers)))
+            return SequenceValue(tuple(Const(number) for number in range(*numbers)))
         if count <= 16:
-            return Items((UNIFORM,) * count)
+            return SequenceValue((UNIFORM,) * count)
     return derived([_varying_only(value) for value in arguments])
 
 

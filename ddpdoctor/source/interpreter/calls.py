@@ -14,23 +14,23 @@ from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    ALL_LANES,
+    ALL_RANKS,
     NO_GRADIENTS,
     NONE,
     OPAQUE,
     UNIFORM,
-    Bound,
-    Built,
-    Choice,
+    BoundMethod,
     Const,
+    DictValue,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Items,
-    Lanes,
-    Mapped,
+    OneOf,
     Partial,
+    PerRank,
     ProjectClass,
+    SequenceValue,
     Unknown,
     Value,
     derived,
@@ -40,7 +40,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys
-from ddpdoctor.source.ranks.ranks import FIRST, guessed_lanes
+from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
@@ -75,7 +75,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
             positional.append(evaluate(machine, argument))
             continue
         value = evaluate(machine, argument.value)
-        if isinstance(value, Items) and not value.open:
+        if isinstance(value, SequenceValue) and not value.open:
             positional.extend(value.values)
         else:
             complete = False
@@ -84,7 +84,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
         value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)
         if keyword.arg is not None:
             named[keyword.arg] = value
-        elif isinstance(value, Mapped):
+        elif isinstance(value, DictValue):
             named.update({key: entry for key, entry in value.entries if isinstance(key, str)})
         else:
             complete = False
@@ -103,7 +103,7 @@ def apply(
     if function.__class__ is External:
         result = call_external(machine, node, function.name, positional, named, complete)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
-    if function.__class__ is Bound:
+    if function.__class__ is BoundMethod:
         result = call_method(machine, node, function, positional, named, complete)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is Function:
@@ -124,11 +124,15 @@ def apply(
         )
     if isinstance(function, Instance):
         return _call_instance(machine, node, function, positional, named, complete)
-    if isinstance(function, Built):
+    if isinstance(function, ExternalObject):
         return _call_built(machine, node, function, positional, named, complete)
-    if isinstance(function, Lanes) and function.guessed and all(isinstance(value, Const) for value in function.values):
+    if (
+        isinstance(function, PerRank)
+        and function.guessed
+        and all(isinstance(value, Const) for value in function.values)
+    ):
         return function
-    if isinstance(function, (Choice, Lanes)):
+    if isinstance(function, (OneOf, PerRank)):
         return _call_option(machine, node, function, positional, named, complete)
     if isinstance(function, Unknown) and function.opaque and isinstance(node, ast.Call):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -144,7 +148,7 @@ def _call_option(
 ) -> Value:
     """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
     options = list(options_of(function))
-    if isinstance(function, Choice) and _is_of_each(machine, node, options):
+    if isinstance(function, OneOf) and _is_of_each(machine, node, options):
         results: list[Value] = []
 
         def call_one(option: Value) -> None:
@@ -156,7 +160,7 @@ def _call_option(
     if method is not None:
         return apply(machine, node, method, positional, named, complete)
     for option in options:
-        if isinstance(option, Built) and option.name == DDP:
+        if isinstance(option, ExternalObject) and option.name == DDP:
             return apply(machine, node, option, positional, named, complete)
     if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
         return apply(machine, node, External(OPTIMIZER), positional, named, complete)
@@ -164,7 +168,7 @@ def _call_option(
         if isinstance(option, External) and option.name.startswith("torch."):
             return apply(machine, node, option, positional, named, complete)
     for option in options:
-        if isinstance(option, (Function, ProjectClass, Instance, Partial, Built)):
+        if isinstance(option, (Function, ProjectClass, Instance, Partial, ExternalObject)):
             value = apply(machine, node, option, positional, named, complete)
             return of_any_class(value) or join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
@@ -201,13 +205,18 @@ def _worth_calling(machine: Machine, value: Instance) -> bool:
     if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
         return True
     attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-    if any(isinstance(part, Built) and part.name == DDP for part in attributes):
+    if any(isinstance(part, ExternalObject) and part.name == DDP for part in attributes):
         return True
     return chooses_keys(machine, value.cls)
 
 
 def _call_built(
-    machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
+    machine: Machine,
+    node: ast.AST,
+    value: ExternalObject,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool,
 ) -> Value:
     if value.name == DDP:
         return call_wrapped(machine, node, value, positional, named, complete)
@@ -233,7 +242,7 @@ def construct(
         for name, value in named.items():
             machine.assign(instance.number, name, value)
     machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
-    return Built(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
+    return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
 
 
 def call_function(
@@ -248,7 +257,7 @@ def call_function(
     """Run a project function on the present ranks and return what it returns."""
     if function.first_rank_only:
         held: list[Value] = [NONE]
-        test = guessed_lanes(FIRST)
+        test = guessed_per_rank(FIRST)
         unguarded = Function(
             function.node, function.module, function.scope, function.receiver, function.owner, function.gradients
         )
@@ -298,7 +307,7 @@ def call_function(
     if frame.yielded is None:
         returned = merged_results(frame.results, NONE, entry)
     else:
-        returned = Items((frame.yielded,), open=True)
+        returned = SequenceValue((frame.yielded,), open=True)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
     changed_nothing = machine.store.oldest_written >= frame.scope
     machine.note_walk(function.node, barren=quiet and changed_nothing and isinstance(returned, (Const, Unknown)))
@@ -307,7 +316,7 @@ def call_function(
         function.node,
         machine.steps - started,
         returned,
-        inner if entry == ALL_LANES else None,
+        inner if entry == ALL_RANKS else None,
         ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
     )
     return returned
@@ -329,7 +338,7 @@ def _passed_over(
         on_yield(OPAQUE)
         return OPAQUE
     if known is None or not known.alike:
-        alone = machine.mask != ALL_LANES & ~machine.gone or bool(machine.own_tests)
+        alone = machine.mask != ALL_RANKS & ~machine.gone or bool(machine.own_tests)
         machine.uncertain = machine.uncertain or (synchronises and alone)
     if known is None or not known.items:
         return OPAQUE
@@ -378,9 +387,9 @@ def _bind(
             given[name] = _default(signature.defaults.get(name), complete)
     if signature.rest:
         extra = values[len(names) :]
-        given[signature.rest] = Items(tuple(extra)) if complete else Items((OPAQUE,), open=True)
+        given[signature.rest] = SequenceValue(tuple(extra)) if complete else SequenceValue((OPAQUE,), open=True)
     if signature.named_rest:
-        given[signature.named_rest] = Mapped(tuple(rest.items())) if complete else OPAQUE
+        given[signature.named_rest] = DictValue(tuple(rest.items())) if complete else OPAQUE
     for name, value in given.items():
         machine.store.set(frame.scope, name, value)
 

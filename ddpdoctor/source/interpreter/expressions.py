@@ -7,26 +7,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddpdoctor.source.interpreter.assignment import assign_to, item_at, item_of, one_of_classes, scope_of
-from ddpdoctor.source.interpreter.attributes import attribute_of, bound_to, class_attribute, seeded
+from ddpdoctor.source.interpreter.attributes import attribute_of, bound_to, class_attribute, guess_from_name
 from ddpdoctor.source.interpreter.calls import call, call_function, context_function
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    ALL_LANES,
+    ALL_RANKS,
     FALSE,
     OPAQUE,
     RANKS,
     TRUE,
     UNIFORM,
-    Bound,
-    Built,
+    BoundMethod,
     Const,
+    DictValue,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Items,
-    Lanes,
-    Mapped,
+    PerRank,
+    SequenceValue,
     Unknown,
     Value,
     by_rank,
@@ -35,8 +35,8 @@ from ddpdoctor.source.interpreter.values import (
     is_guessed,
     is_varying,
     join,
-    lane,
-    lanes_of,
+    on_rank,
+    per_rank,
     truth,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered, is_rank_key, picked, sliced
@@ -59,23 +59,23 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 def truth_of(machine: Machine, node: ast.expr) -> Value:
     """The value of a condition, reduced to its truth on each rank."""
     value = evaluate(machine, node)
-    return value if isinstance(value, Lanes) and _are_truths(value) else by_rank(_truth_value, value)
+    return value if isinstance(value, PerRank) and _are_truths(value) else by_rank(_truth_value, value)
 
 
-def _are_truths(value: Lanes) -> bool:
+def _are_truths(value: PerRank) -> bool:
     return all(isinstance(entry, Const) and isinstance(entry.value, bool) for entry in value.values)
 
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
     """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
-    if iterable.__class__ is not Lanes:
-        count = len(iterable.values) if isinstance(iterable, Items) and not iterable.open else None
-        return item_of(iterable), [count] * len(RANKS), ALL_LANES if count == 0 else 0
+    if iterable.__class__ is not PerRank:
+        count = len(iterable.values) if isinstance(iterable, SequenceValue) and not iterable.open else None
+        return item_of(iterable), [count] * len(RANKS), ALL_RANKS if count == 0 else 0
     turns: list[int | None] = []
     empty = 0
     for rank in RANKS:
-        entry = lane(iterable, rank)
-        count = len(entry.values) if isinstance(entry, Items) and not entry.open else None
+        entry = on_rank(iterable, rank)
+        count = len(entry.values) if isinstance(entry, SequenceValue) and not entry.open else None
         turns.append(count)
         if count == 0:
             empty |= 1 << rank
@@ -89,7 +89,7 @@ def opened(machine: Machine, node: ast.expr) -> Value:
         method = class_attribute(machine, value.cls, "__iter__")
         if isinstance(method, Function):
             items = call_function(machine, node, bound_to(method, value), [], {})
-            return items if isinstance(items, Items) else value
+            return items if isinstance(items, SequenceValue) else value
     return value
 
 
@@ -108,7 +108,7 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     known = names.get(name) if names is not None and name not in frame.globals else None
     value = known if known is not None else machine.lookup(name)
     kind = value.__class__
-    return seeded(machine, name, value) if kind is Unknown or kind is Bound else value
+    return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
 
 
 def _constant(machine: Machine, node: ast.Constant) -> Value:
@@ -123,18 +123,18 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
     else:
         owner = evaluate(machine, inner)
     kind = owner.__class__
-    if kind is Built:
+    if kind is ExternalObject:
         note_attribute(machine, node, name, owner)
     elif kind is Unknown and name == "shape" and (extent := extent_of(owner)) is not None:
         return extent
     value = attribute_of(machine, owner, name)
     kind = value.__class__
-    return seeded(machine, name, value, of_object=True) if kind is Unknown or kind is Bound else value
+    return guess_from_name(machine, name, value, of_object=True) if kind is Unknown or kind is BoundMethod else value
 
 
 def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
-    if left.__class__ is not Lanes and right.__class__ is not Lanes:
+    if left.__class__ is not PerRank and right.__class__ is not PerRank:
         return binary(node.op, left, right)
     if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
         left, right = of_four(left), of_four(right)
@@ -153,16 +153,16 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         there = is_set(machine, constant(operands[0]))
         return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
-    if len(operands) == 2 and isinstance(operands[0], Lanes) and isinstance(operands[1], Const):
+    if len(operands) == 2 and isinstance(operands[0], PerRank) and isinstance(operands[1], Const):
         known = _numbers_compared(node.ops[0].__class__, operands[0], operands[1])
         if known is not None:
             return known
-    elif not any(isinstance(operand, Lanes) for operand in operands):
+    elif not any(isinstance(operand, PerRank) for operand in operands):
         return compare(node.ops, operands)
     return by_rank(partial(_compared, node.ops), *map(of_four, operands))
 
 
-def _numbers_compared(kind: type[ast.cmpop], left: Lanes, right: Const) -> Value | None:
+def _numbers_compared(kind: type[ast.cmpop], left: PerRank, right: Const) -> Value | None:
     """A comparison of numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
     function = ORDERINGS.get(kind)
     number = right.value
@@ -173,7 +173,7 @@ def _numbers_compared(kind: type[ast.cmpop], left: Lanes, right: Const) -> Value
         if not isinstance(entry, Const) or not isinstance(entry.value, int):
             return None
         known.append(TRUE if function(entry.value, number) else FALSE)
-    return lanes_of(known, left.guessed)
+    return per_rank(known, left.guessed)
 
 
 def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:
@@ -189,7 +189,7 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
     if len(operands) == 1:
         return first
     stops = isinstance(operator, ast.Or)
-    result: list[Value] = [lane(first, rank) for rank in RANKS]
+    result: list[Value] = [on_rank(first, rank) for rank in RANKS]
     rest: list[Value] = []
 
     def run_rest() -> None:
@@ -208,10 +208,10 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
     for rank in RANKS:
         outcome = truth(result[rank])
         if outcome is None:
-            result[rank] = _either(result[rank], lane(right, rank), stops)
+            result[rank] = _either(result[rank], on_rank(right, rank), stops)
         elif outcome is not stops:
-            result[rank] = lane(right, rank)
-    return lanes_of(result, is_guessed(first, right))
+            result[rank] = on_rank(right, rank)
+    return per_rank(result, is_guessed(first, right))
 
 
 def _either(left: Value, right: Value, stops: bool) -> Value:
@@ -243,19 +243,19 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     machine.split(node.test, condition, arm(node.body), arm(node.orelse))
     by_lane: list[Value] = []
     for rank in RANKS:
-        here = [lane(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
+        here = [on_rank(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
         value: Value | None = None
         for option in here:
-            value = join(value, option, is_varying(lane(condition, rank)))
-        by_lane.append(value if value is not None else lane(outcomes[0][1], rank))
+            value = join(value, option, is_varying(on_rank(condition, rank)))
+        by_lane.append(value if value is not None else on_rank(outcomes[0][1], rank))
     guessed = is_guessed(condition, *(value for _, value in outcomes))
     first = outcomes[0][1]
     if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
         return first
-    if not isinstance(condition, Lanes) and not any(isinstance(value, Lanes) for _, value in outcomes):
+    if not isinstance(condition, PerRank) and not any(isinstance(value, PerRank) for _, value in outcomes):
         present = (value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1)
         return decided(machine, node.test, condition, next(present, by_lane[0]))
-    return lanes_of(by_lane, guessed)
+    return per_rank(by_lane, guessed)
 
 
 def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
@@ -283,15 +283,17 @@ def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
     for element in node.elts:
         if isinstance(element, ast.Starred):
             inner = evaluate(machine, element.value)
-            if not isinstance(inner, Items) or inner.open:
+            if not isinstance(inner, SequenceValue) or inner.open:
                 rest = [evaluate(machine, other) for other in node.elts if not isinstance(other, ast.Starred)]
-                return Items((derived([inner, *rest]),), open=True)
+                return SequenceValue((derived([inner, *rest]),), open=True)
             values.extend(inner.values)
         else:
             values.append(evaluate(machine, element))
-    if any(isinstance(value, Lanes) for value in values):
-        return lanes_of([Items(tuple(lane(value, rank) for value in values)) for rank in RANKS], is_guessed(*values))
-    return Items(tuple(values))
+    if any(isinstance(value, PerRank) for value in values):
+        return per_rank(
+            [SequenceValue(tuple(on_rank(value, rank) for value in values)) for rank in RANKS], is_guessed(*values)
+        )
+    return SequenceValue(tuple(values))
 
 
 def _dict(machine: Machine, node: ast.Dict) -> Value:
@@ -300,14 +302,14 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
     for key, entry in zip(node.keys, node.values, strict=True):
         value = evaluate(machine, entry)
         name = constant(evaluate(machine, key)) if key is not None else ...
-        if key is None and isinstance(value, Mapped):
+        if key is None and isinstance(value, DictValue):
             entries.update(value.entries)
         elif isinstance(name, (str, int, float, bool)):
             entries[name] = value
         else:
             known = False
             entries[len(entries)] = value
-    return Mapped(tuple(entries.items())) if known else derived(entries.values())
+    return DictValue(tuple(entries.items())) if known else derived(entries.values())
 
 
 def _subscript(machine: Machine, node: ast.Subscript) -> Value:
@@ -321,9 +323,9 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return item_at(container, key.value)
     if isinstance(container, External):
         return container
-    if isinstance(container, Items) and container.values and isinstance(key, Lanes):
+    if isinstance(container, SequenceValue) and container.values and isinstance(key, PerRank):
         return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
-    if isinstance(container, Mapped) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
+    if isinstance(container, DictValue) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
         return kept
     result = derived((container, key))
     return picked(machine, node, result) if is_rank_key(key) else result
@@ -331,7 +333,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
 
 def _comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
     value = _in_generators(machine, node.generators, lambda: evaluate(machine, node.elt))
-    return Items((filtered(machine, node, node.generators[0].ifs, value),), open=True)
+    return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
 
 def _dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from ddpdoctor.source.events import Sinks
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Const, Lanes, TensorSize, Value, join, lanes_of
+from ddpdoctor.source.interpreter.values import Const, PerRank, TensorSize, Value, join, per_rank
 from ddpdoctor.source.script.syntax_index import descend
 
 Turn = Callable[[], None]
@@ -55,9 +55,9 @@ def _of_any_turn(before: Value | None, after: Value) -> Value:
 
     Otherwise the value that depends on the rank would win, and a count on one rank be taken for what it is after one.
     """
-    if not isinstance(before, Const) or not isinstance(after, Lanes) or after.guessed:
+    if not isinstance(before, Const) or not isinstance(after, PerRank) or after.guessed:
         return after
-    return lanes_of([join(before, value, True) for value in after.values])
+    return per_rank([join(before, value, True) for value in after.values])
 
 
 def _inner_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:

@@ -10,17 +10,17 @@ from typing import Any
 
 from ddpdoctor.source.interpreter.values import (
     RANKS,
-    Built,
-    Choice,
     Const,
+    DictValue,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Items,
-    Mapped,
+    OneOf,
     Partial,
     ProjectClass,
     ProjectModule,
+    SequenceValue,
     Unknown,
     Value,
     derived,
@@ -56,7 +56,17 @@ ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_OBJECTS = (Built, External, Function, Instance, Partial, ProjectClass, ProjectModule, Items, Mapped)
+_OBJECTS = (
+    ExternalObject,
+    External,
+    Function,
+    Instance,
+    Partial,
+    ProjectClass,
+    ProjectModule,
+    SequenceValue,
+    DictValue,
+)
 
 
 def binary(kind: ast.operator, left: Value, right: Value) -> Value:
@@ -77,8 +87,8 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
         and _is_device_count(right)
     ):
         return Const(left.value % 2)
-    if isinstance(left, Items) and isinstance(right, Items) and isinstance(kind, ast.Add):
-        return Items((*left.values, *right.values), left.open or right.open)
+    if isinstance(left, SequenceValue) and isinstance(right, SequenceValue) and isinstance(kind, ast.Add):
+        return SequenceValue((*left.values, *right.values), left.open or right.open)
     if isinstance(kind, ast.Mod) and right not in (Const(1), Const(0)) and not isinstance(left, Const):
         return derived((left, right), REMAINDER)
     return _moved_world_size(kind, left, right) or derived((left, right))
@@ -200,7 +210,7 @@ def _identical(left: Value, right: Value) -> bool | None:
         if one == Const(None):
             if isinstance(other, _OBJECTS):
                 return False
-            if isinstance(other, Choice) and all(isinstance(option, _OBJECTS) for option in other.options):
+            if isinstance(other, OneOf) and all(isinstance(option, _OBJECTS) for option in other.options):
                 return False
     return None
 
@@ -210,11 +220,11 @@ def _contains(container: Value, item: Value) -> bool | None:
         return None
     if isinstance(container, Const) and isinstance(container.value, str) and isinstance(item.value, str):
         return item.value in container.value
-    if isinstance(container, Items) and not container.open:
+    if isinstance(container, SequenceValue) and not container.open:
         if item in container.values:
             return True
         return False if all(isinstance(value, Const) for value in container.values) else None
-    if isinstance(container, Mapped):
+    if isinstance(container, DictValue):
         return any(key == item.value for key, _ in container.entries)
     return None
 

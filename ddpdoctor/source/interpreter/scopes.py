@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import LoopAround
-from ddpdoctor.source.interpreter.values import ALL_LANES, RANKS, Function, Value, join, lane, lanes_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, Function, Value, join, on_rank, per_rank
 from ddpdoctor.source.script.module import Module
 
 
@@ -67,12 +67,12 @@ class Store:
         names = self.owners.get(owner)
         return None if names is None else names.get(name)
 
-    def set(self, owner: int, name: str, value: Value, ranks: int = ALL_LANES) -> None:
+    def set(self, owner: int, name: str, value: Value, ranks: int = ALL_RANKS) -> None:
         """Give a name a value on the ranks of a mask; the others keep theirs."""
-        if ranks != ALL_LANES:
+        if ranks != ALL_RANKS:
             old = self.get(owner, name)
             if old is not None and old != value:
-                value = lanes_of([lane(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
+                value = per_rank([on_rank(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
         self.write((owner, name), value)
 
     def names(self, owner: int) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Store:
             if alike:
                 value = self._joined([written.get(cell, base) for written, _ in arms], varying)
             else:
-                value = lanes_of([self._joined_lane(cell, base, arms, rank, varying) for rank in RANKS])
+                value = per_rank([self._joined_lane(cell, base, arms, rank, varying) for rank in RANKS])
             self.write(cell, value)
 
     @staticmethod
@@ -154,7 +154,7 @@ class Store:
         values = [written.get(cell, base) for written, ranks in arms if ranks >> rank & 1]
         if not values:
             values = [written.get(cell, base) for written, _ in arms]
-        return self._joined([value if value is None else lane(value, rank) for value in values], varying)
+        return self._joined([value if value is None else on_rank(value, rank) for value in values], varying)
 
     def write(self, cell: Cell, value: Value) -> None:
         """Give a name a value on all ranks."""

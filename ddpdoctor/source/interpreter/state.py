@@ -33,14 +33,14 @@ from ddpdoctor.source.events import (
 from ddpdoctor.source.interpreter.budget import MAXIMUM_BARREN_WALKS, Effort
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell, LoopFrame, Signature, Store
 from ddpdoctor.source.interpreter.values import (
-    ALL_LANES,
+    ALL_RANKS,
     BUILTINS,
     OPAQUE,
     RANKS,
-    Built,
     Const,
     External,
-    Lanes,
+    ExternalObject,
+    PerRank,
     ProjectClass,
     Value,
     is_agreed,
@@ -84,7 +84,7 @@ class Machine:
         self.in_parent = spawns
         """The present code runs in the process that spawns the ranks."""
         self.store = Store()
-        self.mask = ALL_LANES
+        self.mask = ALL_RANKS
         self.gone = 0
         """Mask of the ranks that left the program."""
         self.raised = 0
@@ -174,7 +174,7 @@ class Machine:
 
     def assign(self, owner: int, name: str, value: Value) -> None:
         """Give a name a value on the ranks that run the present statement."""
-        if self.mask == ALL_LANES & ~self.gone or (self.mask == ALL_LANES & ~1 & ~self.gone and is_agreed(value)):
+        if self.mask == ALL_RANKS & ~self.gone or (self.mask == ALL_RANKS & ~1 & ~self.gone and is_agreed(value)):
             # What the others take from a broadcast is what rank 0 put into it: `if rank != 0: stop = box[0]`.
             self.store.write((owner, name), value)
         else:
@@ -296,11 +296,11 @@ class Machine:
 
     def object(self, value: Value) -> Event | None:
         """The construction of an external object."""
-        return self.events.get(value.number) if isinstance(value, Built) else None
+        return self.events.get(value.number) if isinstance(value, ExternalObject) else None
 
     def decide(self, value: Value) -> tuple[int, int, int]:
         """Masks of the present ranks for which a condition is true, false, and not known."""
-        if value.__class__ is not Lanes:
+        if value.__class__ is not PerRank:
             outcome = truth(value)
             return (0, 0, self.mask) if outcome is None else (self.mask, 0, 0) if outcome else (0, self.mask, 0)
         masks = [0, 0, 0]
@@ -336,7 +336,7 @@ class Machine:
 
     def _present(self, value: Value) -> Value:
         """A value as the present ranks have it: what another rank had before it left tells nothing about them."""
-        if not isinstance(value, Lanes):
+        if not isinstance(value, PerRank):
             return value
         entries = [entry for rank, entry in enumerate(value.values) if self.mask >> rank & 1]
         return entries[0] if all(entry == entries[0] for entry in entries) else value

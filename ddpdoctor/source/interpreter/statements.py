@@ -19,7 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     RANKS,
     UNIFORM,
-    Bound,
+    BoundMethod,
     Const,
     External,
     Function,
@@ -275,7 +275,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
 
 
 def _entered(value: Value) -> Value:
-    return value if not isinstance(value, (Bound, External)) else derived((value,))
+    return value if not isinstance(value, (BoundMethod, External)) else derived((value,))
 
 
 def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef) -> None:

@@ -1,7 +1,7 @@
 """The values of the rank projection: what is known of an expression on each of the four ranks looked at.
 
-A value is the same thing on all ranks unless it is ``Lanes``. What is unknown is still known to be uniform (the same on
-every rank) or varying.
+A value is the same thing on all ranks unless it is ``PerRank``. What is unknown is still known to be uniform (the same
+on every rank) or varying.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 RANKS = (0, 1, 2, 3)
-ALL_LANES = 0b1111
+ALL_RANKS = 0b1111
 """Mask with one bit a rank."""
 MAXIMUM_OPTIONS = 4
 Tag: TypeAlias = "tuple[str, int]"
@@ -82,7 +82,7 @@ class Instance(msgspec.Struct, frozen=True):
     cls: ProjectClass
 
 
-class Built(msgspec.Struct, frozen=True):
+class ExternalObject(msgspec.Struct, frozen=True):
     """An object of an external class; its construction is in the projection's events under its number."""
 
     number: int
@@ -90,7 +90,7 @@ class Built(msgspec.Struct, frozen=True):
     """Full name of the class."""
 
 
-class Bound(msgspec.Struct, frozen=True):
+class BoundMethod(msgspec.Struct, frozen=True):
     """A method of an external or unknown object, not yet called."""
 
     receiver: Value
@@ -105,7 +105,7 @@ class Partial(msgspec.Struct, frozen=True):
     named: tuple[tuple[str, Value], ...] = ()
 
 
-class Items(msgspec.Struct, frozen=True):
+class SequenceValue(msgspec.Struct, frozen=True):
     """A list, tuple or set."""
 
     values: tuple[Value, ...]
@@ -113,7 +113,7 @@ class Items(msgspec.Struct, frozen=True):
     """It may hold any number of such items."""
 
 
-class Mapped(msgspec.Struct, frozen=True):
+class DictValue(msgspec.Struct, frozen=True):
     """A dict with constant keys."""
 
     entries: tuple[tuple[object, Value], ...]
@@ -127,7 +127,7 @@ class TensorSize(msgspec.Struct, frozen=True):
     tags: frozenset[Tag] = frozenset()
 
 
-class Choice(msgspec.Struct, frozen=True):
+class OneOf(msgspec.Struct, frozen=True):
     """One of a few values, decided by a condition that is not known."""
 
     options: tuple[Value, ...]
@@ -135,8 +135,8 @@ class Choice(msgspec.Struct, frozen=True):
     """The condition may be decided differently by the ranks."""
 
 
-class Lanes(msgspec.Struct, frozen=True):
-    """A value that differs between ranks: one entry a rank, none of them ``Lanes``."""
+class PerRank(msgspec.Struct, frozen=True):
+    """A value that differs between ranks: one entry a rank, none of them ``PerRank``."""
 
     values: tuple[Value, ...]
     guessed: bool = False
@@ -144,11 +144,11 @@ class Lanes(msgspec.Struct, frozen=True):
 
 
 Value: TypeAlias = (
-    "Const | Unknown | External | ProjectModule | Function | ProjectClass | Instance | Built | Bound | Partial | Items"
-    " | Mapped | TensorSize | Choice | Lanes"
+    "Const | Unknown | External | ProjectModule | Function | ProjectClass | Instance | ExternalObject | BoundMethod"
+    " | Partial | SequenceValue | DictValue | TensorSize | OneOf | PerRank"
 )
 
-_PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Instance, Built, Partial})
+_PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Instance, ExternalObject, Partial})
 """Classes of values that are the same on all ranks and come from nothing in particular."""
 _NOTHING: frozenset[Tag] = frozenset()
 NONE = Const(None)
@@ -157,7 +157,7 @@ FALSE = Const(False)
 UNIFORM = Unknown()
 VARYING = Unknown(varying=True)
 OPAQUE = Unknown(opaque=True)
-AGREED = Unknown(tags=frozenset({("agreed", 0)}))
+SYNCHRONISED = Unknown(tags=frozenset({("agreed", 0)}))
 """What a collective made the same on every rank."""
 NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
@@ -167,37 +167,37 @@ NO_SYNC = External("torch.nn.parallel.DistributedDataParallel.no_sync")
 """The context in which DDP does not synchronise."""
 
 
-def lane(value: Value, rank: int) -> Value:
+def on_rank(value: Value, rank: int) -> Value:
     """The value on one rank."""
-    return value.values[rank] if isinstance(value, Lanes) else value
+    return value.values[rank] if isinstance(value, PerRank) else value
 
 
-def lanes_of(values: Sequence[Value], guessed: bool = False) -> Value:
+def per_rank(values: Sequence[Value], guessed: bool = False) -> Value:
     """Make one value of one entry a rank; equal entries collapse, unknown ones that differ from others vary."""
     first = values[0]
     if all(value == first for value in values[1:]):
         return first
-    return Lanes(tuple(_vary(value) for value in values), guessed)
+    return PerRank(tuple(_vary(value) for value in values), guessed)
 
 
 def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
     """Apply a function of plain values on every rank."""
     for value in inputs:
-        if value.__class__ is Lanes:
+        if value.__class__ is PerRank:
             return _by_rank(function, inputs)
     return function(*inputs)
 
 
 def _by_rank(function: Callable[..., Value], inputs: Sequence[Value]) -> Value:
-    if len(inputs) == 1 and isinstance(inputs[0], Lanes):
-        return _vary(lanes_of([function(value) for value in inputs[0].values], inputs[0].guessed))
-    lanes = [value.values if isinstance(value, Lanes) else (value,) * len(RANKS) for value in inputs]
-    return _vary(lanes_of([function(*entries) for entries in zip(*lanes, strict=True)], is_guessed(*inputs)))
+    if len(inputs) == 1 and isinstance(inputs[0], PerRank):
+        return _vary(per_rank([function(value) for value in inputs[0].values], inputs[0].guessed))
+    lanes = [value.values if isinstance(value, PerRank) else (value,) * len(RANKS) for value in inputs]
+    return _vary(per_rank([function(*entries) for entries in zip(*lanes, strict=True)], is_guessed(*inputs)))
 
 
 def is_guessed(*values: Value) -> bool:
     """Whether any of the values varies only because of its name."""
-    return any(isinstance(value, Lanes) and value.guessed for value in values)
+    return any(isinstance(value, PerRank) and value.guessed for value in values)
 
 
 def is_varying(value: Value) -> bool:
@@ -207,20 +207,20 @@ def is_varying(value: Value) -> bool:
         return value.varying  # type: ignore[union-attr]
     if kind in _PLAIN:
         return False
-    if kind is Lanes:
+    if kind is PerRank:
         return True
-    if isinstance(value, Choice):
+    if isinstance(value, OneOf):
         return value.varying or any(is_varying(option) for option in value.options)
-    if isinstance(value, Items):
+    if isinstance(value, SequenceValue):
         previous: Value | None = None
         for item in value.values:  # Often one value several times over.
             if item is not previous and is_varying(item):
                 return True
             previous = item
         return False
-    if isinstance(value, Mapped):
+    if isinstance(value, DictValue):
         return any(is_varying(item) for _, item in value.entries)
-    if isinstance(value, Bound):
+    if isinstance(value, BoundMethod):
         return is_varying(value.receiver)
     return False
 
@@ -232,27 +232,27 @@ def tags_of(value: Value) -> frozenset[Tag]:
         return value.tags  # type: ignore[union-attr]
     if kind in _PLAIN:
         return _NOTHING
-    if kind is Bound:
+    if kind is BoundMethod:
         return tags_of(value.receiver)  # type: ignore[union-attr,arg-type]
     return frozenset(tag for part in parts_of(value) for tag in tags_of(part))
 
 
 def parts_of(value: Value) -> Iterator[Value]:
     """The values that a compound value is made of."""
-    if isinstance(value, (Lanes, Items)):
+    if isinstance(value, (PerRank, SequenceValue)):
         yield from value.values
-    elif isinstance(value, Choice):
+    elif isinstance(value, OneOf):
         yield from value.options
-    elif isinstance(value, Mapped):
+    elif isinstance(value, DictValue):
         yield from (item for _, item in value.entries)
 
 
 def options_of(value: Value) -> Iterator[Value]:
     """The alternatives of a value, across ranks and conditions."""
-    if isinstance(value, Lanes):
+    if isinstance(value, PerRank):
         for entry in value.values:
             yield from options_of(entry)
-    elif isinstance(value, Choice):
+    elif isinstance(value, OneOf):
         yield from value.options
     else:
         yield value
@@ -281,18 +281,18 @@ def tagged(value: Value, extra: frozenset[Tag]) -> Value:
     """Add origins to a value, as far as it can carry them."""
     if isinstance(value, Unknown):
         return Unknown(value.varying, value.opaque, value.tags | extra)
-    if isinstance(value, Items):
-        return Items(tuple(tagged(item, extra) for item in value.values), value.open)
-    if isinstance(value, Mapped):
-        return Mapped(tuple((key, tagged(item, extra)) for key, item in value.entries))
-    if isinstance(value, Choice):
-        return Choice(tuple(tagged(item, extra) for item in value.options), value.varying)
+    if isinstance(value, SequenceValue):
+        return SequenceValue(tuple(tagged(item, extra) for item in value.values), value.open)
+    if isinstance(value, DictValue):
+        return DictValue(tuple((key, tagged(item, extra)) for key, item in value.entries))
+    if isinstance(value, OneOf):
+        return OneOf(tuple(tagged(item, extra) for item in value.options), value.varying)
     if isinstance(value, TensorSize):
         return Unknown(False, False, value.tags | extra)
     if isinstance(value, Const) and value.value is not None:
         return Unknown(False, False, extra)
-    if isinstance(value, Lanes):
-        return lanes_of([tagged(entry, extra) for entry in value.values], value.guessed)
+    if isinstance(value, PerRank):
+        return per_rank([tagged(entry, extra) for entry in value.values], value.guessed)
     return value
 
 
@@ -308,7 +308,7 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
         agreed, own = (one, other) if is_agreed(one) else (other, one)
         if is_varying(own):
             return agreed
-    if isinstance(one, Lanes) or isinstance(other, Lanes):
+    if isinstance(one, PerRank) or isinstance(other, PerRank):
         return _join_lanes(one, other, varying)
     if isinstance(one, Unknown) or isinstance(other, Unknown):
         return _join_unknown(one, other, varying)
@@ -321,8 +321,8 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     if len(options) > MAXIMUM_OPTIONS:
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
-    either = any(isinstance(value, Choice) and value.varying for value in (one, other))
-    return Choice(tuple(options), varying or either)
+    either = any(isinstance(value, OneOf) and value.varying for value in (one, other))
+    return OneOf(tuple(options), varying or either)
 
 
 def is_agreed(value: Value) -> bool:
@@ -337,11 +337,11 @@ def _join_unknown(one: Value, other: Value, varying: bool) -> Value:
 
 
 def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
-    if not isinstance(other, Lanes) and not is_varying(other):
+    if not isinstance(other, PerRank) and not is_varying(other):
         return one
-    if not isinstance(one, Lanes) and not is_varying(one):
+    if not isinstance(one, PerRank) and not is_varying(one):
         return other
-    return lanes_of([join(lane(one, rank), lane(other, rank), True) for rank in RANKS], is_guessed(one, other))
+    return per_rank([join(on_rank(one, rank), on_rank(other, rank), True) for rank in RANKS], is_guessed(one, other))
 
 
 def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks: int) -> Value:
@@ -352,16 +352,16 @@ def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks:
     for rank in RANKS:
         here = [value for mask, value in results if mask >> rank & 1]
         if not here:
-            by_rank.append(fallback if ranks >> rank & 1 else lane(results[0][1], rank))
+            by_rank.append(fallback if ranks >> rank & 1 else on_rank(results[0][1], rank))
             continue
         if all(value is here[0] for value in here):
-            by_rank.append(lane(here[0], rank))
+            by_rank.append(on_rank(here[0], rank))
             continue
-        value = lane(here[0], rank)
+        value = on_rank(here[0], rank)
         for other in here[1:]:
-            value = join(value, lane(other, rank))
+            value = join(value, on_rank(other, rank))
         by_rank.append(value)
-    return lanes_of(by_rank, is_guessed(*(value for _, value in results)))
+    return per_rank(by_rank, is_guessed(*(value for _, value in results)))
 
 
 def _vary(value: Value) -> Value:
@@ -384,11 +384,11 @@ def truth(value: Value) -> bool | None:
         return bool(value.value)  # type: ignore[union-attr]
     if kind in _PLAIN:
         return True
-    if isinstance(value, Items):
+    if isinstance(value, SequenceValue):
         return None if value.open else bool(value.values)
-    if isinstance(value, Mapped):
+    if isinstance(value, DictValue):
         return bool(value.entries)
-    if isinstance(value, Choice):
+    if isinstance(value, OneOf):
         outcomes = {truth(option) for option in value.options}
         return outcomes.pop() if len(outcomes) == 1 else None
     return None

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_LANES, RANKS, is_guessed
+from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, spoken
 from ddpdoctor.source.script.syntax_index import descend
@@ -25,7 +25,7 @@ Cause = Literal["collective", "group", "wrap", "forward"]
 """What the ranks part at: something that is no other cause, making a group, building DDP, a forward through DDP."""
 
 
-class Parting(msgspec.Struct, frozen=True, kw_only=True):
+class FirstMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """A place where ranks run different collectives."""
 
     cause: Cause
@@ -53,21 +53,21 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
     """How often the ones and the others run the loop that it stands in, where that is the difference."""
 
 
-def partings(projection: Projection) -> tuple[Parting, ...]:
+def partings(projection: Projection) -> tuple[FirstMismatch, ...]:
     """Every place where ranks part, one for each collective call; they are kept with the script."""
-    kept: tuple[Parting, ...] | None = projection.machine.script.__dict__.get("_partings")
+    kept: tuple[FirstMismatch, ...] | None = projection.machine.script.__dict__.get("_partings")
     if kept is None:
         kept = tuple(_partings(projection))
         projection.machine.script.__dict__["_partings"] = kept
     return kept
 
 
-def partings_by(projection: Projection, cause: Cause) -> Iterator[Parting]:
+def partings_by(projection: Projection, cause: Cause) -> Iterator[FirstMismatch]:
     """The places where ranks part by one cause: each check of divergences has its own."""
     return (parting for parting in partings(projection) if parting.cause == cause)
 
 
-def _partings(projection: Projection) -> Iterator[Parting]:
+def _partings(projection: Projection) -> Iterator[FirstMismatch]:
     seen: set[ast.AST] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
@@ -90,7 +90,7 @@ def _cause(event: Event) -> Cause:
     return "group" if event.name == "new_group" else "collective"
 
 
-def finding_of(check: Check, parting: Parting, remedy: str, title: str = "") -> Finding:
+def finding_of(check: Check, parting: FirstMismatch, remedy: str, title: str = "") -> Finding:
     """What a check says of a place where ranks part; less surely where the rank test is one by its name only."""
     return check.finding(
         "source",
@@ -102,7 +102,7 @@ def finding_of(check: Check, parting: Parting, remedy: str, title: str = "") -> 
     )
 
 
-def _evidence_of(parting: Parting) -> tuple[Fact, ...]:
+def _evidence_of(parting: FirstMismatch) -> tuple[Fact, ...]:
     """The rank test that decides, and the call chain of the ranks that come through."""
     return (
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
@@ -115,13 +115,13 @@ def _evidence_of(parting: Parting) -> tuple[Fact, ...]:
     )
 
 
-def _places_of(parting: Parting) -> tuple[Location, ...]:
+def _places_of(parting: FirstMismatch) -> tuple[Location, ...]:
     """The call, where the others left if they did, and the rank test."""
     leaving = () if parting.exit_location is None else (parting.exit_location,)
     return (parting.location, *leaving, parting.condition_location)
 
 
-def remedy_of(parting: Parting) -> str:
+def remedy_of(parting: FirstMismatch) -> str:
     """What to do where ranks part at a collective."""
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
@@ -132,7 +132,7 @@ def remedy_of(parting: Parting) -> str:
     return f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
 
 
-def _in_words(parting: Parting) -> str:
+def _in_words(parting: FirstMismatch) -> str:
     """What the ranks run where they part, in one sentence."""
     if parting.turns is not None:
         here, there = parting.turns
@@ -319,7 +319,7 @@ def _by_exit(
 def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
     """A call in a ``try`` that one side misses because it raised before under a rank test, and went on in a handler."""
     for left in projection.exits:
-        if not isinstance(left.node, ast.Raise) or left.ranks == ALL_LANES:
+        if not isinstance(left.node, ast.Raise) or left.ranks == ALL_RANKS:
             continue
         around = _try_around(left)
         if around is None or all(isinstance(handler.body[-1], ast.Raise) for handler in around.handlers):
@@ -331,7 +331,7 @@ def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
         instead = {event.name for event in events.values() if _passes(event, left, last + 1, handled)}
         if missed and not instead & {event.name for event in missed}:
             event = min(missed, key=lambda event: event.ordinal)
-            yield _Found(event, ALL_LANES & ~left.ranks, left.ranks, (event,), (), left.guard, left)
+            yield _Found(event, ALL_RANKS & ~left.ranks, left.ranks, (event,), (), left.guard, left)
 
 
 def _try_around(left: Exit) -> ast.Try | None:
@@ -358,15 +358,15 @@ def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
     return around is not None and any(inner is node for inner in descend(around))
 
 
-def _described(found: _Found) -> Parting:
+def _described(found: _Found) -> FirstMismatch:
     event, guard = found.event, found.guard
     told_by_class = found.left is not None or found.turns is not None
-    return Parting(
+    return FirstMismatch(
         cause=_cause(event),
         collective=event.name,
         location=event.module.location(event.node),
         running=found.running if told_by_class else event.ranks,
-        missing=found.missing if told_by_class else ALL_LANES & ~event.ranks,
+        missing=found.missing if told_by_class else ALL_RANKS & ~event.ranks,
         running_next=_names(found.running_next),
         missing_next=_names(found.missing_next),
         condition=guard.module.excerpt(guard.node),

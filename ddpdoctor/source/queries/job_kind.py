@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, Value, constant, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, tags_of
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.text_search import mentions_any
@@ -152,7 +152,7 @@ def noted(projection: Projection, *names: str) -> Iterator[Event]:
 def on_every_rank(event: Event) -> bool:
     """Tell whether all ranks come to an event, with no hint of a rank test around it."""
     return (
-        event.ranks == ALL_LANES
+        event.ranks == ALL_RANKS
         and not event.guards
         and not event.in_parent
         and not any(speaks_of_ranks(condition) for condition in event.conditions)

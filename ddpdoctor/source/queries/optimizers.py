@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Built, Instance, Value, options_of
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
 from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes, training_events
@@ -28,12 +28,14 @@ class Misplaced(msgspec.Struct, frozen=True, eq=False):
 
 def is_optimizer(value: Value) -> bool:
     """Tell whether a value is an optimizer of torch."""
-    return isinstance(value, Built) and _is_optimizer_name(value.name)
+    return isinstance(value, ExternalObject) and _is_optimizer_name(value.name)
 
 
 def is_training_state(value: Value) -> bool:
     """Tell whether a value is an optimizer, a learning-rate scheduler or a gradient scaler."""
-    return isinstance(value, Built) and (value.name.startswith("torch.optim.") or value.name.endswith(".GradScaler"))
+    return isinstance(value, ExternalObject) and (
+        value.name.startswith("torch.optim.") or value.name.endswith(".GradScaler")
+    )
 
 
 def optimizers(projection: Projection) -> Iterator[Event]:
@@ -54,7 +56,7 @@ def stepped(event: Event) -> frozenset[int]:
         for value in candidates
         if value is not None
         for option in options_of(value)
-        if isinstance(option, Built) and is_optimizer(option)
+        if isinstance(option, ExternalObject) and is_optimizer(option)
     )
 
 
@@ -106,7 +108,7 @@ def _made_in(projection: Projection, held: list[Value], loop: ast.AST | None) ->
     """Whether a model that an optimizer holds is made in the same loop, or where it cannot be told."""
     for value in held:
         for option in options_of(value):
-            if isinstance(option, Built):
+            if isinstance(option, ExternalObject):
                 made = projection.machine.object(option)
                 if made is None or loop in loop_nodes(made):
                     return True
@@ -131,10 +133,10 @@ def _replacement(projection: Projection, optimizer: Event, held: list[Value]) ->
             continue
         value = event.positional[0]
         fresh = (
-            isinstance(value, Built)
+            isinstance(value, ExternalObject)
             and value.name.startswith("torch.nn.")
             and HAS_PARAMETERS.search(value.name) is not None
         )
-        if fresh and isinstance(value, Built) and value.number > optimizer.ordinal:
+        if fresh and isinstance(value, ExternalObject) and value.number > optimizer.ordinal:
             return event
     return None

@@ -14,12 +14,12 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    Built,
     Const,
+    ExternalObject,
     Function,
     Instance,
-    Items,
     ProjectClass,
+    SequenceValue,
     Value,
     constant,
     options_of,
@@ -76,7 +76,7 @@ def _names(machine: Machine, value: Value, prefix: str) -> Iterator[str]:
     if isinstance(value, Instance):
         yield from _of_instance(machine, value, prefix)
         return
-    made = machine.object(value) if isinstance(value, Built) else None
+    made = machine.object(value) if isinstance(value, ExternalObject) else None
     if made is None or not made.complete:
         raise _UnknownError
     if made.name in _CONTAINERS:
@@ -91,7 +91,7 @@ def _names(machine: Machine, value: Value, prefix: str) -> Iterator[str]:
 
 
 def _items(value: Value) -> tuple[Value, ...]:
-    if not isinstance(value, Items):
+    if not isinstance(value, SequenceValue):
         return (value,)
     if value.open:
         raise _UnknownError
@@ -127,7 +127,7 @@ def _of_instance(machine: Machine, value: Instance, prefix: str) -> Iterator[str
         part = machine.store.get(value.number, name)
         if part is None:
             continue
-        if isinstance(part, Built) and part.name == _PARAMETER:
+        if isinstance(part, ExternalObject) and part.name == _PARAMETER:
             yield f"{prefix}{name}"
         else:
             parts.append((name, part))

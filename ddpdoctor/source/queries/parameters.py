@@ -13,7 +13,16 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Built, Const, Instance, Items, ProjectClass, Value, constant, options_of
+from ddpdoctor.source.interpreter.values import (
+    Const,
+    ExternalObject,
+    Instance,
+    ProjectClass,
+    SequenceValue,
+    Value,
+    constant,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
@@ -114,12 +123,16 @@ def _parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
 
 
 def _has_parameters(machine: Machine, value: Value) -> bool:
-    if isinstance(value, Built):
+    if isinstance(value, ExternalObject):
         made = machine.object(value)
         if made is None or not made.complete:
             return False
         if value.name in {"torch.nn.Sequential", "torch.nn.ModuleList"}:
-            inner = [part for item in made.positional for part in (item.values if isinstance(item, Items) else (item,))]
+            inner = [
+                part
+                for item in made.positional
+                for part in (item.values if isinstance(item, SequenceValue) else (item,))
+            ]
             return bool(inner) and any(_has_parameters(machine, part) for part in inner)
         plain = not any(constant(option) is False for option in made.named.values())
         return plain and HAS_PARAMETERS.search(value.name) is not None
@@ -234,7 +247,7 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
 
 def _only_known_parts(machine: Machine, module: Value) -> bool:
     for part in parts_of_module(machine, module):
-        known = isinstance(part, Const) or (isinstance(part, Built) and part.name.startswith("torch.nn."))
+        known = isinstance(part, Const) or (isinstance(part, ExternalObject) and part.name.startswith("torch.nn."))
         if not known and not (isinstance(part, Instance) and _is_readable(machine, part.cls)):
             return False
     return True

@@ -7,7 +7,15 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Built, Lanes, Value, constant, is_varying, options_of, tags_of
+from ddpdoctor.source.interpreter.values import (
+    ExternalObject,
+    PerRank,
+    Value,
+    constant,
+    is_varying,
+    options_of,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
@@ -60,7 +68,7 @@ def _is_chatter(event: Event) -> bool:
 def _depends_on_rank(event: Event) -> bool:
     """Whether an argument differs by rank; a directory named by the clock or the settings is every rank's alike."""
     given = (*event.positional, *event.named.values())
-    return not event.complete or any(isinstance(value, Lanes) for value in given)
+    return not event.complete or any(isinstance(value, PerRank) for value in given)
 
 
 def _reports_failure(module: Module, node: ast.AST) -> bool:
@@ -194,7 +202,7 @@ def _gives_all(loader: Event | None) -> bool:
 def _is_in_pass(event: Event) -> bool:
     """Whether an event happens in a loop over batches."""
     return any(
-        isinstance(option, Built) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
+        isinstance(option, ExternalObject) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
         for loop in event.loops
         for option in options_of(loop.iterable)
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_LANES, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
@@ -151,7 +151,7 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
     for event in joined:
         size = event.argument("world_size", 3)
         fixed = constant(size) if size is not None else None
-        if type(fixed) is int and fixed > 1 and event.ranks == ALL_LANES and not event.conditions:
+        if type(fixed) is int and fixed > 1 and event.ranks == ALL_RANKS and not event.conditions:
             yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), mild=True)
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
         if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event, Guard
-from ddpdoctor.source.interpreter.values import Built, Const, Lanes, Unknown, Value, is_varying, options_of
+from ddpdoctor.source.interpreter.values import Const, ExternalObject, PerRank, Unknown, Value, is_varying, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, writes
 from ddpdoctor.source.queries.job_kind import is_distributed
@@ -69,7 +69,7 @@ def is_one_path(path: Value) -> bool:
     for option in options_of(path):
         if is_varying(option) or (isinstance(option, Unknown) and option.opaque):
             return False
-        if isinstance(option, Built) and option.name.startswith(_IN_MEMORY):
+        if isinstance(option, ExternalObject) and option.name.startswith(_IN_MEMORY):
             return False
     return not is_varying(path)
 
@@ -83,7 +83,7 @@ def _local_guard(event: Event) -> Guard | None:
             isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and speaks_of_ranks(ast.unparse(node.left))
             for node in descend(guard.node)
         )
-        if not divides and numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, Lanes):
+        if not divides and numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, PerRank):
             outside = [value for rank, value in enumerate(guard.value.values) if not guard.arm >> rank & 1]
             if all(isinstance(value, Const) for value in outside):
                 return guard

@@ -12,12 +12,12 @@ from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    ALL_LANES,
+    ALL_RANKS,
     NONE,
-    Built,
-    Choice,
+    ExternalObject,
     Instance,
-    Items,
+    OneOf,
+    SequenceValue,
     Unknown,
     Value,
     constant,
@@ -85,7 +85,7 @@ def division(machine: Machine, loader: Event) -> Division:
     """How a loader divides its data set between the ranks."""
     if loader.ordinal in machine.prepared:
         return "sharded"
-    if not loader.complete or loader.ranks != ALL_LANES or is_varying(loader.argument("generator") or NONE):
+    if not loader.complete or loader.ranks != ALL_RANKS or is_varying(loader.argument("generator") or NONE):
         return "unknown"
     for name, position in (("batch_sampler", 4), ("sampler", 3)):
         sampler = loader.argument(name, position)
@@ -158,12 +158,16 @@ def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], boo
 
 def _side_by_side(iterable: Value) -> Iterator[Value]:
     """What a loop goes over in step: the parts of a ``zip``, or the one thing that it goes over."""
-    item = iterable.values[0] if isinstance(iterable, Items) and iterable.open and len(iterable.values) == 1 else None
-    if not isinstance(item, Items) or item.open:
+    item = (
+        iterable.values[0]
+        if isinstance(iterable, SequenceValue) and iterable.open and len(iterable.values) == 1
+        else None
+    )
+    if not isinstance(item, SequenceValue) or item.open:
         yield iterable
         return
     for part in item.values:
-        if isinstance(part, Items):
+        if isinstance(part, SequenceValue):
             yield from part.values
         else:
             yield part
@@ -173,7 +177,7 @@ def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
     numbers = {number for kind, number in tags_of(iterable) if kind in ("loader", "batch")}
     certain = True
     for option in options_of(iterable):
-        if isinstance(option, Built) and option.name == DATA_LOADER:
+        if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
             numbers.add(option.number)
         elif not tags_of(option) and constant(option) is not None:
             certain = False
@@ -182,7 +186,7 @@ def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
 
 def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
     """Whether a data set may hold something else on each rank."""
-    if is_varying(dataset) or isinstance(dataset, Choice):
+    if is_varying(dataset) or isinstance(dataset, OneOf):
         return True
     if isinstance(dataset, Instance):
         names = machine.store.names(dataset.number)
@@ -193,7 +197,8 @@ def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
         return False
     parts = [*made.positional, *made.named.values()]
     return any(
-        is_varying(part) or (isinstance(part, (Built, Instance)) and _divided_by_rank(machine, part)) for part in parts
+        is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and _divided_by_rank(machine, part))
+        for part in parts
     )
 
 
@@ -208,7 +213,7 @@ def _mentions_ranks(node: ast.AST) -> bool:
 
 
 def _is_map_style(machine: Machine, dataset: Value) -> bool:
-    if isinstance(dataset, Built):
+    if isinstance(dataset, ExternalObject):
         return MAP_STYLE_DATASETS.match(dataset.name) is not None
     if isinstance(dataset, Instance):
         if any("Iterable" in name for name in base_names(machine, dataset.cls)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Built, Value, options_of, tags_of
+from ddpdoctor.source.interpreter.values import ExternalObject, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
@@ -30,7 +30,9 @@ def ddp_objects(value: Value | None) -> frozenset[int]:
     """The numbers of the DDP objects that a value may be."""
     if value is None:
         return frozenset()
-    return frozenset(option.number for option in options_of(value) if isinstance(option, Built) and option.name == DDP)
+    return frozenset(
+        option.number for option in options_of(value) if isinstance(option, ExternalObject) and option.name == DDP
+    )
 
 
 def is_ddp(value: Value | None) -> bool:
@@ -38,7 +40,7 @@ def is_ddp(value: Value | None) -> bool:
     if value is None:
         return False
     options = list(options_of(value))
-    return bool(options) and all(isinstance(option, Built) and option.name == DDP for option in options)
+    return bool(options) and all(isinstance(option, ExternalObject) and option.name == DDP for option in options)
 
 
 def training_events(projection: Projection, *names: str) -> Iterator[Event]:
@@ -51,7 +53,7 @@ def training_forwards(projection: Projection, wrap: int) -> list[Event]:
     return [
         event
         for event in projection.in_course("ddp-forward")
-        if event.gradients and isinstance(event.receiver, Built) and event.receiver.number == wrap
+        if event.gradients and isinstance(event.receiver, ExternalObject) and event.receiver.number == wrap
     ]
 
 

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator
 
 from ddpdoctor.source.events import Part
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Const, Lanes, Tag, Unknown, Value, derived, is_varying, tagged, tags_of
+from ddpdoctor.source.interpreter.values import (
+    Const,
+    PerRank,
+    Tag,
+    Unknown,
+    Value,
+    derived,
+    is_varying,
+    tagged,
+    tags_of,
+)
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import RANK_NAMES
@@ -270,4 +280,4 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 
 def is_rank_key(key: Value) -> bool:
     """Whether a key is another number on each rank."""
-    return isinstance(key, Lanes) and all(isinstance(entry, Const) for entry in key.values)
+    return isinstance(key, PerRank) and all(isinstance(entry, Const) for entry in key.values)

@@ -8,21 +8,21 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
     UNIFORM,
-    Bound,
+    BoundMethod,
     Function,
-    Items,
     Partial,
+    SequenceValue,
     Unknown,
     Value,
     options_of,
 )
-from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_lanes
+from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 
 
 def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
     """``torch.multiprocessing.spawn``: the function gets the number of the process before its other arguments."""
     function = named.get("fn", positional[0] if positional else UNIFORM)
-    arguments = named.get("args", positional[1] if len(positional) > 1 else Items(()))
+    arguments = named.get("args", positional[1] if len(positional) > 1 else SequenceValue(()))
     _run_ranks(machine, node, function, arguments, with_index=True)
     return NONE
 
@@ -31,17 +31,19 @@ def start_process(machine: Machine, node: ast.AST, positional: list[Value], name
     """``Process(target=…)``: a rank when its arguments hold a number that counts the processes."""
     function = named.get("target", UNIFORM)
     if machine.spawns and machine.in_parent and isinstance(function, (Function, Partial)):
-        _run_ranks(machine, node, function, named.get("args", Items(())), with_index=False)
+        _run_ranks(machine, node, function, named.get("args", SequenceValue(())), with_index=False)
     return Unknown()
 
 
 def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
-    target = next((option for option in options_of(function) if isinstance(option, (Function, Partial, Bound))), None)
+    target = next(
+        (option for option in options_of(function) if isinstance(option, (Function, Partial, BoundMethod))), None
+    )
     if target is None:
         return
-    known = isinstance(arguments, Items) and not arguments.open
-    positional = list(arguments.values) if isinstance(arguments, Items) and known else []
-    index = exact_lanes(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
+    known = isinstance(arguments, SequenceValue) and not arguments.open
+    positional = list(arguments.values) if isinstance(arguments, SequenceValue) and known else []
+    index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)
     elif isinstance(target, Function):

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from ddpdoctor.source.interpreter.assignment import overwrite
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    Bound,
-    Built,
+    BoundMethod,
+    ExternalObject,
     Function,
     Instance,
     Tag,
@@ -40,16 +40,16 @@ def drawn_apart(
 ) -> Value:
     """The result of a call; after one that seeds by the rank, it and its object give numbers of the rank's own."""
     generator = named.get("generator")
-    if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, Built):
+    if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
     seed = named.get("seed")
     if seed is None and positional and name.rpartition(".")[2] in _TAKES_SEED:
         seed = positional[0]
     if seed is None or not is_varying(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
         return result
-    if isinstance(function, Bound) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+    if isinstance(function, BoundMethod) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         receiver = function.receiver
-        if isinstance(receiver, (Unknown, Bound)) or _is_own(receiver):
+        if isinstance(receiver, (Unknown, BoundMethod)) or _is_own(receiver):
             overwrite(machine, node.func.value, Unknown(True, True, tags_of(receiver) | {DRAWN}))
     return Unknown(True, result.opaque, result.tags | {DRAWN})
 
@@ -70,7 +70,9 @@ def _draws(machine: Machine, player: Instance) -> bool:
 
 def _is_own(receiver: Value) -> bool:
     """Whether an object may draw for the rank alone: torch's generator, or anything that is not torch's."""
-    return isinstance(receiver, Built) and (receiver.name == _GENERATOR or not receiver.name.startswith("torch."))
+    return isinstance(receiver, ExternalObject) and (
+        receiver.name == _GENERATOR or not receiver.name.startswith("torch.")
+    )
 
 
 def _is_guessed(machine: Machine, node: ast.AST) -> bool:

@@ -15,12 +15,12 @@ from ddpdoctor.source.events import OwnKind, OwnTest
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    Bound,
-    Built,
-    Choice,
+    BoundMethod,
     Const,
+    DictValue,
+    ExternalObject,
     Instance,
-    Mapped,
+    OneOf,
     ProjectClass,
     Tag,
     Unknown,
@@ -92,7 +92,7 @@ def agrees_by_name(name: str) -> bool:
 
 def number_from_store(name: str, receiver: Value, arguments: Sequence[Value]) -> Unknown | None:
     """What ``store.add(key, amount)`` returns; with an amount of 0 it only asks how far all of them are."""
-    if name != "add" or not isinstance(receiver, Built) or not _STORE.match(receiver.name):
+    if name != "add" or not isinstance(receiver, ExternalObject) or not _STORE.match(receiver.name):
         return None
     if len(arguments) < 2 or constant(arguments[1]) == 0:
         return None
@@ -157,12 +157,12 @@ def mark_decided(store: Store, cells: Iterable[Cell]) -> None:
         value = store.get(*cell)
         if isinstance(value, Unknown) and value.varying and DECIDED not in value.tags:
             store.put({cell: tagged(value, frozenset({DECIDED}))})
-        elif isinstance(value, Choice) and _differ_in_keys(value):
+        elif isinstance(value, OneOf) and _differ_in_keys(value):
             store.put({cell: Unknown(True, False, tags_of(value) | {DECIDED, MEMBERS})})
 
 
-def _differ_in_keys(value: Choice) -> bool:
-    keys = [tuple(key for key, _ in option.entries) for option in value.options if isinstance(option, Mapped)]
+def _differ_in_keys(value: OneOf) -> bool:
+    keys = [tuple(key for key, _ in option.entries) for option in value.options if isinstance(option, DictValue)]
     return len(keys) == len(value.options) and len(set(keys)) > 1
 
 
@@ -280,7 +280,7 @@ def _runs_project_code(machine: Machine, function: ast.expr) -> bool:
     if not isinstance(root, ast.Name):
         return False
     value = machine.lookup(root.id)
-    return not isinstance(value, (Unknown, Bound, Const)) and not tags_of(value)
+    return not isinstance(value, (Unknown, BoundMethod, Const)) and not tags_of(value)
 
 
 def _comparison_varies(machine: Machine, node: ast.Compare) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import OPAQUE, RANKS, UNIFORM, Const, Lanes, Unknown, Value
+from ddpdoctor.source.interpreter.values import OPAQUE, RANKS, UNIFORM, Const, PerRank, Unknown, Value
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
     LAUNCHER_VARIABLES,
@@ -19,14 +19,14 @@ NODE_RANK = (0, 0, 1, 1)
 FIRST = (True, False, False, False)
 
 
-def exact_lanes(values: tuple[object, ...]) -> Lanes:
+def exact_per_rank(values: tuple[object, ...]) -> PerRank:
     """A value whose variation is known from its origin."""
-    return Lanes(tuple(Const(value) for value in values))
+    return PerRank(tuple(Const(value) for value in values))
 
 
-def guessed_lanes(values: tuple[object, ...]) -> Lanes:
+def guessed_per_rank(values: tuple[object, ...]) -> PerRank:
     """A value whose variation is read from a name."""
-    return Lanes(tuple(Const(value) for value in values), guessed=True)
+    return PerRank(tuple(Const(value) for value in values), guessed=True)
 
 
 def numbers_in(mask: int) -> tuple[int, ...]:
@@ -78,5 +78,5 @@ def is_set(machine: Machine, name: object) -> Value:
     return UNIFORM
 
 
-def _text(numbers: tuple[int, ...]) -> Lanes:
-    return exact_lanes(tuple(str(number) for number in numbers))
+def _text(numbers: tuple[int, ...]) -> PerRank:
+    return exact_per_rank(tuple(str(number) for number in numbers))

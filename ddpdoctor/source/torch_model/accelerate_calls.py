@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    AGREED,
     OPAQUE,
-    Built,
-    Choice,
+    SYNCHRONISED,
     External,
+    ExternalObject,
     Instance,
-    Items,
+    OneOf,
+    SequenceValue,
     Unknown,
     Value,
     derived,
@@ -31,7 +31,7 @@ def method(
     machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
 ) -> Value | None:
     """What a method of an Accelerator returns and does; None for one that is like any other."""
-    if not isinstance(receiver, Built) or receiver.name != ACCELERATOR:
+    if not isinstance(receiver, ExternalObject) or receiver.name != ACCELERATOR:
         return None
     if name in {"prepare", "prepare_model", "prepare_data_loader"}:
         names = _argument_names(node)
@@ -39,14 +39,14 @@ def method(
             _prepared(machine, node, value, names[index] if index < len(names) else "")
             for index, value in enumerate(positional)
         ]
-        return prepared[0] if len(prepared) == 1 else Items(tuple(prepared)) if prepared else OPAQUE
+        return prepared[0] if len(prepared) == 1 else SequenceValue(tuple(prepared)) if prepared else OPAQUE
     if name == "unwrap_model" and positional:
         made = machine.object(positional[0])
         inner = made.argument("module", 0) if made is not None and made.name == DDP else None
         return inner or derived(positional[:1])
     if name == "reduce" or name.startswith("gather"):
         return None
-    return AGREED if name == "check_trigger" else None
+    return SYNCHRONISED if name == "check_trigger" else None
 
 
 def _argument_names(node: ast.AST) -> list[str]:
@@ -57,14 +57,14 @@ def _argument_names(node: ast.AST) -> list[str]:
 
 def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
     options = list(options_of(value))
-    if any(isinstance(option, Built) and option.name == DATA_LOADER for option in options):
+    if any(isinstance(option, ExternalObject) and option.name == DATA_LOADER for option in options):
         made = machine.object(options[0])
         if made is None:
             return value
         number = machine.object_number((node, name))
         machine.prepared.add(number)
         machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
-        return Built(number, DATA_LOADER)
+        return ExternalObject(number, DATA_LOADER)
     if _is_model(value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))
@@ -74,7 +74,7 @@ def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value
 def _is_model(value: Value, name: str) -> bool:
     if isinstance(value, Instance):
         return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
-    if isinstance(value, Built):
+    if isinstance(value, ExternalObject):
         return (".nn." in value.name and value.name != DDP) or value.name.startswith(MODEL_LIBRARY)
-    unread = isinstance(value, (Unknown, External, Choice))
+    unread = isinstance(value, (Unknown, External, OneOf))
     return unread and _MODEL_NAME.search(name) is not None

@@ -11,17 +11,17 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    Bound,
-    Built,
-    Choice,
+    BoundMethod,
     Const,
+    DictValue,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Items,
-    Mapped,
+    OneOf,
     Partial,
     ProjectClass,
+    SequenceValue,
     TensorSize,
     Value,
     constant,
@@ -56,7 +56,7 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
 def has_buffers(machine: Machine, module: Value) -> bool:
     """Whether a module certainly holds buffers."""
     return any(
-        (isinstance(part, Built) and _holds_statistics(part.name))
+        (isinstance(part, ExternalObject) and _holds_statistics(part.name))
         or (
             isinstance(part, Instance)
             and any(_is_certain(machine, part, one) for one in _registrations(machine, part.cls))
@@ -126,13 +126,13 @@ def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
     while waiting and count < MAXIMUM_PARTS:
         value = waiting.pop()
         count += 1
-        if isinstance(value, (Items,)):
+        if isinstance(value, (SequenceValue,)):
             waiting.extend(value.values)
             continue
-        if isinstance(value, Mapped):
+        if isinstance(value, DictValue):
             waiting.extend(entry for _, entry in value.entries)
             continue
-        if isinstance(value, Choice) or not isinstance(value, (Instance, Built)):
+        if isinstance(value, OneOf) or not isinstance(value, (Instance, ExternalObject)):
             yield value
             continue
         if value.number in seen:
@@ -151,12 +151,14 @@ def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
 
 
 def _is_plain(part: Value) -> bool:
-    if isinstance(part, Built):
+    if isinstance(part, ExternalObject):
         return BUFFERLESS_MODULE.match(part.name) is not None or part.name in CONTAINER_MODULES
-    if isinstance(part, Choice):
+    if isinstance(part, OneOf):
         return all(_is_plain(option) for option in part.options)
     return isinstance(part, (Const, TensorSize, Function, Partial, External, ProjectClass)) or (
-        isinstance(part, Bound) and isinstance(part.receiver, Built) and part.receiver.name == "argparse.Namespace"
+        isinstance(part, BoundMethod)
+        and isinstance(part.receiver, ExternalObject)
+        and part.receiver.name == "argparse.Namespace"
     )
 
 

@@ -10,11 +10,11 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
     UNIFORM,
-    Built,
-    Choice,
     Const,
+    ExternalObject,
     Function,
     Instance,
+    OneOf,
     ProjectClass,
     Unknown,
     Value,
@@ -44,11 +44,16 @@ def wrap(
     in_tree = complete and constant(group) is None
     machine.emit("wrap", DDP, node, positional, named, number=number, complete=complete, in_tree=in_tree)
     note_wrap(machine, positional[0] if positional else named.get("module"), number)
-    return Built(number, DDP)
+    return ExternalObject(number, DDP)
 
 
 def call_wrapped(
-    machine: Machine, node: ast.AST, value: Built, positional: list[Value], named: dict[str, Value], complete: bool
+    machine: Machine,
+    node: ast.AST,
+    value: ExternalObject,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool,
 ) -> Value:
     """A forward through DDP; it broadcasts buffers when the module has some and gradients are recorded."""
     made = machine.object(value)
@@ -67,7 +72,9 @@ def call_wrapped(
             result = machine.apply(machine, node, module, positional, named, complete)
         finally:
             machine.inside_ddp -= 1
-        return tagged(result if not isinstance(result, (Built, Instance, Choice, Const)) else derived(arguments), tags)
+        return tagged(
+            result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(arguments), tags
+        )
     result = derived(arguments, tags)
     # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
     drawn = machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
@@ -76,7 +83,7 @@ def call_wrapped(
 
 def _holds_buffers(machine: Machine, module: Value) -> bool:
     """Whether a wrapped module holds buffers, looked up at its first forward: DDP itself looks when it wraps."""
-    if not isinstance(module, (Instance, Built)):
+    if not isinstance(module, (Instance, ExternalObject)):
         return has_buffers(machine, module)
     known: dict[int, bool] = machine.script.__dict__.setdefault("_holding_buffers", {})
     if module.number not in known:
@@ -139,7 +146,7 @@ def wrap_by_class(
     else:
         wrap(machine, node, positional, named, complete, number=instance.number)
     # What a walk does that is taken back is not kept.
-    return Built(instance.number, DDP) if machine.quiet or instance.number in machine.events else instance
+    return ExternalObject(instance.number, DDP) if machine.quiet or instance.number in machine.events else instance
 
 
 def _changes_nothing(statement: ast.stmt) -> bool:

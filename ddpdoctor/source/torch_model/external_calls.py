@@ -7,29 +7,29 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import container_method, overwrite
-from ddpdoctor.source.interpreter.attributes import attribute_of, bases_of, bound_to, class_attribute, seeded
+from ddpdoctor.source.interpreter.attributes import attribute_of, bases_of, bound_to, class_attribute, guess_from_name
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    AGREED,
-    ALL_LANES,
+    ALL_RANKS,
     NO_CONTEXT,
     NO_GRADIENTS,
     NO_SYNC,
     NONE,
     OPAQUE,
+    SYNCHRONISED,
     UNIFORM,
     VARYING,
-    Bound,
-    Built,
-    Choice,
+    BoundMethod,
     Const,
     External,
+    ExternalObject,
     Function,
     Instance,
-    Items,
+    OneOf,
     Partial,
     ProjectClass,
+    SequenceValue,
     TensorSize,
     Unknown,
     Value,
@@ -50,7 +50,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     number_from_store,
 )
-from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_lanes, variable
+from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model import accelerate_calls
 from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
@@ -158,7 +158,7 @@ def _exit(machine: Machine, node: ast.AST, positional: list[Value], named: Named
 
 
 def call_method(
-    machine: Machine, node: ast.AST, function: Bound, positional: list[Value], named: Named, complete: bool
+    machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
@@ -166,13 +166,13 @@ def call_method(
         return _mixture_of(receiver, [*positional, *named.values()], opaque=True)
     note_method(machine, node, receiver, name, positional, named, complete)
     arguments = [*positional, *named.values()]
-    if isinstance(receiver, Bound) and receiver.name == "super()":
+    if isinstance(receiver, BoundMethod) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
-    if receiver.__class__ is Built:
+    if receiver.__class__ is ExternalObject:
         served = accelerate_calls.method(machine, node, receiver, name, positional, named)
         if served is not None:
             return served
-    if name in _KNOWN_METHODS or receiver.__class__ is Built:
+    if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:
             return known
@@ -199,7 +199,7 @@ def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unk
 
 
 def _known_method(
-    machine: Machine, node: ast.AST, function: Bound, positional: list[Value], named: Named
+    machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named
 ) -> Value | None:
     """What a method does whose name says it; None when it does no more than others."""
     receiver, name = function.receiver, function.name
@@ -215,14 +215,14 @@ def _known_method(
     if name == "no_sync":
         return NO_SYNC
     if name in _ARGUMENT_PARSERS:
-        namespace = Built(machine.object_number(node), "argparse.Namespace")
-        return namespace if name == "parse_args" else Items((namespace, UNIFORM))
-    if isinstance(receiver, Built) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
+        namespace = ExternalObject(machine.object_number(node), "argparse.Namespace")
+        return namespace if name == "parse_args" else SequenceValue((namespace, UNIFORM))
+    if isinstance(receiver, ExternalObject) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
         machine.emit("collective", name, node, positional, named, in_tree=True)
-        return AGREED
+        return SYNCHRONISED
     if (drawn := number_from_store(name, receiver, positional)) is not None:
         return drawn
-    is_module = isinstance(receiver, Instance) or (isinstance(receiver, Built) and _is_module(receiver))
+    is_module = isinstance(receiver, Instance) or (isinstance(receiver, ExternalObject) and _is_module(receiver))
     if is_module and name in MODULE_SELF_METHODS:
         _note_device(machine, node, name, positional, named)
         return receiver
@@ -236,7 +236,7 @@ def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None
 
     Collectives in it would go unseen otherwise. A method that is being run is not meant: it calls those of its parts.
     """
-    if not isinstance(receiver, (Unknown, Bound)) or name not in machine.mentions.synchronising:
+    if not isinstance(receiver, (Unknown, BoundMethod)) or name not in machine.mentions.synchronising:
         return None
     if not SYNCHRONISES.search(name):
         return None
@@ -250,11 +250,11 @@ def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None
     return found[0] if len(found) == 1 else None
 
 
-def _is_module(value: Built) -> bool:
+def _is_module(value: ExternalObject) -> bool:
     return ".nn." in value.name or value.name.startswith(MODEL_LIBRARY)
 
 
-def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: list[Value]) -> Value:
+def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value:
     receiver, name = function.receiver, function.name
     sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
     if sized is not None:
@@ -267,9 +267,9 @@ def _plain_method(machine: Machine, node: ast.AST, function: Bound, arguments: l
         return extent
     if name in _FORMS_OF_NAMES and any(kind == "files" for kind, _ in tags_of(receiver)):
         return UNIFORM
-    unread = isinstance(receiver, (Unknown, Bound, Built))
+    unread = isinstance(receiver, (Unknown, BoundMethod, ExternalObject))
     if unread and agrees_by_name(name):
-        return AGREED
+        return SYNCHRONISED
     known = container_method(machine, node, function, arguments) if not unread else None
     if known is not None:
         return known
@@ -306,7 +306,7 @@ def _collective(
     whole = group is None or constant(group) is None or group == WORLD_GROUP
     short = name.removeprefix("torch.distributed.")
     if short == "init_process_group" and constant(named.get("world_size", NONE)) == machine.mask.bit_count():
-        whole = machine.mask == ALL_LANES  # A group of just the ranks that come here: the others do not belong to it.
+        whole = machine.mask == ALL_RANKS  # A group of just the ranks that come here: the others do not belong to it.
     machine.emit("collective", short, node, positional, named, in_tree=whole)
     if isinstance(node, ast.Call):
         for position in how.writes:
@@ -314,8 +314,8 @@ def _collective(
                 node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
             )
             if target is not None:
-                overwrite(machine, target, AGREED if how.uniform and whole else VARYING)
-    return AGREED
+                overwrite(machine, target, SYNCHRONISED if how.uniform and whole else VARYING)
+    return SYNCHRONISED
 
 
 WORLD_GROUP = External("torch.distributed.group.WORLD")
@@ -325,14 +325,18 @@ def _new_group(machine: Machine, node: ast.AST, positional: list[Value], named: 
     if constant(named.get("use_local_synchronization", Const(False))) is False:
         machine.emit("collective", "new_group", node, positional, named, in_tree=True)
     ranks = named.get("ranks", positional[0] if positional else NONE)
-    return WORLD_GROUP if complete and constant(ranks) is None else Built(machine.object_number(node), "ProcessGroup")
+    return (
+        WORLD_GROUP
+        if complete and constant(ranks) is None
+        else ExternalObject(machine.object_number(node), "ProcessGroup")
+    )
 
 
 def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     group = named.get("group", positional[0] if positional else NONE)
     if constant(group) is not None and group != WORLD_GROUP:
         return VARYING
-    return exact_lanes(GLOBAL_RANK)
+    return exact_per_rank(GLOBAL_RANK)
 
 
 def _world_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -352,13 +356,13 @@ def _environment(machine: Machine, node: ast.AST, positional: list[Value], named
 def _loader(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     number = machine.object_number(node)
     machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
-    return Built(number, DATA_LOADER)
+    return ExternalObject(number, DATA_LOADER)
 
 
 def _sampler(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     number = machine.object_number(node)
     machine.emit("sampler", DISTRIBUTED_SAMPLER, node, positional, named, number=number, complete=complete)
-    return Built(number, DISTRIBUTED_SAMPLER)
+    return ExternalObject(number, DISTRIBUTED_SAMPLER)
 
 
 def _ddp(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -409,7 +413,7 @@ def _islice(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
 
 def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     values = [*positional, *named.values()]
-    if machine.mask == ALL_LANES & ~machine.gone:
+    if machine.mask == ALL_RANKS & ~machine.gone:
         machine.draws_apart = any(is_varying(value) for value in values)
     return derived(values)
 
@@ -417,8 +421,8 @@ def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named
 def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
         name = positional[1].value
-        value = seeded(machine, name, attribute_of(machine, positional[0], name))
-        return derived((value,)) if isinstance(value, Bound) else value
+        value = guess_from_name(machine, name, attribute_of(machine, positional[0], name))
+        return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)
     return derived(positional)
@@ -436,7 +440,7 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
 
 
 def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if positional and isinstance(positional[0], (Function, Partial, Choice)):
+    if positional and isinstance(positional[0], (Function, Partial, OneOf)):
         return machine.apply(machine, node, positional[0], [], {}, complete=False)
     return OPAQUE
 

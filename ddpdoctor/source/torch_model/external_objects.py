@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import OPAQUE, Bound, Items, Mapped, Partial, Value, derived
+from ddpdoctor.source.interpreter.values import OPAQUE, BoundMethod, DictValue, Partial, SequenceValue, Value, derived
 from ddpdoctor.source.torch_model.library_calls import Named
 
 
@@ -20,23 +20,23 @@ def make_super(machine: Machine, node: ast.AST, positional: list[Value], named: 
     """``super()``: the object of the method, as one of its base classes has it."""
     owner = machine.frame.owner
     receiver = owner.receiver if owner is not None and owner.receiver is not None else OPAQUE
-    return Bound(receiver, "super()")
+    return BoundMethod(receiver, "super()")
 
 
 def make_dict(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """``dict(...)``."""
-    known = not positional or (len(positional) == 1 and isinstance(positional[0], Mapped))
+    known = not positional or (len(positional) == 1 and isinstance(positional[0], DictValue))
     if not (known and complete):
         return derived([*_values_of_pairs(positional), *named.values()])
     first = positional[0] if positional else None
-    entries = dict(first.entries) if isinstance(first, Mapped) else {}
-    return Mapped(tuple((entries | named).items()))
+    entries = dict(first.entries) if isinstance(first, DictValue) else {}
+    return DictValue(tuple((entries | named).items()))
 
 
 def _values_of_pairs(positional: list[Value]) -> list[Value]:
     """Of ``dict(zip(names, values))`` what comes out of it: its values."""
     first = positional[0] if len(positional) == 1 else None
-    pairs = first.values if isinstance(first, Items) else ()
-    if not pairs or any(not isinstance(pair, Items) or pair.open or len(pair.values) != 2 for pair in pairs):
+    pairs = first.values if isinstance(first, SequenceValue) else ()
+    if not pairs or any(not isinstance(pair, SequenceValue) or pair.open or len(pair.values) != 2 for pair in pairs):
         return positional
-    return [pair.values[1] for pair in pairs if isinstance(pair, Items)]
+    return [pair.values[1] for pair in pairs if isinstance(pair, SequenceValue)]

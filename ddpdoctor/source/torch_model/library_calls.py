@@ -11,12 +11,12 @@ from ddpdoctor.source.interpreter.assignment import item_of
 from ddpdoctor.source.interpreter.attributes import promised_by_name
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    AGREED,
+    SYNCHRONISED,
     UNIFORM,
-    Built,
     Const,
-    Items,
-    Lanes,
+    ExternalObject,
+    PerRank,
+    SequenceValue,
     Tag,
     Unknown,
     Value,
@@ -93,7 +93,7 @@ def _object(name: str, machine: Machine, node: ast.AST, positional: list[Value],
     sampler = "Sampler" in name.rpartition(".")[2]
     kind: EventKind = "data-parallel" if name == DATA_PARALLEL else "sampler" if sampler else "object"
     machine.emit(kind, name, node, positional, named, number=number, complete=complete)
-    return Built(number, name)
+    return ExternalObject(number, name)
 
 
 def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -103,7 +103,7 @@ def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value],
     if promised is not None:
         return promised
     if agrees_by_name(last):
-        return AGREED
+        return SYNCHRONISED
     result = derived([*positional, *named.values()])
     return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=origins_kept(result)))
 
@@ -115,30 +115,30 @@ def origins_kept(value: Unknown) -> frozenset[Tag]:
     return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
 
 
-def _is_zip(value: Items) -> bool:
-    return value.open and len(value.values) == 1 and isinstance(value.values[0], Items)
+def _is_zip(value: SequenceValue) -> bool:
+    return value.open and len(value.values) == 1 and isinstance(value.values[0], SequenceValue)
 
 
 def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """``zip``: tuples whose parts keep apart where they come from."""
-    if not positional or any(isinstance(value, Lanes) for value in positional):
+    if not positional or any(isinstance(value, PerRank) for value in positional):
         return _same_items("zip", machine, node, positional, named, complete)
-    return Items((Items(tuple(item_of(value) for value in positional)),), open=True)
+    return SequenceValue((SequenceValue(tuple(item_of(value) for value in positional)),), open=True)
 
 
 def _same_items(
     last: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     """``tqdm(loader)``, ``enumerate(loader)``: yields what its arguments yield."""
-    if len(positional) == 1 and isinstance(positional[0], Items):
+    if len(positional) == 1 and isinstance(positional[0], SequenceValue):
         if last in {"list", "tuple"} or (last == "tqdm" and _is_zip(positional[0])):
             return positional[0]
         if last == "enumerate" and _is_zip(positional[0]):
-            return Items((Items((UNIFORM, positional[0].values[0])),), open=True)
+            return SequenceValue((SequenceValue((UNIFORM, positional[0].values[0])),), open=True)
     tags: set[tuple[str, int]] = set()
     for value in positional:
         for option in options_of(value):
-            if isinstance(option, Built) and option.name == DATA_LOADER:
+            if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
                 tags.add(("loader", option.number))
     if last == "enumerate":
         tags.add(COUNTED)

@@ -6,14 +6,14 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Built, Instance, Value, tagged
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, tagged
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP
 
 
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
     """Keep that an attribute is asked of a DDP object, outside of a ``try`` that may catch its absence."""
-    if not isinstance(value, Built) or value.name != DDP or machine.trying:
+    if not isinstance(value, ExternalObject) or value.name != DDP or machine.trying:
         return
     if value.number not in machine.handing_on or name == "module":
         machine.note("training", f"ddp.{name}", node, receiver=value)
@@ -21,9 +21,9 @@ def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> 
 
 def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, value: Value) -> None:
     """Keep that a module is given a new attribute outside of its own constructor, or that DDP is not to synchronise."""
-    if isinstance(owner, Built) and owner.name == DDP and node.attr == "require_backward_grad_sync":
+    if isinstance(owner, ExternalObject) and owner.name == DDP and node.attr == "require_backward_grad_sync":
         machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
-    if not isinstance(owner, Instance) or not isinstance(value, (Instance, Built)):
+    if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
@@ -35,7 +35,7 @@ def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
     if module is None:
         return
     for part in parts_of_module(machine, module):
-        if isinstance(part, (Instance, Built)):
+        if isinstance(part, (Instance, ExternalObject)):
             machine.wrapped.setdefault(part.number, wrap)
 
 
@@ -48,7 +48,7 @@ def bare_forward(
     result: Value,
 ) -> Value:
     """The result of a forward (or another method) of a module inside a DDP object that was not called through it."""
-    if not isinstance(module, (Instance, Built)) or machine.inside_ddp:
+    if not isinstance(module, (Instance, ExternalObject)) or machine.inside_ddp:
         return result
     wrap = machine.wrapped.get(module.number)
     if wrap is None:

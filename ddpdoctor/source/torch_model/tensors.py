@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ddpdoctor.source.interpreter.values import Const, External, Items, TensorSize, Value, derived, tags_of
+from ddpdoctor.source.interpreter.values import Const, External, SequenceValue, TensorSize, Value, derived, tags_of
 
 DEFAULT_BYTES = 4
 """float32."""
@@ -59,7 +59,7 @@ _KEEPS_SIZE = frozenset(
 
 def _shaped(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
     sizes = list(positional)
-    if len(sizes) == 1 and isinstance(sizes[0], Items) and not sizes[0].open:
+    if len(sizes) == 1 and isinstance(sizes[0], SequenceValue) and not sizes[0].open:
         sizes = list(sizes[0].values)
     return _sized(sizes, named, positional)
 
