@@ -102,9 +102,7 @@ class Lines:
             for name, line in _taken(queue):
                 files.setdefault(name, ([], []))[index].append(line)
         for name, (lines, left) in files.items():
-            self._journal.event(
-                "lines", file=os.path.abspath(name), lines=lines, unwatched=left, by_chance=by_chance
-            )
+            self._journal.event("lines", file=os.path.abspath(name), lines=lines, unwatched=left, by_chance=by_chance)
 
     def enough_rehearsed(self) -> None:
         """From now on only the clock decides how far the script comes."""
