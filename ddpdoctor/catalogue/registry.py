@@ -54,7 +54,7 @@ def read_catalogue() -> Catalogue:
     for offer in third_party_modules():
         origin = f"the check {offer.name!r} of {offer.distribution}"
         try:
-            loaded = _loaded(offer.load())
+            loaded = read_check(offer.load())
         except (Exception, SystemExit) as error:
             notes.append(f"{origin} was skipped: {type(error).__name__}: {error}")
             continue
@@ -68,7 +68,8 @@ def read_catalogue() -> Catalogue:
             name=name,
             module=offer.value,
             in_source=loaded.in_source is not None,
-            after_launch=loaded.check.severity.keys().isdisjoint(("source", "rehearsal")),
+            after_launch=looks_after_launch(loaded.check),
+            triggers=loaded.check.triggers,
             loaded=loaded,
         )
     return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes))
@@ -90,7 +91,7 @@ def load(entry: CatalogueEntry) -> LoadedCheck:
         return known[1]
     try:
         module = importlib.import_module(entry.module)
-        loaded = _loaded(module)
+        loaded = read_check(module)
     except Exception as error:
         raise ConfigurationError(
             f"the built-in check {entry.code} cannot be loaded: {type(error).__name__}: {error}", _REINSTALL
@@ -207,7 +208,13 @@ def _built_in_entries() -> tuple[CatalogueEntry, ...]:
     )
 
 
-def _loaded(module: ModuleType) -> LoadedCheck:
+def looks_after_launch(check: Check) -> bool:
+    """Return whether a check looks at what only a job itself shows, and at no source and no rehearsal."""
+    return check.severity.keys().isdisjoint(("source", "rehearsal"))
+
+
+def read_check(module: ModuleType) -> LoadedCheck:
+    """Return the check that a module holds; raises TypeError with what it lacks when it holds none."""
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
         raise TypeError(f"{module.__name__} has no CHECK")

@@ -1,81 +1,88 @@
+"""What holds of every check; each test names all the checks that break its rule."""
+
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue
+from ddpdoctor.catalogue.write_index import checks_directory, index_text
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.checks import AFTER_LAUNCH, BUILT_IN, READ_IN_SOURCE
+from ddpdoctor.checks import BUILT_IN
 from ddpdoctor.finding import Severity
 from ddpdoctor.record.streams.stream_names import STREAMS
 from ddpdoctor.report.explanation import SECTIONS, sections, summary
 
 CHECKS = Path(__file__).parents[2] / "checks"
 MAXIMUM_LINES = 200
-ENTRIES = {entry.code: entry for entry in read_catalogue().entries if entry.code in BUILT_IN}
-every_check = pytest.mark.parametrize("entry", ENTRIES.values(), ids=lambda entry: entry.code)
+ENTRIES = tuple(entry for entry in read_catalogue().entries if entry.code in BUILT_IN)
 
 
-def test_the_index_holds_every_file_and_no_other() -> None:
-    places = [path for path in CHECKS.glob("*/*") if path.name not in {"__init__.py", "__pycache__", "shared"}]
-    found = [".".join(("ddpdoctor.checks", *path.relative_to(CHECKS).with_suffix("").parts)) for path in places]
-    assert sorted(found) == sorted(BUILT_IN.values())
+def test_the_index_says_what_the_checks_say() -> None:
+    text = index_text(checks_directory())
+    assert (CHECKS / "index.py").read_text(encoding="utf-8") == text, "run python -m ddpdoctor.catalogue.write_index"
 
 
-def test_names_are_unique_and_codes_are_in_order() -> None:
-    assert len({entry.name for entry in ENTRIES.values()}) == len(BUILT_IN)
-    assert list(BUILT_IN) == sorted(BUILT_IN)
-    assert all(re.fullmatch(r"DDP[1-7]\d\d", code) for code in BUILT_IN)
+def test_codes_and_names_are_unique() -> None:
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) == len(list(_places()))
+    assert [code for code in BUILT_IN if not re.fullmatch(r"DDP[1-7]\d\d", code)] == []
 
 
-@every_check
-def test_the_index_says_what_the_check_looks_at(entry: CatalogueEntry) -> None:
-    assert (load(entry).in_source is not None) == (entry.code in READ_IN_SOURCE)
+def test_a_check_is_documented_in_every_section() -> None:
+    assert [entry.code for entry in ENTRIES if not _is_documented(load(entry).documentation)] == []
 
 
-@every_check
-def test_the_index_says_which_checks_need_the_job_itself(entry: CatalogueEntry) -> None:
-    bases = set(load(entry).check.severity)
-    assert (entry.code in AFTER_LAUNCH) == entry.after_launch == bases.isdisjoint({"source", "rehearsal"})
+def test_a_check_has_a_severity_for_what_it_looks_at_and_streams_for_a_run() -> None:
+    assert [problem for entry in ENTRIES for problem in _problems(load(entry))] == []
 
 
-@every_check
-def test_a_check_is_documented_in_every_section(entry: CatalogueEntry) -> None:
-    documentation = load(entry).documentation
-    assert 10 < len(summary(documentation)) < 200
+def test_a_check_of_the_source_has_words_that_no_import_splits() -> None:
+    assert [entry.code for entry in ENTRIES if not _has_words(entry)] == []
+
+
+def test_a_check_is_a_short_file_with_cases_if_it_reads_the_source() -> None:
+    long = [path.name for path in map(_file, _places()) if len(path.read_text().splitlines()) > MAXIMUM_LINES]
+    assert long == []
+    places = {path.stem.replace("_", "-"): path for path in _places()}
+    lacking = [
+        f"{places[entry.name].relative_to(CHECKS.parent)}/cases.md: one script that fires and one that does not"
+        for entry in ENTRIES
+        if entry.in_source and not (places[entry.name] / "cases.md").exists()
+    ]
+    assert lacking == []
+
+
+def _places() -> Iterator[Path]:
+    """The folder or the file of every check."""
+    for path in CHECKS.glob("*/*"):
+        if path.name not in {"__init__.py", "__pycache__", "shared"} and (path.is_file() or any(path.glob("*.py"))):
+            yield path
+
+
+def _file(place: Path) -> Path:
+    return place / "__init__.py" if place.is_dir() else place
+
+
+def _is_documented(documentation: str) -> bool:
     found = sections(documentation)
-    assert list(found) == list(SECTIONS)
-    assert all(found.values())
+    return 10 < len(summary(documentation)) < 200 and list(found) == list(SECTIONS) and all(found.values())
 
 
-@every_check
-def test_a_check_has_a_severity_for_what_it_looks_at(entry: CatalogueEntry) -> None:
-    check = load(entry)
-    bases = {basis for basis, function in _functions(check) if function is not None}
-    assert bases <= set(check.check.severity)
-    assert all(isinstance(severity, Severity) for severity in check.check.severity.values())
+def _problems(loaded: LoadedCheck) -> Iterator[str]:
+    check = loaded.check
+    run = "rehearsal" if "rehearsal" in check.severity else "run"
+    for basis, function in (("source", loaded.in_source), (run, loaded.in_run), ("log", loaded.in_log)):
+        if function is not None and basis not in check.severity:
+            yield f"{check.code} has no severity in the {basis}"
+    if not all(isinstance(severity, Severity) for severity in check.severity.values()):
+        yield f"{check.code} has a severity that is none"
+    if unknown := (check.needs | check.needs_of("run")) - set(STREAMS):
+        yield f"{check.code} needs streams that do not exist: {sorted(unknown)}"
+    if (loaded.in_run is not None) != bool(check.needs):
+        yield f"{check.code} looks at runs and needs no stream, or the other way round"
 
 
-@every_check
-def test_a_check_of_runs_names_streams_that_exist(entry: CatalogueEntry) -> None:
-    check = load(entry)
-    assert check.check.needs | check.check.needs_of("run") <= set(STREAMS)
-    assert (check.in_run is not None) == bool(check.check.needs)
-
-
-@every_check
-def test_a_check_is_a_short_file(entry: CatalogueEntry) -> None:
-    place = CHECKS.parent / Path(*entry.module.split(".")[1:])
-    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    assert len(path.read_text().splitlines()) <= MAXIMUM_LINES
-
-
-def _functions(check: LoadedCheck) -> tuple[tuple[str, object], ...]:
-    return (("source", check.in_source), (_run_basis(check), check.in_run))
-
-
-def _run_basis(check: LoadedCheck) -> str:
-    """Which kind of run a check looks at, where it looks at one."""
-    return "rehearsal" if "rehearsal" in check.check.severity else "run"
+def _has_words(entry: CatalogueEntry) -> bool:
+    words = load(entry).check.triggers
+    return bool(words) == entry.in_source and all(word and "." not in word.strip(".") for word in words)

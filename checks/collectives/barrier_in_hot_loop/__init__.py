@@ -50,6 +50,7 @@ CHECK = Check(
     needs=frozenset({"backwards", "collectives", "forwards"}),
     needs_live=frozenset({"step_tracks", "call_tracks"}),
     advice_in_run=True,
+    triggers=("barrier", "wait_for_everyone", "reduce"),
 )
 _REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
 

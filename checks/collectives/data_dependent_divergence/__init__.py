@@ -48,6 +48,7 @@ CHECK = Check(
     name="data-dependent-divergence",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
+    triggers=("distributed", "Distributed", "ccelerat", "horovod"),
 )
 _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run the "

@@ -42,6 +42,7 @@ CHECK = Check(
     name="ddp-on-subset",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "wraps", "backwards"}),
+    triggers=("DataParallel",),
 )
 _REMEDY = "Build DDP on every rank, or pass a process_group that holds only the ranks that build it."
 

@@ -34,7 +34,12 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP315", name="discarded-collective-result", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP315",
+    name="discarded-collective-result",
+    severity={"source": Severity.ERROR},
+    triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across"),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ CHECK = Check(
     name="rank-divergent-collective",
     severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
+    triggers=("distributed", "Distributed", "ccelerat", "horovod"),
 )
 
 

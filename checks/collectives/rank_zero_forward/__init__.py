@@ -47,6 +47,7 @@ CHECK = Check(
     name="rank-zero-forward",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "forwards"}),
+    triggers=("DataParallel",),
 )
 _REMEDY = (
     "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."

@@ -45,6 +45,7 @@ CHECK = Check(
     name="subset-new-group",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "groups", "waits", "outsider_calls"}),
+    triggers=("new_group",),
 )
 _REMEDY = "Move new_group out of the rank test, so that every rank calls it, or pass use_local_synchronization=True."
 

@@ -42,6 +42,7 @@ CHECK = Check(
     name="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+    triggers=("download", "urlretrieve", "extractall", "unpack_archive"),
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 

@@ -45,6 +45,7 @@ CHECK = Check(
     name="missing-distributed-sampler",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "forwards"}),
+    triggers=("DataLoader",),
 )
 
 

@@ -49,6 +49,7 @@ CHECK = Check(
     name="uneven-inputs",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "wraps"}),
+    triggers=("DistributedDataParallel",),
 )
 _REMEDY = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them; "

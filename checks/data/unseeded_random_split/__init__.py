@@ -45,6 +45,7 @@ CHECK = Check(
     name="unseeded-random-split",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"loaders", "parts"}),
+    triggers=("random_split", "train_test_split", "Subset", "DistributedSampler", "shuffle", "perm"),
 )
 REMEDY = (
     "Pass generator=torch.Generator().manual_seed(0) (random_state=0 for scikit-learn), or seed every rank with the "

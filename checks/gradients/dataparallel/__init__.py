@@ -34,7 +34,7 @@ from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP209", name="dataparallel", severity={"source": Severity.WARNING})
+CHECK = Check(code="DDP209", name="dataparallel", severity={"source": Severity.WARNING}, triggers=("DataParallel",))
 
 
 def in_source(script: Script) -> Iterator[Finding]:

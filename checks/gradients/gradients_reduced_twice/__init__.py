@@ -34,7 +34,9 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP222", name="gradients-reduced-twice", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP222", name="gradients-reduced-twice", severity={"source": Severity.WARNING}, triggers=("all_reduce",)
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -47,6 +47,7 @@ CHECK = Check(
     name="misplaced-no-sync",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING | {"collectives", "passes"},
+    triggers=("no_sync", "require_backward_grad_sync"),
 )
 REMEDY = (
     "Switch synchronisation off, by no_sync() around forward and backward or by require_backward_grad_sync, for all "

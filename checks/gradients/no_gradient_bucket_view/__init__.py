@@ -40,6 +40,7 @@ CHECK = Check(
     name="no-gradient-bucket-view",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps"}),
+    triggers=("DistributedDataParallel",),
 )
 WORTH_SAYING_BYTES = 100_000_000
 """Bytes of gradients from which the second copy is worth a line."""

@@ -43,6 +43,7 @@ CHECK = Check(
     name="unsynchronised-batchnorm",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps", "forwards", "loaders"}),
+    triggers=("BatchNorm",),
 )
 SMALL_BATCH = 16
 """Samples a rank below which statistics are noisy."""

@@ -40,6 +40,7 @@ CHECK = Check(
     name="wrapper-attribute-access",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
+    triggers=("DistributedDataParallel",),
 )
 
 

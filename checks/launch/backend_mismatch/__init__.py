@@ -45,6 +45,7 @@ CHECK = Check(
     name="backend-mismatch",
     severity={"source": Severity.WARNING, **dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR)},
     needs=frozenset({"waits"}),
+    triggers=("init_process_group",),
 )
 _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",

@@ -32,7 +32,9 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP518", name="collective-before-init", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP518", name="collective-before-init", severity={"source": Severity.ERROR}, triggers=("init_process_group",)
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -43,6 +43,7 @@ CHECK = Check(
     name="collective-before-set-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"waits", "device_choices"}),
+    triggers=("set_device",),
 )
 
 REMEDY = "Call torch.cuda.set_device before it, or give device_id= to init_process_group."

@@ -44,6 +44,7 @@ CHECK = Check(
     name="cpu-tensor-with-nccl",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
+    triggers=("nccl", "NCCL"),
 )
 REMEDY = "Make the tensor on the rank's GPU with device=, or move it there before the call."
 

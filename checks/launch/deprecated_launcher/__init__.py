@@ -36,7 +36,12 @@ from ddpdoctor.source.script.script import Script
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
 
-CHECK = Check(code="DDP503", name="deprecated-launcher", severity={"source": Severity.WARNING, "log": Severity.ERROR})
+CHECK = Check(
+    code="DDP503",
+    name="deprecated-launcher",
+    severity={"source": Severity.WARNING, "log": Severity.ERROR},
+    triggers=("local_rank", "local-rank", "launch"),
+)
 _TITLES = {
     "argument": "the local rank is read from the command line only: under torchrun it keeps its default on every rank",
     "required": "the local rank is a required argument, which torchrun passes to no rank: each ends with a usage error",

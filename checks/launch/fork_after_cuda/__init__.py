@@ -46,6 +46,7 @@ CHECK = Check(
     name="fork-after-cuda",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "forked_uses", "device_uses"}),
+    triggers=("num_workers", "Process("),
 )
 REMEDY = "Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop."
 

@@ -44,6 +44,7 @@ CHECK = Check(
     name="hard-coded-rendezvous",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "waits", "settings"}),
+    triggers=("init_process_group",),
 )
 
 

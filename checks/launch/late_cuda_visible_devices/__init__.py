@@ -33,7 +33,12 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP512", name="late-cuda-visible-devices", severity={"source": Severity.WARNING})
+CHECK = Check(
+    code="DDP512",
+    name="late-cuda-visible-devices",
+    severity={"source": Severity.WARNING},
+    triggers=("CUDA_VISIBLE_DEVICES",),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

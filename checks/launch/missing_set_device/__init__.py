@@ -43,6 +43,7 @@ CHECK = Check(
     name="missing-set-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "device_uses", "settings"}),
+    triggers=("cuda", "nccl"),
 )
 MAXIMUM_PLACES = 5
 REMEDY = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU.'

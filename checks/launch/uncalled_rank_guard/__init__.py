@@ -35,7 +35,12 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP516", name="uncalled-rank-guard", severity={"source": Severity.ERROR})
+CHECK = Check(
+    code="DDP516",
+    name="uncalled-rank-guard",
+    severity={"source": Severity.ERROR},
+    triggers=("rank", "RANK", "is_", "main", "master", "primary", "distributed"),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -47,6 +47,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
     nodes=2,
+    triggers=("rank", "RANK", "SLURM_"),
 )
 MAXIMUM_PLACES = 5
 

@@ -44,6 +44,7 @@ CHECK = Check(
     name="wrong-sampler-rank",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"loaders", "passes"}),
+    triggers=("DistributedSampler",),
 )
 
 

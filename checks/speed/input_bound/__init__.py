@@ -47,6 +47,7 @@ CHECK = Check(
     name="input-bound",
     severity={"source": Severity.ADVICE, "run": Severity.WARNING},
     needs=frozenset({"step_tracks"}),
+    triggers=("DataLoader",),
 )
 MUCH_MORE = 1.25
 """Times the typical share from which on the mean of the whole run is worth a word."""

@@ -44,6 +44,7 @@ CHECK = Check(
     name="load-without-map-location",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "checkpoint_loads"}),
+    triggers=("load",),
 )
 
 REMEDY = 'Give it map_location="cpu", or the rank\'s own device.'

@@ -34,7 +34,12 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import local_metrics
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP606", name="local-metric", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP606",
+    name="local-metric",
+    severity={"source": Severity.ADVICE},
+    triggers=("print", "log", "add_scalar", "info"),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -33,7 +33,12 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import lines_of_every_rank
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP605", name="log-on-all-ranks", severity={"source": Severity.ADVICE})
+CHECK = Check(
+    code="DDP605",
+    name="log-on-all-ranks",
+    severity={"source": Severity.ADVICE},
+    triggers=("print", "tqdm", "trange", "wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

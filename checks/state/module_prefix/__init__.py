@@ -41,6 +41,7 @@ CHECK = Check(
     name="module-prefix",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"ranks", "state_names"}),
+    triggers=("load_state_dict",),
 )
 
 REMEDY = "Save and load through the bare module: ddp_model.module.state_dict()."

@@ -41,6 +41,7 @@ CHECK = Check(
     name="save-on-all-ranks",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"files"}),
+    triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump"),
 )
 
 
