@@ -75,7 +75,7 @@ def autopsy(
     else:
         examination = examine_dead_job(request, streams.stdin_stream())
     if tui:
-        from ddpdoctor.cli.screen import show_autopsy
+        from ddpdoctor.cli.live.screen import show_autopsy
 
         show_autopsy(examination)
         ctx.exit(examination.exit_code)

@@ -87,7 +87,7 @@ def profile(
     What more ranks bring is measured against a run on one: `ddpdoctor profile --nproc 1 train.py` says at its end where
     it is recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
-    from ddpdoctor.cli import screen, watching
+    from ddpdoctor.cli.live import screen, watching
 
     if demo or replay is not None or print_environment:
         name = "--demo" if demo else "--replay" if replay is not None else "--env"
@@ -114,7 +114,7 @@ def profile(
     alone = _one_rank_samples_per_s(one_rank)
     if command is None:
         ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone))
-    from ddpdoctor.cli.observed_job import ObservedJob
+    from ddpdoctor.cli.live.observed_job import ObservedJob
 
     job = ObservedJob(command, run_dir, alone)
     to_stderr = wanted.format != "text" and wanted.file is None

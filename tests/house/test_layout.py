@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddpdoctor"
@@ -21,6 +20,7 @@ IN_THE_RANKS = (
 WRITERS = {"ddpdoctor/report/streams.py", "ddpdoctor/testing/rank.py"}
 """In a rank of a test stdout is the test's."""
 MAXIMUM_LINES = 500
+MAXIMUM_FILES = 14
 
 
 def python_files() -> list[Path]:
@@ -45,9 +45,6 @@ def _in_the_ranks(path: Path) -> bool:
     return any(path.is_relative_to(PACKAGE / part) for part in IN_THE_RANKS)
 
 
-every_file = pytest.mark.parametrize("path", python_files(), ids=_name)
-
-
 def test_the_links_to_the_top_level_packages_are_there() -> None:
     for name in LINKS:
         link = PACKAGE / name
@@ -65,27 +62,43 @@ def test_every_directory_with_code_is_a_package_that_the_wheel_holds() -> None:
     assert sorted(name if name.startswith("ddpdoctor") else f"ddpdoctor.{name}" for name in found) == sorted(packages)
 
 
-@every_file
-def test_a_file_has_at_most_500_lines_and_a_name_that_says_something(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAXIMUM_LINES
-    sample = path.is_relative_to(ROOT / "tests") and not path.name.startswith("test_")
-    assert sample or path.stem not in {"utils", "helpers", "common", "util", "misc"}
+def test_a_file_has_at_most_500_lines_and_a_name_that_says_something() -> None:
+    long = [_name(path) for path in python_files() if len(path.read_text().splitlines()) > MAXIMUM_LINES]
+    assert long == []
+    nameless = {"utils", "helpers", "common", "util", "misc"}
+    files = [path for path in python_files() if not path.is_relative_to(ROOT / "tests") or path.name[:5] == "test_"]
+    assert [_name(path) for path in files if path.stem in nameless] == []
 
 
-@every_file
-def test_only_the_streams_module_writes_to_stdout_and_stderr(path: Path) -> None:
-    if _name(path).startswith(("tests/", "examples/")) or _name(path) in WRITERS or _in_the_ranks(path):
-        return
+def test_no_folder_of_the_core_holds_more_than_14_files() -> None:
+    files = [path for path in python_files() if path.is_relative_to(PACKAGE) and path.name != "__init__.py"]
+    counts = Counter(_name(path.parent) for path in files)
+    assert {name: count for name, count in counts.items() if count > MAXIMUM_FILES} == {}
+
+
+def test_only_the_streams_module_writes_to_stdout_and_stderr() -> None:
+    assert [place for path in python_files() if _is_silent(path) for place in _writes(path)] == []
+
+
+def test_what_is_loaded_into_the_ranks_imports_only_the_standard_library_torch_and_itself() -> None:
+    assert [place for path in python_files() if _in_the_ranks(path) for place in _foreign_imports(path)] == []
+
+
+def _is_silent(path: Path) -> bool:
+    """Whether a file of ours may print nothing."""
+    name = _name(path)
+    return not name.startswith(("tests/", "examples/")) and name not in WRITERS and not _in_the_ranks(path)
+
+
+def _writes(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
-        assert not (isinstance(node, ast.Name) and node.id == "print"), f"print in line {node.lineno}"
-        if isinstance(node, ast.Attribute):
-            assert ast.unparse(node) not in {"sys.stdout", "sys.stderr", "click.echo"}, f"line {node.lineno}"
+        if isinstance(node, ast.Name) and node.id == "print":
+            yield f"{_name(path)}:{node.lineno}: print"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"sys.stdout", "sys.stderr", "click.echo"}:
+            yield f"{_name(path)}:{node.lineno}: {ast.unparse(node)}"
 
 
-@every_file
-def test_what_is_loaded_into_the_ranks_imports_only_the_standard_library_torch_and_itself(path: Path) -> None:
-    if not _in_the_ranks(path):
-        return
+def _foreign_imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 9))):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -95,4 +108,5 @@ def test_what_is_loaded_into_the_ranks_imports_only_the_standard_library_torch_a
             continue
         for module in modules:
             top = module.partition(".")[0]
-            assert top in sys.stdlib_module_names or top == "torch", f"line {node.lineno} imports {module}"
+            if top not in sys.stdlib_module_names and top != "torch":
+                yield f"{_name(path)}:{node.lineno}: {module}"

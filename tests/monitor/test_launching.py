@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.cli.watching import LOOK_EVERY_S
+from ddpdoctor.cli.live.watching import LOOK_EVERY_S
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.runs.attachable import find_run
 from ddpdoctor.probe.plan import plan_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.cli import signals
+from ddpdoctor.cli.live import signals
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
@@ -128,7 +128,7 @@ class _Watcher:
 
 def _shown(source: RunSource, relay: signals.Relay) -> str:
     """Show the screen; how the user left it, ``failed`` when it could not be shown."""
-    from ddpdoctor.cli import screen
+    from ddpdoctor.cli.live import screen
 
     try:
         with signals.heard(), relay.quietly():
