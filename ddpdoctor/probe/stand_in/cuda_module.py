@@ -59,6 +59,16 @@ _NOT_SERVED = (
     "memory_snapshot",
 )
 
+_BEHIND = {
+    "_cuda_setDevice": "set_device",
+    "_cuda_getDevice": "current_device",
+    "_cuda_exchangeDevice": "_exchange_device",
+    "_cuda_maybeExchangeDevice": "_maybe_exchange_device",
+    "_cuda_synchronize": "synchronize",
+    "_cuda_emptyCache": "empty_cache",
+}
+"""What a torch with CUDA has in ``torch._C``, as far as others than torch itself call it, and what answers for it."""
+
 
 def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
     """Put the answers in the place of the functions, in ``torch.cuda`` and the modules behind it."""
@@ -70,12 +80,18 @@ def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
         **stream_classes(torch, devices),
         **{name: _always(0) for name in _ZEROS},
         **{name: _always(None) for name in _NOTHING},
-        **{name: gaps.function(f"torch.cuda.{name}") for name in _NOT_SERVED},
+        **{
+            name: gaps.standing_for(f"torch.cuda.{name}", getattr(cuda, name))
+            for name in _NOT_SERVED
+            if hasattr(cuda, name)
+        },
     }
     for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
         for name, answer in answers.items():
             if hasattr(module, name):
                 setattr(module, name, answer)
+    for name, behind in _BEHIND.items():
+        setattr(torch._C, name, answers[behind])
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _always(0))

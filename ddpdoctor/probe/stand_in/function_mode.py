@@ -65,8 +65,10 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
 
     def by_index(function: Any, arguments: Any, options: Any) -> Any:
         """A bare index means the accelerator, which the CPU's torch does not have."""
-        if arguments and isinstance(arguments[0], int) and not isinstance(arguments[0], bool):
+        if arguments and _is_index(arguments[0]):
             arguments = (named("cuda", arguments[0]), *arguments[1:])
+        elif _is_index(options.get("device")):
+            options = {**options, "device": named("cuda", options["device"])}
         return function(*arguments, **options)
 
     def itself(function: Any, arguments: Any, options: Any) -> Any:
@@ -94,3 +96,7 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
     handlers[tensor.device.__get__] = truth
     handlers[tensor.get_device] = truth
     return handlers
+
+
+def _is_index(device: Any) -> bool:
+    return isinstance(device, int) and not isinstance(device, bool)

@@ -25,6 +25,26 @@ class Gaps:
             self._note(name)
         raise StandInGap(f"{name} needs a real GPU; the CUDA stand-in of this rehearsal cannot serve it")
 
+    def standing_for(self, name: str, real: Any) -> Any:
+        """What stands in the place of ``real`` until it is used: a function for a function, and a class for a class.
+
+        A class is a subclass of the real one: annotations (``CUDAGraph | None``) and ``isinstance`` go on as before.
+        """
+        return self._class(name, real) if isinstance(real, type) else self.function(name)
+
+    def _class(self, name: str, real: type) -> type:
+        gaps = self
+
+        class NotServed(real):  # type: ignore[misc]
+            """Raises when an object is made of it."""
+
+            def __new__(cls, *arguments: Any, **options: Any) -> Any:  # noqa: ARG004 - those of the real one
+                gaps.missing(name)
+
+        NotServed.__name__, NotServed.__qualname__ = real.__name__, real.__qualname__
+        NotServed.__module__ = real.__module__
+        return NotServed
+
     def function(self, name: str) -> Callable[..., Any]:
         """A function that stands where ``name`` would be, and raises when it is called."""
 
