@@ -255,6 +255,7 @@ def _rehearsed(
 ) -> tuple[RunRecord | None, RehearsalSection]:
     if request.static:
         return None, not_rehearsed()
+    from ddpdoctor.examine.another_try import rehearse_until_shown
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearsal import rehearse
     from ddpdoctor.source.queries.rendezvous import required_local_rank
@@ -290,14 +291,19 @@ def _rehearsed(
         allow_writes=request.allow_writes,
         keep=request.keep,
     )
+
+    def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
+        record = rehearse(request, on_progress)
+        return record, judge(record, str(root))
+
     try:
-        record = rehearse(rehearsal, on_progress)
+        record, section = rehearse_until_shown(rehearsal, once)
     except (UsageError, ConfigurationError):
         raise
     except DdpDoctorError as error:
         return None, could_not_rehearse(error)
     job = msgspec.structs.replace(record.job, thresholds=request.settings.thresholds)
-    return msgspec.structs.replace(record, job=job), judge(record, str(root))
+    return msgspec.structs.replace(record, job=job), section
 
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:

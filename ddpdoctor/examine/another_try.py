@@ -1,0 +1,107 @@
+"""Rehearses once more where the first rehearsal failed by what it did otherwise than the job, not by the script.
+
+Whether it was that is not guessed: the second rehearsal does without it, and what it shows takes the place of the
+first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.launch.request import RehearsalRequest
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RankException, RunRecord
+
+TRIES = 3
+"""Rehearsals of one script at most: as chosen, with CUDA served by the CPU, with whole batches."""
+
+_SPEAKS_OF_GPUS = re.compile(r"cuda|\bn?gpus?\b|nvidia|nccl|accelerator device", re.IGNORECASE)
+_LAST_LINES = 4
+"""Of a traceback: the line that raised, as the source has it, and the message."""
+_SPEAKS_OF_SIZES = re.compile(
+    r"shape|siz(e|ing)|dimension|reshape|elements|chunk|split|divisible|batch|must match|more than 1 value|empty|"
+    r"out of (range|bounds)",
+    re.IGNORECASE,
+)
+_OF_FEWER_SAMPLES = frozenset({"IndexError", "ZeroDivisionError", "AssertionError", "StopIteration"})
+"""What code raises that splits a batch, whatever the message."""
+
+
+class Try(msgspec.Struct, frozen=True):
+    """One more rehearsal, and the sentence that says why."""
+
+    request: RehearsalRequest
+    why: str
+
+
+def rehearse_until_shown(
+    request: RehearsalRequest, rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]]
+) -> tuple[RunRecord, RehearsalSection]:
+    """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before."""
+    record, section = rehearse_once(request)
+    notes: tuple[str, ...] = ()
+    for _ in range(TRIES - 1):
+        found = another_try(request, record, section)
+        if found is None:
+            break
+        request, notes = found.request, (*notes, found.why)
+        record, section = rehearse_once(request)
+    return record, msgspec.structs.replace(section, notes=(*section.notes, *notes)) if notes else section
+
+
+def another_try(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
+    """The rehearsal that leaves out what may have failed this one; None where the script has to answer for it."""
+    if section.status != "failed":
+        return None
+    return _with_pretended_gpus(request, record, section) or _with_whole_batches(request, record, section)
+
+
+def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
+    """A script that asks for GPUs before it starts, in words that its source does not show, found none."""
+    if request.device != "auto" or record.job.device != "cpu" or record.steps():
+        return None
+    raised = list(_exceptions(record))
+    # A script that counts GPUs and finds too few says so and leaves, without an exception.
+    found_none = any(map(_is_about_gpus, raised)) if raised else request.may_use_gpus and not record.wraps
+    if not found_none:
+        return None
+    why = f"without a GPU the script came to no step: {section.reason}; rehearsed again with the CPU in a GPU's place"
+    return Try(msgspec.structs.replace(request, device="stand-in"), why)
+
+
+def _with_whole_batches(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
+    """Code that splits a batch, or normalises parts of it, has nothing left to split in a batch of four samples."""
+    samples = int(record.job.batch_size or 0)
+    larger = any(loader.batch_size is None or loader.batch_size > samples for loader in record.loaders)
+    if not samples or not larger or not record.passes or not any(map(_is_about_sizes, _exceptions(record))):
+        return None
+    why = f"with batches cut to {samples} samples {section.reason}; rehearsed again with whole batches"
+    return Try(msgspec.structs.replace(request, batch_size=0), why)
+
+
+def _exceptions(record: RunRecord) -> Iterator[RankException]:
+    yield from record.job.early_exceptions
+    for rank in record.ranks:
+        yield from (raised for raised in rank.exceptions if not raised.communication)
+
+
+def _is_about_gpus(raised: RankException) -> bool:
+    last = "\n".join(raised.traceback.rstrip().splitlines()[-_LAST_LINES:])
+    missing = raised.type in ("ModuleNotFoundError", "ImportError", "FileNotFoundError")
+    return not missing and bool(_SPEAKS_OF_GPUS.search(_without_paths(f"{raised.message}\n{last}")))
+
+
+def _is_about_sizes(raised: RankException) -> bool:
+    in_words = raised.type in ("RuntimeError", "ValueError") and _SPEAKS_OF_SIZES.search(raised.message)
+    return bool(in_words) or raised.type in _OF_FEWER_SAMPLES
+
+
+def _without_paths(text: str) -> str:
+    """Without the names of files: a directory may be called after GPUs."""
+    return re.sub(r'File "[^"]*"', "", text)

@@ -1,0 +1,128 @@
+"""What public training scripts ask of CUDA: types in annotations, devices by number, GPUs that are counted first."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.another_try import another_try
+from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
+from tests.check_command import check
+
+DEVICES = """
+import os
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+changed = [name for name in os.environ["CLASSES"].split() if not isinstance(getattr(torch.cuda, name), type)]
+assert not changed, changed
+
+def graphed(graph: torch.cuda.CUDAGraph | None = None, pool: torch.cuda.MemPool | None = None) -> bool:
+    return isinstance(graph, torch.cuda.CUDAGraph)
+
+def main():
+    rank = int(os.environ["LOCAL_RANK"])
+    torch._C._cuda_setDevice(rank)
+    assert torch._C._cuda_getDevice() == torch.cuda.current_device() == rank
+    dist.init_process_group("nccl")
+    model = torch.nn.Linear(4, 4).to(device=rank).to(rank).to(device=f"cuda:{rank}", dtype=torch.float32)
+    assert not graphed(model)
+    model = DDP(model, device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        model(torch.randn(3, 4, device=rank)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+main()
+"""
+COUNTS = """
+import os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+def main():
+    AT_FIRST
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group()
+    model = DDP(torch.nn.Linear(4, 1).to(kind))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randn(256, 4))
+    for (batch,) in DataLoader(data, batch_size=32, sampler=DistributedSampler(data, shuffle=False)):
+        batch = batch.to(kind)
+        IN_A_STEP
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+FEW_GPUS = "if torch.cuda.device_count() < 2: print('Unable to locate sufficient 2 gpus'); sys.exit()"
+
+
+def counting(directory: Path, at_first: str, in_a_step: str) -> None:
+    text = textwrap.dedent(COUNTS).replace("AT_FIRST", at_first).replace("IN_A_STEP", in_a_step)
+    (directory / "train.py").write_text(text)
+
+
+def test_classes_stay_classes_and_devices_may_be_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DEVICES)
+    classes = " ".join(name for name in dir(torch.cuda) if isinstance(getattr(torch.cuda, name), type))
+    code, report = check("train.py", cwd=tmp_path, CLASSES=classes)
+    assert (code, report["rehearsal"]["steps"]) == (0, 3), report["rehearsal"]
+
+
+def test_a_script_that_counts_gpus_first_gets_them_pretended(tmp_path: Path) -> None:
+    counting(tmp_path, FEW_GPUS, "pass")
+    code, report = check("train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["device"], rehearsal["status"]) == (0, "stand-in", "completed"), rehearsal
+    assert any("rehearsed again with the CPU in a GPU's place" in note for note in rehearsal["notes"])
+
+
+def test_a_step_that_splits_its_batch_is_rehearsed_with_whole_batches(tmp_path: Path) -> None:
+    counting(tmp_path, "pass", "batch = batch.view(8, -1, 4).flatten(0, 1)")
+    code, report = check("--device", "stand-in", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"], rehearsal["batch_size"]) == (0, "completed", None), rehearsal
+    (note,) = (note for note in rehearsal["notes"] if note.startswith("with batches cut to 4 samples"))
+    assert "invalid for input of size 16" in note
+
+
+def test_a_step_that_fails_on_whole_batches_too_is_the_scripts_fault(tmp_path: Path) -> None:
+    counting(tmp_path, "pass", "batch = batch.view(7, -1, 4)")
+    code, report = check("--device", "stand-in", "train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["status"]) == (3, "failed"), report["rehearsal"]
+    assert "size 128" in report["rehearsal"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "again"),
+    [
+        ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", True),
+        ("AssertionError", "Torch not compiled with CUDA enabled", True),
+        ("ModuleNotFoundError", "No module named 'cuda_extension'", False),
+        ("KeyError", "'image'", False),
+    ],
+)
+def test_only_what_speaks_of_gpus_asks_for_pretended_ones(kind: str, message: str, again: bool) -> None:
+    traceback = f'File "/gpu/train.py", line 3, in main\n    start()\n{kind}: {message}\n'
+    raised = RankException(time_ns=1, type=kind, message=message, traceback=traceback)
+    record = RunRecord(
+        job=Job(kind="rehearsal", device="cpu"), ranks=(Rank(rank=0, end="raised", exceptions=(raised,)),)
+    )
+    request = RehearsalRequest(script=Path("/gpu/train.py"), may_use_gpus=True)
+    found = another_try(request, record, RehearsalSection(status="failed", reason="it failed"))
+    assert (found is not None) == again
+    assert found is None or found.request.device == "stand-in"
