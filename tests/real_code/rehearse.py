@@ -1,0 +1,197 @@
+"""Measures the rehearsal on public training scripts: ``python -m tests.real_code.rehearse MIRROR --python PYTHON``.
+
+MIRROR holds snapshots of the repositories, one ``OWNER+NAME/repo`` git directory each; PYTHON is of an environment that
+has the packages which ``--packages`` lists. Each script is started as its README says, in a copy that is thrown away,
+and nothing of it is changed. Prints a line for each start and the shares and medians; exits with 1 when one misses its
+bound. The scripts do run: choose a machine on which that may be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.check_command import with_our_tree
+from tests.real_code.corpus import Missing, lay_out
+from tests.scratch import scratch_directory
+
+STARTS = Path(__file__).with_name("starts.json")
+STEPS = 2
+LEAST_SHARE, MOST_MEDIAN_S, MOST_S = 85.0, 30.0, 120.0
+GIVEN_UP_AFTER_S = 600.0
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """A public training script and how its README starts it."""
+
+    repo: str
+    commit: str
+    path: str
+    """The script, from the root of the repository."""
+    command: str
+    """Everything behind ``ddpdoctor check``: the script with its arguments, or ``-- torchrun …``."""
+    where: str = ""
+    """Working directory, from the root of the repository."""
+    packages: tuple[str, ...] = ()
+    """What it needs beside torch."""
+
+    @property
+    def name(self) -> str:
+        """Repository and path, as the table shows them."""
+        return f"{self.repo}/{self.path}"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one start."""
+
+    start: Start
+    steps: int = 0
+    ranks: int = 0
+    seconds: float = 0.0
+    """Of the whole command."""
+    status: str = ""
+    reason: str = ""
+    exit_code: int = -1
+    loud: tuple[str, ...] = ()
+    """Errors and warnings that the run showed, in a line each."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        """Every rank, two at least, reached two optimizer steps."""
+        return self.ranks >= 2 and self.steps >= STEPS
+
+
+def read_starts() -> tuple[Start, ...]:
+    """The table."""
+    return msgspec.json.decode(STARTS.read_bytes(), type=tuple[Start, ...])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table and what is behind it; return the exit code."""
+    options = argparse.ArgumentParser(prog="python -m tests.real_code.rehearse")
+    options.add_argument("mirror", type=Path, nargs="?")
+    options.add_argument("--python", default=sys.executable, help="Interpreter of the ranks.")
+    options.add_argument("--only", default="", help="Only starts whose name contains this.")
+    options.add_argument("--packages", action="store_true", help="Print what the starts need, and end.")
+    options.add_argument("--json", type=Path, help="Write each outcome here, too.")
+    chosen = options.parse_args(arguments)
+    starts = [start for start in read_starts() if chosen.only in start.name]
+    if chosen.packages:
+        print("\n".join(sorted({package for start in starts for package in start.packages})))
+        return 0
+    if chosen.mirror is None:
+        options.error("MIRROR is missing")
+    outcomes: list[Outcome] = []
+    with scratch_directory() as scratch:
+        for start in starts:
+            outcomes.append(run(start, chosen.mirror, scratch, chosen.python))
+            print(line_of(outcomes[-1]), flush=True)
+    if chosen.json:
+        chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
+    met = True
+    for text, holds in figures(outcomes):
+        print(text + ("" if holds else "  MISSED"))
+        met = met and holds
+    return 0 if met else 1
+
+
+def run(start: Start, mirror: Path, scratch: Path, python: str) -> Outcome:
+    """Lay the repository out, examine the script there, and take everything away again."""
+    place = scratch / "repository"
+    try:
+        lay_out(mirror, start.repo, start.commit, place)
+    except Missing as missing:
+        return Outcome(start=start, status="missing", reason=str(missing))
+    began = time.monotonic()
+    try:
+        report, exit_code, said = _examined(start, place, scratch, python)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    seconds = time.monotonic() - began
+    if report is None:
+        return Outcome(start=start, seconds=seconds, status="no report", reason=said[-300:], exit_code=exit_code)
+    rehearsal = report["rehearsal"]
+    return Outcome(
+        start=start,
+        steps=rehearsal["steps"],
+        ranks=rehearsal["ranks"],
+        seconds=seconds,
+        status=rehearsal["status"],
+        reason=rehearsal["reason"],
+        exit_code=exit_code,
+        loud=tuple(_loud(report["findings"])),
+        notes=tuple(rehearsal["notes"]),
+    )
+
+
+def _examined(start: Start, place: Path, scratch: Path, python: str) -> tuple[dict[str, Any] | None, int, str]:
+    home = scratch / "home"
+    home.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", "--python", python]
+    environment = with_our_tree(HOME=str(home), XDG_STATE_HOME=str(home / "state"), PATH=_path(python))
+    try:
+        done = subprocess.run(
+            [*command, *shlex.split(start.command)],
+            cwd=place / start.where,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=GIVEN_UP_AFTER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return None, -1, f"not over after {GIVEN_UP_AFTER_S:g} s"
+    report = json.loads(done.stdout) if done.stdout.startswith("{") else None
+    return report, done.returncode, done.stderr or done.stdout
+
+
+def _path(python: str) -> str:
+    return os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+
+
+def _loud(findings: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for finding in findings:
+        if finding["severity"] != "advice" and set(finding["basis"]) != {"source"}:
+            place: dict[str, Any] = next(iter(finding["locations"]), {})
+            yield f"{finding['severity']} {finding['code']} {place.get('path')}:{place.get('line')} {finding['title']}"
+
+
+def line_of(outcome: Outcome) -> str:
+    """One start, and below it what ended it early and what was found."""
+    mark = "ok  " if outcome.trained else "FAIL"
+    head = f"{mark} {outcome.seconds:6.1f} s {outcome.steps:3} steps {outcome.status:10} {outcome.start.name}"
+    below = [f"exit {outcome.exit_code}: {outcome.reason}"] if outcome.reason else []
+    return "\n".join([head, *(f"       {text}" for text in (*below, *outcome.notes, *outcome.loud))])
+
+
+def figures(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bool]]:
+    """The measured figures in words, and whether they keep their bounds."""
+    trained = sum(one.trained for one in outcomes)
+    share = 100.0 * trained / max(1, len(outcomes))
+    yield (
+        f"reached {STEPS} steps on every rank: {trained} of {len(outcomes)}, {share:.0f} %, bound {LEAST_SHARE:g} %",
+        share >= LEAST_SHARE,
+    )
+    seconds = [one.seconds for one in outcomes] or [0.0]
+    median, worst = statistics.median(seconds), max(seconds)
+    yield f"median {median:.1f} s, bound {MOST_MEDIAN_S:g} s", median < MOST_MEDIAN_S
+    yield f"worst {worst:.1f} s, bound {MOST_S:g} s", worst < MOST_S
+    said = all(one.reason for one in outcomes if not one.trained)
+    yield f"every failure is said with its cause: {'yes' if said else 'no'}", said
+
+
+if __name__ == "__main__":
+    sys.exit(main())
