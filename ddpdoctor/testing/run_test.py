@@ -291,10 +291,19 @@ class _Run:
         import coverage
 
         current = coverage.Coverage.current()
-        if current is not None:
-            data = coverage.CoverageData(str(path))
-            data.read()
-            current.get_data().update(data)
+        if current is None:
+            return
+        measured = coverage.CoverageData(str(path))
+        measured.read()
+        files = measured.measured_files()
+        # Not `update`: what it takes in does not count for the hash in the file's name (coverage 7.17), and pytest-cov
+        # takes two workers' files of one hash for copies. Added lines do, and they get the context of the test.
+        data = current.get_data()
+        if measured.has_arcs():
+            data.add_arcs({file: measured.arcs(file) or () for file in files})
+        else:
+            data.add_lines({file: measured.lines(file) or () for file in files})
+        data.add_file_tracers({file: name for file in files if (name := measured.file_tracer(file))})
 
 
 def _rendezvous() -> dict[str, str]:

@@ -20,6 +20,9 @@ def used_on_ranks(rank):
         return "first"
     return "other"
 
+def used_alone():
+    return "alone"
+
 def used_by_nobody():
     return "nothing"
 """
@@ -33,7 +36,7 @@ def test_each_way(ddp_rank):
 
 @pytest.mark.ddp(nproc=1)
 def test_alone(ddp_rank):
-    assert ours.used_on_ranks(int(ddp_rank)) == "first"
+    assert ours.used_alone() == "alone"
 
 @pytest.mark.ddp(nproc=1)
 def test_fails(ddp_rank):
@@ -42,8 +45,6 @@ def test_fails(ddp_rank):
 """
 
 
-# Under load the line that rank 1 alone runs was missing in 2 of 12 runs; the cause is not known yet.
-@pytest.mark.full
 def test_workers_of_xdist_measure_what_the_ranks_run(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     pytest.importorskip("pytest_cov")
