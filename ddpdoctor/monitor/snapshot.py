@@ -7,14 +7,13 @@ A face computes ages from ``Snapshot.now_ns``, never from a clock of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import JobFigures, Phases, RankFigures, RunVerdict, StepTimes
 from ddpdoctor.finding import Finding, Frame
-from ddpdoctor.record.streams.measured import Gpu, Phase
+from ddpdoctor.record.streams.measured import Gauge, Gpu, Phase
 
 RunState = Literal["waiting", "running", "stalled", "ended"]
 """``waiting``: no rank has trained a step yet."""
@@ -55,6 +54,8 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     pulse_at_ns: int | None = None
     calls: tuple[CallView, ...] = ()
     """Its newest explicit collectives, newest last."""
+    gauges: tuple[Gauge, ...] = ()
+    """Further figures that hooks add up over its steps."""
     stack: tuple[Frame, ...] = ()
     """Taken on demand or at a verdict, innermost first."""
     stack_taken_at_ns: int | None = None
@@ -183,8 +184,6 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     history: History = History()
     notes: tuple[str, ...] = ()
     """What could not be measured or read, in sentences."""
-    counters: Mapping[str, float] = {}
-    """Further figures for machines."""
 
 
 class SnapshotSource(Protocol):

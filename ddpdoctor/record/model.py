@@ -23,6 +23,7 @@ from ddpdoctor.record.streams.machine import JobMachine
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
     CallTrack,
+    Gauge,
     Gpu,
     HostRead,
     HostUse,
@@ -453,6 +454,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One a rank of this node, of a live run."""
     optimizer_sizes: tuple[OptimizerSize, ...] = ()
     bucket_layouts: tuple[BucketLayout, ...] = ()
+    gauges: tuple[Gauge, ...] = ()
+    """The newest of each rank and name, of a live run."""
     matmul_precisions: tuple[MatmulPrecision, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
     tensor_reads: tuple[TensorRead, ...] = ()

@@ -22,6 +22,8 @@ def paint_rank(view: View, width: int, height: int) -> Painting:
     if rank is None:
         return stacked(height, [line(Cell(f"  rank {shown(view.opened)} is not in this run any more", "dim"))])
     parts = [_now(rank, view, width), _steps(rank, view, width)]
+    if rank.gauges:
+        parts.append(_gauges(rank, view, width))
     half = (width - 3) // 2 if width >= SIDE_BY_SIDE else width
     stack, calls = _stack(rank, view, half), _calls(rank, view, half)
     parts.append(beside(stack, calls, half, 3) if width >= SIDE_BY_SIDE else [*stack, EMPTY, *calls])
@@ -88,6 +90,18 @@ def _steps(rank: RankView, view: View, width: int) -> list[Line]:
         *[line("  ", *cells) for cells in flowing(phase_legend(rank.phases, view.glyphs, view.coloured), width - 4)],
         line(Cell("  lateness   ", "dim"), *strip),
     ]
+    return [head, *as_fresh(lines, view, rank.measured_at_ns)]
+
+
+def _gauges(rank: RankView, view: View, width: int) -> list[Line]:
+    """Draw the further figures, a step each."""
+    written = {"ns": duration, "bytes": size, "count": three}
+    entries: list[Line] = [
+        (Cell(f"{shown(gauge.name)} ", "dim"), Cell(written[gauge.unit](gauge.per_step), "strong"))
+        for gauge in rank.gauges
+    ]
+    lines = [line("  ", *cells) for cells in flowing(entries, width - 4)]
+    head = aged_heading("Further figures, a step", view, rank.measured_at_ns, width)
     return [head, *as_fresh(lines, view, rank.measured_at_ns)]
 
 

@@ -68,6 +68,7 @@ def rank_views(
             stepped_at_ns=stepped_at_ns,
             lateness_ns=lateness_ns(number),
             pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
+            gauges=tuple(gauge for gauge in record.gauges if gauge.rank == number),
             calls=_call_views(record, calls.get(number)),
             stack=without_ours(stack.frames) if stack is not None else (),
             stack_taken_at_ns=stack.time_ns if stack is not None else None,

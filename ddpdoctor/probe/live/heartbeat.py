@@ -20,6 +20,7 @@ from ..heartbeat import (
 )
 from .current_line import StandingLine
 from .flights.recorder import Flights
+from .gauges import Gauges
 from .observer import Observer
 from .timing import own_clock
 from .timing.own_clock import OwnClocks
@@ -41,10 +42,11 @@ _REDUCTION = layout.CALL_KINDS.index("reduction")
 class PulseThread:
     """Watches the training thread of its own process, and takes its rows to their files."""
 
-    def __init__(self, observer: Observer, flights: Flights, note_progress: Callable[[], None]) -> None:
+    def __init__(self, observer: Observer, flights: Flights, gauges: Gauges, note_progress: Callable[[], None]) -> None:
         """``note_progress`` writes how far the passes over loaders have come."""
         self._observer = observer
         self._flights = flights
+        self._gauges = gauges
         self._note_progress = note_progress
         self._clock: Optional[int] = None
         self._watched = 0
@@ -119,6 +121,7 @@ class PulseThread:
             observer.steps.hand_out(now_ns)
             phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.course.open_call
             step, evaluating = observer.steps.current, observer.steps.evaluating
+        journal.guarded(self._gauges.look, step, self._finished)
         calls_ring.flush(call)
         steps_ring.flush()
         frame = sys._current_frames().get(self._watched)

@@ -14,6 +14,7 @@ from ..torch_compat import Capabilities
 from .collectives import Calls
 from .ddp_events import Evidence, Searches
 from .flights.recorder import Flights
+from .gauges import Gauges
 from .heartbeat import PulseThread
 from .hooks import Training
 from .loaders import Passes
@@ -53,7 +54,9 @@ class Live:
         passes.install()
         evidence = Evidence(observer, torch, passes)
         evidence.install()
-        self._pulse = PulseThread(observer, Flights(journal, self._groups, capabilities), passes.note_progress)
+        gauges = Gauges(journal)
+        flights = Flights(journal, self._groups, capabilities)
+        self._pulse = PulseThread(observer, flights, gauges, passes.note_progress)
         observer.adopted = self._pulse.start
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)

@@ -159,7 +159,7 @@ class Assembly:
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far."""
         rows, paired = self._rows, job.kind != "run" or not self.has_gaps
-        setup: dict[str, Any] = {name: tuple(found) for name, found in self._setup.streams.items()}
+        setup: dict[str, Any] = self._setup.rows()
         return RunRecord(
             job=job,
             sites=tuple(self._sites),

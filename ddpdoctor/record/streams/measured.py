@@ -255,6 +255,23 @@ class HostRead(msgspec.Struct, frozen=True, kw_only=True):
     """Time inside of the calls, in all of the steps."""
 
 
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that a hook of the probe adds up over the steps of one rank, by its name."""
+
+    rank: int
+    name: str
+    """As people call it: ``garbage collection``."""
+    unit: Literal["ns", "bytes", "count"]
+    total: int
+    """In ``steps`` together."""
+    steps: int
+
+    @property
+    def per_step(self) -> float:
+        """The mean of a step, in ``unit``."""
+        return self.total / max(1, self.steps)
+
+
 class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How DDP has put the gradients of one module into buckets, first ready first."""
 

@@ -45,6 +45,7 @@ STREAMS = (
     "host_uses",
     "optimizer_sizes",
     "bucket_layouts",
+    "gauges",
     "matmul_precisions",
     "host_reads",
     "tensor_reads",
