@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,17 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", max_examples=20_000, deadline=None)
 settings.load_profile("repeatable")
+
+FAST = ("catalogue", "checks", "config", "diagnosis", "findings", "fix", "record", "report", "source")
+"""The pure rooms: together under a minute of one core."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the pure rooms as ``fast``."""
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(tests).parts[0] in FAST and item.get_closest_marker("full") is None:
+            item.add_marker(pytest.mark.fast)
 
 
 @pytest.fixture(scope="session", autouse=True)

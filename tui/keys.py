@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ddpdoctor.tui.navigation import Navigation
+from ddpdoctor.tui.screens.pages import TABS
 
 
 class _Screen(Protocol):
@@ -31,13 +32,13 @@ class _Screen(Protocol):
 SECONDS_NS = 1_000_000_000
 FAR = 1_000_000
 
+
+def _going_to(page: str) -> Callable[[_Screen], None]:
+    return lambda app: app.where.go(page)
+
+
 KEYS: Mapping[str, Callable[[_Screen], None]] = {
-    "1": lambda app: app.where.go("overview"),
-    "2": lambda app: app.where.go("ranks"),
-    "3": lambda app: app.where.go("communication"),
-    "4": lambda app: app.where.go("gpus"),
-    "5": lambda app: app.where.go("findings"),
-    "6": lambda app: app.where.go("stall"),
+    **{tab.key: _going_to(tab.page) for tab in TABS},
     "?": lambda app: app.where.go("help"),
     "enter": lambda app: app.where.open_row(),
     "escape": lambda app: app.where.back(),

@@ -23,7 +23,9 @@ def test_the_newest_total_of_each_name_is_in_the_record(tmp_path: Path) -> None:
     assembly.poll()
     steps = 2 * EVERY_STEPS + 1
     (gauge,) = assembly.record(Job(kind="run")).gauges
-    assert gauge == Gauge(rank=gauge.rank, name="garbage collection", unit="ns", total=2 * EVERY_STEPS * 100, steps=steps)
+    assert gauge == Gauge(
+        rank=gauge.rank, name="garbage collection", unit="ns", total=2 * EVERY_STEPS * 100, steps=steps
+    )
     assert gauge.per_step == 2 * EVERY_STEPS * 100 / steps
 
 

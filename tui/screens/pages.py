@@ -20,6 +20,15 @@ from ddpdoctor.tui.view import View
 
 Keys = tuple[tuple[str, str], ...]
 
+TABS = (
+    Tab("overview", "1", "Overview", "Over"),
+    Tab("ranks", "2", "Ranks", "Ranks"),
+    Tab("communication", "3", "Communication", "Comm"),
+    Tab("gpus", "4", "GPUs", "GPUs"),
+    Tab("findings", "5", "Findings", "Find"),
+    Tab("stall", "6", "Stall", "Stall"),
+)
+_TABS: Keys = ((f"{TABS[0].key}-{TABS[-1].key}", "pages"),)
 _ALWAYS: Keys = (("space", "pause"), (", .", "back, forward"), ("?", "help"), ("q", "quit"))
 _ROWS: Keys = (("Enter", "open"), ("/", "filter"), ("s", "sort"), ("r", "reverse"))
 
@@ -41,22 +50,14 @@ class Page:
     """The page that Enter opens on the selected row."""
 
 
-TABS = (
-    Tab("overview", "1", "Overview", "Over"),
-    Tab("ranks", "2", "Ranks", "Ranks"),
-    Tab("communication", "3", "Communication", "Comm"),
-    Tab("gpus", "4", "GPUs", "GPUs"),
-    Tab("findings", "5", "Findings", "Find"),
-    Tab("stall", "6", "Stall", "Stall"),
-)
 PAGES = {
     page.name: page
     for page in (
-        Page(name="overview", tab="overview", paint=paint_overview, keys=(("1-6", "pages"), ("e", "export"))),
+        Page(name="overview", tab="overview", paint=paint_overview, keys=(*_TABS, ("e", "export"))),
         Page(name="ranks", tab="ranks", paint=paint_ranks, keys=_ROWS, sorts=SORTS, opens="rank"),
         Page(name="rank", tab="ranks", paint=paint_rank, keys=(("Esc", "back"), ("t", "take stack")), back="ranks"),
-        Page(name="communication", tab="communication", paint=paint_communication, keys=(("1-6", "pages"),)),
-        Page(name="gpus", tab="gpus", paint=paint_gpus, keys=(("1-6", "pages"),)),
+        Page(name="communication", tab="communication", paint=paint_communication, keys=_TABS),
+        Page(name="gpus", tab="gpus", paint=paint_gpus, keys=_TABS),
         Page(
             name="findings",
             tab="findings",
