@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddpdoctor"
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-_PATH = re.compile(r"`([\w/]+(?:\.py|/))`|`((?:%s)(?:/\w+)+)`" % "|".join(path.name for path in PACKAGE.iterdir()))
+_ROOMS = "|".join(path.name for path in PACKAGE.iterdir())
+_PATH = re.compile(rf"`([\w/]+(?:\.py|/))`|`((?:{_ROOMS})(?:/\w+)+)`")
 _NAMED_IN = re.compile(r"`([\w/]+\.py)`\s+`(\w+)`")
 
 
