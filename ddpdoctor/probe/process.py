@@ -64,8 +64,10 @@ class ProcessEnd:
         self._exit_code: Any = None
         self._activity_at_exit: tuple[int, ...] = ()
         self._reported: set[int] = set()
-        self.before_exit: Callable[[], None] = lambda: None
-        """Called before the last event is written."""
+        self.before_telling: Callable[[], None] = lambda: None
+        """Called before it is written how the process ends: what takes no time."""
+        self.after_telling: Callable[[], None] = lambda: None
+        """Called after that: what may take longer than the launcher leaves the peers of a dead rank, 0.1 s."""
         self.before_counting: Callable[[], None] = lambda: None
         """Called before it is looked up how much has been trained."""
         self.before_os_exit: Callable[[], None] = lambda: None
@@ -93,7 +95,11 @@ class ProcessEnd:
         if id(error) in self._reported or self.ended_by_rehearsal:
             return
         self._reported.add(id(error))
-        self._close()
+        self._close(self.before_telling)
+        self._tell(error, of_a_thread=of_a_thread)
+        self._close(self.after_telling)
+
+    def _tell(self, error: BaseException, *, of_a_thread: bool) -> None:
         consequence = self.consequence(error)
         if consequence:
             self.ended_by_rehearsal = True
@@ -161,7 +167,7 @@ class ProcessEnd:
         """The last of the exit handlers: note that the script is over, and leave before the teardown can abort."""
         if os.getpid() != self._pid:
             return
-        self._close()
+        self._close(self.before_telling)
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             self._journal.guarded(self.report, error)
@@ -169,6 +175,7 @@ class ProcessEnd:
         else:
             code = self._code_of_exit()
         self._journal.event("exit", code=code, finished=code == 0 and error is None)
+        self._close(self.after_telling)
         if self._journal.rank is not None and self._journal.plan.get("kind") == "rehearsal":
             for stream in (sys.stdout, sys.stderr):
                 try:
@@ -177,9 +184,9 @@ class ProcessEnd:
                     pass
             self.leave(code)
 
-    def _close(self) -> None:
+    def _close(self, part: Callable[[], None]) -> None:
         try:
-            self.before_exit()
+            part()
         except Exception as error:
             self._journal.event("probe_fault", where="exit", text=repr(error))
 

@@ -60,9 +60,11 @@ def terminated(rank: int, frames: tuple[Frame, ...]) -> StackDump:
     return msgspec.structs.replace(stack(rank, frames, native=False), of_the_end=True)
 
 
-def found(job: MeasuredJob, *ranks: Rank, steps: tuple[int, ...], **streams: Any) -> list[Finding]:
+def found(
+    job: MeasuredJob, *ranks: Rank, steps: tuple[int, ...], at_end: Any = "finished", **streams: Any
+) -> list[Finding]:
     pulses = tuple(
-        pulse(rank.rank, step, phase="other" if rank.end == "signalled" else "finished")
+        pulse(rank.rank, step, phase="other" if rank.end == "signalled" else at_end)
         for rank, step in zip(ranks, steps, strict=True)
     )
     record = job.record(**{"ranks": ranks, "pulses": pulses, "sites": SITES, **streams})
@@ -90,6 +92,8 @@ def test_in_the_same_step_it_takes_a_signal_of_the_communications_own_thread() -
     assert [entry.code for entry in found(alone, lost_the_others(0), aborted, steps=(5, 5), stacks=stacks)] == [
         "DDP301"
     ]
+    ended_at_once = found(alone, lost_the_others(0), aborted, steps=(5, 5), stacks=stacks, at_end="backward")
+    assert [entry.code for entry in ended_at_once] == ["DDP301"], "the launcher left it the time for no more"
     killed = found(alone, lost_the_others(0), died(1, number=signal.SIGKILL), steps=(5, 5))
     assert [entry.code for entry in killed] == ["DDP703"]
 

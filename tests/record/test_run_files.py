@@ -242,6 +242,16 @@ def test_an_exception_without_a_text_is_told(tmp_path: Path) -> None:
     assert raised["message"] == "<its __str__ raised SystemExit>"
 
 
+def test_how_a_process_ends_is_told_before_what_takes_time(tmp_path: Path) -> None:
+    from ddpdoctor.probe.process import ProcessEnd
+
+    journal = Journal(str(tmp_path), {"kind": "run"})
+    end = ProcessEnd(journal)
+    end.before_telling, end.after_telling = (lambda: journal.event("rows")), (lambda: journal.event("recorder"))
+    end.report(ValueError("bad batch"))
+    assert [event["event"] for _, event in RunFiles(tmp_path).poll()] == ["rows", "raised", "recorder"]
+
+
 @pytest.mark.parametrize("last", ["atexit.register(lambda: sys.exit(3))", "thread.start(); thread.join()", "pass"])
 def test_only_an_exit_of_the_script_counts(last: str, tmp_path: Path) -> None:
     code = f"""

@@ -218,7 +218,8 @@ def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
     if rank is None or pulse is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
     terminated = was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
-    is_whole = terminated or (is_echo(rank) and pulse.phase == "finished")
+    # The row of a call that nobody waits for later is written before it is entered, so none of these is lost.
+    is_whole = terminated or is_echo(rank)
     if not is_whole and not (rank.end == "running" and pulse.beat_at_ns > call.entered_at_ns + SEEN_LATER_NS):
         return False
     return pulse.step > call.step or (is_whole and _ended_natively(record, died))

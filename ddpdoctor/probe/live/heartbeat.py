@@ -27,6 +27,8 @@ from .timing.own_clock import OwnClocks
 from .timing.stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
 
 BEAT_S = 0.2
+PATIENCE_S = 0.02
+"""A process that is about to end waits no longer for a beat that is under way, which may be reading the recorder."""
 SITE_AFTER_MS = 500
 """The user's line is told once the stack of the training thread has stood for so long; before, the line below which it
 does something."""
@@ -84,6 +86,15 @@ class PulseThread:
         """The script goes on after all."""
         self._finished = False
 
+    def beat_now(self) -> None:
+        """Beat once, in the thread that asks: the script is over; not where that would mean to wait."""
+        self._finished = True
+        if self._beating.acquire(timeout=PATIENCE_S):
+            try:
+                self._beat(dumps=False)
+            finally:
+                self._beating.release()
+
     def last_beat(self) -> None:
         """Write everything: the script is over, or about to end itself."""
         with self._beating:
@@ -102,19 +113,14 @@ class PulseThread:
                     self._observer.fault("pulse", error)
                     return
 
-    def _beat(self) -> None:
+    def _beat(self, *, dumps: bool = True) -> None:
+        """Tell how this rank is; ``dumps``: and answer, and read the flight recorder where that is due."""
         observer = self._observer
         steps_ring, calls_ring, journal = observer.step_ring, observer.call_ring, observer.journal
         if steps_ring is None or calls_ring is None:
             return
-        give_back_the_signal(journal.run_directory)
-        requested = steps_ring.requested()
-        if requested != self._answered:
-            write_stacks(journal, self._watched)
-            self._dump("asked")
-            self._answered = requested
-        elif self._postponed:
-            self._dump(self._postponed)
+        if dumps:
+            self._answer(steps_ring.requested())
         now_ns = time.monotonic_ns()
         with observer.moments.lock:
             observer.moments.take_in()
@@ -137,7 +143,8 @@ class PulseThread:
         self._site = journal.site(told) if told is not None else -1
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
-        self._suspect((enqueued, completed, step, under_way), call is not None, now_ns)
+        if dumps:
+            self._suspect((enqueued, completed, step, under_way), call is not None, now_ns)
         kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
         if call is None and phase == BACKWARD and enqueued > completed:
             kind = _REDUCTION
@@ -178,6 +185,17 @@ class PulseThread:
             + own_clock.read_bytes,
         )
         steps_ring.write_head(pulse)
+
+    def _answer(self, requested: int) -> None:
+        """Write what a reader has asked for, and what had to wait."""
+        journal = self._observer.journal
+        give_back_the_signal(journal.run_directory)
+        if requested != self._answered:
+            write_stacks(journal, self._watched)
+            self._dump("asked")
+            self._answered = requested
+        elif self._postponed:
+            self._dump(self._postponed)
 
     def _cpu_ns(self) -> int:
         """What the training thread has computed; of a thread that has ended, and where it has no clock, the process."""

@@ -115,7 +115,7 @@ class Rehearsal:
         Groups(journal, torch, self._groups, self._world_made).install()
         watch_outsiders(journal, torch)
         self._modules = modules
-        self._process_end.before_exit = self._close
+        self._process_end.before_telling = self._close
         self._process_end.consequence = lambda error: (
             overlay.caused(error, plan.get("mount_points"))
             or loaders.caused(error)
