@@ -73,6 +73,7 @@ class Evidence:
 
     def __init__(self, observer: Observer, torch: Any, passes: Passes) -> None:
         self._passes = passes
+        self._observer = observer
         self._journal = observer.journal
         self._torch = torch
         self._wraps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -113,11 +114,11 @@ class Evidence:
             return
         count = self._forwards.get(number, 0)
         self._forwards[number] = count + 1
-        introduces = self._passes.has_new_loader and self._torch.is_grad_enabled()
+        introduces = self._observer.has_new_loader and self._torch.is_grad_enabled()
         if count < FORWARDS_NOTED or introduces:
             self._journal.guarded(self._note_forward, ddp, number, frame)
         if introduces:
-            self._passes.has_new_loader = False
+            self._observer.has_new_loader = False
         if count < BUFFERS_NOTED:
             self._journal.guarded(self._note_buffers, ddp, number)
 

@@ -151,8 +151,7 @@ class Training:
 
     def _watch_forwards(self, ddp_class: Any) -> None:
         forward, training, observer = ddp_class.forward, self, self._observer
-        is_compiling, is_recording, passes = self._is_compiling, self._is_recording, self._passes
-        keep, make_room = self._keep, observer.moments.make_room
+        is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
         forward_began, read_logger = reductions.forward_began, reductions.read
 
@@ -161,20 +160,18 @@ class Training:
             if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
                 return forward(ddp, *arguments, **options)
             reducer: Optional[Reducer] = None
+            synchronises = looked = False
             try:
-                began_ns = _now_ns()
                 if is_recording():
-                    reducer = known.get(id(ddp)) or reductions.meet(ddp)
+                    reducer, synchronises = known.get(id(ddp)) or reductions.meet(ddp), ddp.require_backward_grad_sync
+                    keep((forward_began, reducer, synchronises, ddp.training, _now_ns()))
                     reducer.forwards = forwards = reducer.forwards + 1
-                    reducer.synchronises = synchronises = bool(ddp.require_backward_grad_sync)
-                    keep((forward_began, reducer, synchronises, ddp.training, began_ns))
-                    if not forwards % ROOM_MADE_EVERY:
-                        make_room()
-                    if forwards <= FORWARDS_NOTED or passes.has_new_loader or reducer.on_gpu or observer.on_device:
+                    if forwards >= reducer.next_look or observer.has_new_loader:
+                        looked = True
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
                 else:
-                    keep((observer.course.forward_began, False, ddp.training, began_ns))
-                    make_room()
+                    keep((observer.course.forward_began, False, ddp.training, _now_ns()))
+                    observer.moments.make_room()
                     training._evidence.forward_begins(ddp, sys._getframe(1))
             except Exception as error:
                 observer.fault("forward", error)
@@ -186,14 +183,13 @@ class Training:
                 raise
             finally:
                 try:
-                    ended_ns = _now_ns()
-                    keep((phase_ended, ended_ns))
+                    keep((phase_ended, _now_ns()))
                     if reducer is not None:
-                        if reducer.synchronises:
+                        if synchronises:
                             reducer.iterations = iterations = reducer.iterations + 1
                             if iterations > reducer.next_read:
-                                read_logger(ddp, reducer, ended_ns)
-                        if reducer.forwards == COUNTED_FORWARD or observer.on_device:
+                                read_logger(ddp, reducer, _now_ns())
+                        if looked:
                             training._look_at_forward_end(ddp, reducer)
                 except Exception as error:
                     observer.fault("forward", error)
@@ -233,11 +229,11 @@ class Training:
         autograd.backward = backward_timed
 
     def _watch_optimizers(self, optimizers: Any) -> None:
-        training, observer, is_compiling, sizes = self, self._observer, self._is_compiling, self._sizes
+        training, observer, sizes = self, self._observer, self._sizes
         keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
 
         def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
-            if observer.thread != get_ident() or is_compiling():
+            if observer.thread != get_ident():
                 return
             try:
                 keep((step_began, OPTIMIZER, _now_ns()))
@@ -247,7 +243,7 @@ class Training:
                 observer.fault("optimizer", error)
 
         def after_step(optimizer: Any, arguments: Any, options: Any) -> None:
-            if observer.thread != get_ident() or is_compiling():
+            if observer.thread != get_ident():
                 return
             try:
                 ended_ns, identity = _now_ns(), id(optimizer)
@@ -310,11 +306,15 @@ class Training:
             return
 
     def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
-        """A forward that records gradients has begun: one of the first, or of a loader, or on a GPU."""
+        """A forward that records gradients has begun: one of the first, or of a loader, or on a GPU, or every 16th."""
         observer = self._observer
+        observer.moments.make_room()
+        noted = reducer.forwards <= FORWARDS_NOTED
+        always = noted or reducer.on_gpu or observer.on_device
+        reducer.next_look = reducer.forwards + (1 if always else ROOM_MADE_EVERY)
         if reducer.forwards == COUNTED_FORWARD:
             observer.journal.guarded(self._begin_counting, ddp)
-        if reducer.forwards <= FORWARDS_NOTED or self._passes.has_new_loader:
+        if noted or observer.has_new_loader:
             self._evidence.forward_begins(ddp, frame)
         if observer.on_device:
             self._device_begins(FORWARD)

@@ -113,17 +113,20 @@ class Passes:
         """The newest pass of each loader, until it is over."""
         self.newest: Optional[Pass] = None
         """The pass that was drawn from last."""
-        self.has_new_loader = False
-        """The newest batch is the first of all of its loader, and no training forward has come since."""
+        self._draw: Optional[Callable[[Any], Any]] = None
+        """The loader's own way to draw indices; None where this torch has it not."""
+        self._noting_draw: Optional[Callable[[Any], Any]] = None
+        """What stands in its place while indices are kept."""
+        self._keeping: set[int] = set()
+        """Loaders whose newest pass keeps its indices."""
         self._length: Callable[[Any], Any] = torch.utils.data.DataLoader.__len__
 
     def install(self) -> None:
-        """Patch the drawing of indices, and `join()`."""
+        """Make ready to patch the drawing of indices, and patch `join()`."""
         self._joins.install()
-        iterator_class = self._capabilities.loader_iterator
         if not self._capabilities.draws_indices:
             return
-        draw, passes = iterator_class._next_index, self
+        draw, passes = self._capabilities.loader_iterator._next_index, self
 
         @functools.wraps(draw)
         def _next_index(iterator: Any) -> Any:
@@ -138,7 +141,13 @@ class Passes:
                 passes._journal.guarded(passes._keep, iterator, index)
             return index
 
-        iterator_class._next_index = _next_index
+        self._draw, self._noting_draw = draw, _next_index
+
+    def _follow_draws(self, *, on: bool) -> None:
+        """Patch the drawing of indices or put it back: in most passes there is nothing to keep."""
+        owner, draw, noting = self._capabilities.loader_iterator, self._draw, self._noting_draw
+        if draw is not None and owner.__dict__.get("_next_index") is (draw if on else noting):
+            owner._next_index = noting if on else draw
 
     def note_loader(self, loader: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
         """A loader was made at a line of the user's, or of a library."""
@@ -154,10 +163,13 @@ class Passes:
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:
             iterator.__dict__.pop("_ddpdoctor_pass", None)
+        # Workers' first indices are drawn before the iterator is there.
+        self._follow_draws(on=True)
 
     def pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
         """A pass over a loader begins."""
         self._journal.guarded(self._pass_begins, loader, iterator, frame)
+        self._follow_draws(on=bool(self._keeping))
 
     def look(self, current: Pass, iterator: Any, batch: Any, frame: FrameType) -> None:
         """A batch is handed out to the code that runs in ``frame``: a pass's first, or one with samples to note."""
@@ -165,7 +177,7 @@ class Passes:
             self._journal.guarded(self._note_samples, current, iterator, batch)
         if not current.yielded:
             current.looped = self._is_looped(frame)
-            self.has_new_loader = self.has_new_loader or not current.ordinal
+            self._observer.has_new_loader |= not current.ordinal
             if not current.ordinal:
                 self._journal.guarded(self.note_progress)
         current.is_looked_at = bool(current.wanted) and current.drawn is not None
@@ -176,6 +188,8 @@ class Passes:
         if current is not None:
             self._open.pop(current.loader, None)
             self._journal.guarded(self._end_pass, current, iterator)
+            self._keeping.discard(current.loader)
+            self._follow_draws(on=bool(self._keeping))
 
     def note_progress(self) -> None:
         """Tell how far the passes have come that are under way; any thread may ask for it."""
@@ -191,6 +205,7 @@ class Passes:
     def _pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
         number = loader.__dict__.get("_ddpdoctor_loader", LOADERS_NOTED)
         ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
+        self._keeping.discard(number)
         if number >= LOADERS_NOTED or self._noted >= PASSES_NOTED:
             iterator._ddpdoctor_pass = None
             return
@@ -200,6 +215,8 @@ class Passes:
         early = iterator.__dict__.pop("_ddpdoctor_early", None)
         keeps = ordinal < PASSES_WITH_INDICES and getattr(iterator, "_dataset_kind", 1) == 0
         drawn = (early or array("q")) if keeps else None
+        if keeps:
+            self._keeping.add(number)
         iterator._ddpdoctor_pass = current = Pass(self._noted, number, ordinal, drawn, self._averaged)
         current.batch_size = getattr(loader, "batch_size", None)
         if keeps and not ordinal:
@@ -227,6 +244,8 @@ class Passes:
             _append(current.drawn, index)
             if len(current.drawn) > MOST_INDICES:
                 current.drawn = None
+                self._keeping.discard(current.loader)
+                self._follow_draws(on=bool(self._keeping))
 
     def _note_samples(self, current: Pass, iterator: Any, batch: Any) -> None:
         size = current.batch_size

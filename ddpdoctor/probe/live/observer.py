@@ -21,8 +21,8 @@ class Observer:
     """What one rank knows of its own training."""
 
     __slots__ = (
-        "_faults", "adopted", "backwards", "course", "journal", "moments", "on_device", "step_ring", "steps", "thread",
-        "watch",
+        "_faults", "adopted", "backwards", "course", "has_new_loader", "journal", "moments", "on_device", "step_ring",
+        "steps", "thread", "watch",
     )  # fmt: skip
 
     def __init__(self, journal: Journal) -> None:
@@ -38,6 +38,8 @@ class Observer:
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
         self.on_device = False
         """A module is trained on a GPU."""
+        self.has_new_loader = False
+        """The newest batch is the first of all of its loader, and no training forward has come since."""
         self.step_ring: Optional[NumberedRing] = None
         self._faults = 0
         self.adopted: Callable[[int], None] = lambda thread: None

@@ -36,8 +36,8 @@ class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "began_ns", "buckets", "forwards", "iterations", "layout", "layouts", "next_read", "offset", "on_gpu", "rate",
-        "rated_at", "read_ns", "shortest_ns", "size_bytes", "synchronises",
+        "began_ns", "buckets", "forwards", "iterations", "layout", "layouts", "next_look", "next_read", "offset",
+        "on_gpu", "rate", "rated_at", "read_ns", "shortest_ns", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, size_bytes: int, buckets: int, *, on_gpu: bool) -> None:
@@ -47,10 +47,10 @@ class Reducer:
         self.layout: Optional[tuple[str, str]] = None
         """Sizes of the buckets and their parameters, in the logger's words; None before they were told."""
         self.layouts = 0
-        self.synchronises = False
-        """Its newest forward was one whose backward reduces."""
         self.forwards = 0
         """Forwards that record gradients."""
+        self.next_look = 0
+        """The next of them at which there is more to do than to note it."""
         self.iterations = 0
         """Forwards that synchronise: iterations by DDP's count, less ``offset``."""
         self.offset: Optional[int] = None
@@ -140,6 +140,8 @@ class Reductions:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
             self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
             self._observer.on_device = True
+            for reducer in self.known.values():
+                reducer.next_look = 0
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer, key = Reducer(size_bytes, 1, on_gpu=on_cuda), id(ddp)
         known, references = self.known, self._references
