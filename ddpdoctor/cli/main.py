@@ -23,6 +23,8 @@ COMMANDS = {
     "profile": "ddpdoctor.cli.profile",
     "autopsy": "ddpdoctor.cli.autopsy",
     "report": "ddpdoctor.cli.report",
+    "what-if": "ddpdoctor.cli.what_if",
+    "compare": "ddpdoctor.cli.compare",
     "clean": "ddpdoctor.cli.clean",
     "explain": "ddpdoctor.cli.explain",
 }
@@ -40,7 +42,7 @@ class LazyGroup(click.Group):
         """Import a command; None when there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.recorded_run import run_directory
 from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_options
-from ddpdoctor.errors import UsageError
 
 
 @click.command(add_help_option=False)
@@ -23,20 +23,12 @@ def report(
     no_color: bool,
 ) -> None:
     """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest."""
-    from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
     from ddpdoctor.profile.watch import recorded
 
     wanted = RunOutput(
         format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color
     )
     wanted.refuse_what_cannot_be_written()
-    if run is None:
-        runs = kept_runs()
-        if not runs:
-            raise UsageError("no run was recorded yet", "`ddpdoctor profile train.py` records one.")
-        directory = runs[0]
-    else:
-        directory = named_run(run)
-    snapshot, record = recorded(directory.absolute())
+    snapshot, record = recorded(run_directory(run))
     wanted.write(snapshot)
     wanted.write_trace(record)

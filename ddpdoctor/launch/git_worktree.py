@@ -1,4 +1,4 @@
-"""Checks another revision of the project out beside it, for as long as it is needed."""
+"""What git says of the project: its commit, and another revision, checked out beside it for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from ddpdoctor.errors import UsageError
 
 _NO_HOOKS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 """A hook of the project's must not run for a check-out that nobody works in."""
+
+
+_LONGEST_S = 5.0
+"""In a repository of millions of files a look for changes may take longer; then nothing is said."""
+
+
+def commit_of(directory: Path) -> str:
+    """The commit that a directory is at, with ``-dirty`` where files differ from it; empty where git does not tell."""
+    words = ["git", "-C", str(directory), "--no-optional-locks", "describe", "--always", "--abbrev=12", "--dirty"]
+    try:
+        done = subprocess.run(
+            [*words, "--exclude=*"], capture_output=True, text=True, check=False, errors="replace", timeout=_LONGEST_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @contextmanager

@@ -104,6 +104,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The interpreter that ran the ranks."""
     torch_version: str = ""
     tool_version: str = ""
+    commit: str = ""
+    """Git commit of the script's directory when it was started, with ``-dirty`` where files differed; empty where it
+    is in no repository, or not known."""
     world_size: int = 0
     """As the process group says; 0 when none was made."""
     layout: str = ""

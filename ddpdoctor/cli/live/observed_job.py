@@ -62,6 +62,7 @@ def _plan(
     import msgspec
 
     from ddpdoctor.launch.environment import network_interfaces, recorded_environment
+    from ddpdoctor.launch.git_worktree import commit_of
     from ddpdoctor.record.model import Job
 
     here = Path.cwd()
@@ -74,6 +75,7 @@ def _plan(
         environment=recorded_environment(environment),
         python=command.python,
         tool_version=__version__,
+        commit=commit_of((here / script).parent if script is not None else here),
         interfaces=network_interfaces(),
         one_rank_samples_per_s=one_rank_samples_per_s,
         started_ns=time.time_ns(),

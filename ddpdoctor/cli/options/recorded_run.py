@@ -1,0 +1,46 @@
+"""Opens the recorded run that a command names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.snapshot import Snapshot
+    from ddpdoctor.record.model import RunRecord
+
+
+def run_directory(run: str | None) -> Path:
+    """The directory of a run: a path, or the name of a kept run; by default the newest.
+
+    Raises UsageError where there is none.
+    """
+    from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
+
+    if run is not None:
+        return named_run(run).absolute()
+    runs = kept_runs()
+    if not runs:
+        raise UsageError("no run was recorded yet", "`ddpdoctor profile train.py` records one.")
+    return runs[0].absolute()
+
+
+def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
+    """What was recorded of a run that is over.
+
+    Raises UsageError where it goes on, or is a rehearsal, and RecordError where it cannot be read.
+    """
+    from ddpdoctor.launch.runs.kept_runs import live_processes
+    from ddpdoctor.profile.watch import recorded
+
+    snapshot, record = recorded(directory)
+    if live_processes(directory):
+        raise UsageError(f"the run in {directory} goes on", "Wait for its end.")
+    if record.job.kind != "run":
+        raise UsageError(
+            f"{directory} is the record of a rehearsal, whose times are not those of the job",
+            "`ddpdoctor profile train.py` records a run.",
+        )
+    return snapshot, record

@@ -1,0 +1,50 @@
+"""``ddpdoctor what-if``: what changes to a recorded job would gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
+from ddpdoctor.report import streams
+
+
+@click.command(name="what-if", add_help_option=False)
+@click.argument("run", required=False)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Ask about this change only, such as bucket_cap_mb=100, workers=4, accumulation=4, hook=bf16_compress, "
+    "link_speed=2, ranks=64; several make one.",
+)
+@click.option(
+    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
+)
+@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@help_option()
+def what_if(run: str | None, settings: tuple[str, ...], output_format: str, no_color: bool) -> None:
+    """Predict what changes would gain in RUN: a run directory, or the name of a kept run; by default the newest.
+
+    The steps of the run are replayed on paper: every rank's computation, its buckets on one stream, its waits. Each
+    change comes with the interval in which the truth is expected, what it costs, and the line to change.
+    """
+    from ddpdoctor.what_if.answer import what_if as predict
+    from ddpdoctor.what_if.settings import parse
+
+    asked = parse(settings) if settings else None
+    directory = run_directory(run)
+    snapshot, record = finished_run(directory)
+    answer = predict(record, asked, name=snapshot.name, directory=str(directory))
+    if output_format == "json":
+        from ddpdoctor.report.run import what_if_json
+
+        streams.write_result(what_if_json.render(answer))
+        return
+    from ddpdoctor.report.run import what_if_text
+
+    colour = streams.colours_wanted(no_color)
+    streams.write_result(what_if_text.render(answer, str(Path.cwd()), streams.result_width(), colour=colour))

@@ -1,0 +1,335 @@
+"""What a recorded run gives to a replay: each rank's own times by step, its meetings, its buckets, and its links."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from statistics import fmean, median
+
+import msgspec
+
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import RankSteps, common_rows, measured_steps
+from ddpdoctor.diagnosis.sync_points import BUFFERS, Meetings, explicit_meetings, replica_sets
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.errors import DdpDoctorError, ExitCode
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import StepTrack
+from ddpdoctor.what_if import links
+from ddpdoctor.what_if.buckets import Gradients, gradients_of
+from ddpdoctor.what_if.replay import RankTimes
+
+FEWEST_STEPS = 20
+"""Steps after the warm-up that it takes to predict from."""
+FEWEST_SAMPLED = 8
+"""Of these, steps of which DDP's own logger told how its communication went."""
+MOST_CELLS = 512
+"""Steps times ranks that are replayed: a prediction from 8 ranks takes 64 steps, spread over the run."""
+FEWEST_REPLAYED = 24
+HICCUP = 2.0
+"""A step that takes so many times the median is none that a prediction is made of: a checkpoint, a busy machine."""
+BACK_TO_BACK_NS = 500_000
+"""Between two collectives of one chain no rank does more than this by itself."""
+
+
+class NoGround(DdpDoctorError):
+    """The run does not hold what a prediction stands on."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """The explicit collectives of one kind: means per step."""
+
+    kind: str
+    calls: float
+    bytes: float
+    transfer_ns: float
+    """Without the waiting for the last rank."""
+    before: bool
+    """They come ahead of backward."""
+    site: int = -1
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it can be replayed."""
+
+    record: RunRecord
+    ranks: tuple[RankTimes, ...]
+    steps: int
+    """Measured steps that all ranks have in common."""
+    step_ns: float
+    """Mean over all of them and over the ranks."""
+    block_step_ns: tuple[float, ...]
+    """The same of eight parts of the run: how steady it was."""
+    samples: float
+    """Of all ranks in a step; 0 where they cannot be told."""
+    micro_batches: float
+    synchronised: int
+    batches: float
+    """Batches that a rank draws for a step."""
+    gradients: Gradients
+    meetings: tuple[Meeting, ...]
+    fit: links.Fit
+    nodes: int
+    on_device: bool
+    """Forward and backward are those of GPUs."""
+
+
+def observe(record: RunRecord) -> Observed:
+    """Take from a record what a replay needs; raises NoGround, with a sentence, where that is not there."""
+    return _observe(ByIdentity(record))
+
+
+@lru_cache(maxsize=4)
+def _observe(key: ByIdentity) -> Observed:
+    record = key.record
+    measured = measured_steps(record)
+    _demand_ranks(record, measured)
+    places = _usual(measured, common_rows(measured))
+    common = len(places[0])
+    if common < FEWEST_STEPS:
+        raise NoGround(
+            f"the run is too short: {common} steps were measured on all ranks after the warm-up, and it takes "
+            f"{FEWEST_STEPS}",
+            "Profile a longer run of the same job.",
+        )
+    tracks = {track.rank: track for track in record.step_tracks}
+    first = measured[0].rank
+    gradients = gradients_of(
+        [wrap for wrap in record.wraps if wrap.rank == first],
+        [layout for layout in record.bucket_layouts if layout.rank == first],
+    )
+    if gradients is None or not any(tracks[first].buckets):
+        raise NoGround(
+            "the run reduced no gradients in buckets: nothing was wrapped in DistributedDataParallel, or no backward "
+            "of it synchronised",
+            "A prediction replays DDP's buckets; profile a job whose model is wrapped in it.",
+        )
+    sampled = [
+        positions
+        for positions in zip(*places, strict=True)
+        if all(steps.exposed_ns[at] >= 0 for steps, at in zip(measured, positions, strict=True))
+    ]
+    if len(sampled) < FEWEST_SAMPLED:
+        raise NoGround(
+            f"DDP's logger measured the communication of {len(sampled)} steps, and it takes {FEWEST_SAMPLED}",
+            "Steps shorter than 25 ms are sampled once in ten: profile a longer run of the same job.",
+        )
+    meetings = tuple(explicit_meetings(record, measured))
+    held = _held_in_meetings(meetings)
+    chosen = _spread(sampled, max(FEWEST_REPLAYED, MOST_CELLS // len(measured)))
+    micro = _mean(tracks, measured, places, "micro_batches") or 1.0
+    synchronised = max(1, round(_mean(tracks, measured, places, "synchronised")))
+    ranks = tuple(
+        _times(steps, [positions[at] for positions in chosen], held.get(steps.rank, {}), synchronised)
+        for at, steps in enumerate(measured)
+    )
+    durations = [
+        fmean(steps.step_ns[at] for steps, at in zip(measured, positions, strict=True))
+        for positions in zip(*places, strict=True)
+    ]
+    arrivals = [
+        min(
+            (
+                links.Arrival(
+                    max(0, steps.window_ns[at] - steps.exposed_ns[at]) / synchronised,
+                    steps.exposed_ns[at] / synchronised,
+                )
+                for steps, at in zip(measured, positions, strict=True)
+            ),
+            key=lambda arrival: arrival.exposed_ns,
+        )
+        for positions in sampled[-256:]
+    ]
+    world_size = len(measured)
+    return Observed(
+        record=record,
+        ranks=ranks,
+        steps=common,
+        step_ns=fmean(durations),
+        block_step_ns=_blocks(durations),
+        samples=sum(_mean(tracks, (steps,), (rows,), "samples") for steps, rows in zip(measured, places, strict=True)),
+        micro_batches=micro,
+        synchronised=synchronised,
+        batches=_mean(tracks, measured, places, "batches") or micro,
+        gradients=gradients,
+        meetings=_by_kind(record, meetings, measured),
+        fit=links.fit(arrivals, gradients, _calls(meetings), world_size, record.job.backend),
+        nodes=max(1, len({rank.host or str(rank.node) for rank in record.ranks})),
+        on_device=any(steps.on_device for steps in measured),
+    )
+
+
+def _usual(measured: Sequence[RankSteps], places: list[list[int]]) -> list[list[int]]:
+    """Leave out the steps that took far longer than most on some rank."""
+    if not places[0]:
+        return places
+    limits = [HICCUP * median([steps.step_ns[at] for at in rows]) for steps, rows in zip(measured, places, strict=True)]
+    kept = [
+        positions
+        for positions in zip(*places, strict=True)
+        if all(steps.step_ns[at] <= limit for steps, at, limit in zip(measured, positions, limits, strict=True))
+    ]
+    return [list(column) for column in zip(*kept, strict=True)] if kept else [[] for _ in places]
+
+
+def _demand_ranks(record: RunRecord, measured: Sequence[RankSteps]) -> None:
+    """Raise NoGround for a run of one rank, of ranks that are missing, or of several sets of replicas."""
+    world_size = record.job.world_size or len(record.ranks)
+    if not measured:
+        raise NoGround(
+            "no step of the run was measured", "Profile a job that trains; `ddpdoctor report` says what was recorded."
+        )
+    if world_size < 2:
+        raise NoGround(
+            "the run is of one rank, which has nobody to send gradients to: nothing in it tells what more would cost",
+            "Profile it on two ranks or more; `ddpdoctor scaling` compares numbers of ranks.",
+        )
+    missing = sorted(set(range(world_size)) - {steps.rank for steps in measured})
+    if missing:
+        raise NoGround(
+            f"{rank_list(missing)} of {world_size} left no measured steps, and the slowest rank makes the step",
+            "Profile all ranks: PYTHONPATH and DDPDOCTOR_RUN have to reach each of them.",
+        )
+    if len(replica_sets(record)) > 1:
+        raise NoGround(
+            f"the ranks average gradients in {len(replica_sets(record))} groups, and a replay knows one",
+            "Predictions are made for jobs whose ranks all hold the same model.",
+        )
+
+
+def _held_in_meetings(meetings: Sequence[Meetings]) -> dict[int, dict[int, int]]:
+    """By rank and step the time in collectives that the replay makes up for itself."""
+    held: dict[int, dict[int, int]] = {}
+    for meeting in meetings:
+        for rank, column in zip(meeting.ranks, meeting.held_ns, strict=True):
+            own = held.setdefault(rank, {})
+            for step, duration_ns in zip(meeting.step, column, strict=True):
+                own[step] = own.get(step, 0) + duration_ns
+    return held
+
+
+def _times(steps: RankSteps, rows: Sequence[int], held: Mapping[int, int], synchronised: int) -> RankTimes:
+    def column(values: array[int]) -> tuple[float, ...]:
+        return tuple(float(values[at]) for at in rows)
+
+    return RankTimes(
+        rank=steps.rank,
+        data_wait=column(steps.data_wait_ns),
+        forward=column(steps.forward_ns),
+        backward=tuple(float(max(0, steps.backward_ns[at] - steps.exposed_ns[at])) for at in rows),
+        lead=tuple(max(0, steps.window_ns[at] - steps.exposed_ns[at]) / synchronised for at in rows),
+        optimizer=column(steps.optimizer_ns),
+        # Collectives that no other rank took part in as the same are the rank's own time.
+        other=tuple(
+            float(steps.other_ns[at] + max(0, steps.explicit_ns[at] - held.get(steps.step[at], 0))) for at in rows
+        ),
+    )
+
+
+def _by_kind(record: RunRecord, meetings: Sequence[Meetings], measured: Sequence[RankSteps]) -> tuple[Meeting, ...]:
+    """The explicit collectives of each kind; several groups that run the same beside each other count once."""
+    backward_began = _backward_began(measured[0], record)
+    found: dict[str, Meeting] = {}
+    tracks = {track.rank: track for track in record.call_tracks}
+    for meeting in meetings:
+        fastest = _transfers(meeting)
+        for kind in dict.fromkeys(meeting.kinds):
+            at = [index for index, own in enumerate(meeting.kinds) if own == kind]
+            per_step: dict[int, float] = {}
+            for index in at:
+                per_step[meeting.step[index]] = per_step.get(meeting.step[index], 0.0) + fastest[index]
+            calls = len(at) / meeting.steps
+            early = [
+                meeting.arrived_ns[0][index] < backward_began[meeting.step[index]]
+                for index in at
+                if meeting.step[index] in backward_began
+            ]
+            track = tracks[meeting.ranks[0]]
+            sites = [track.site[row] for row in range(len(track)) if track.kinds[track.kind[row]] == kind]
+            entry = Meeting(
+                kind=kind,
+                calls=calls,
+                bytes=sum(meeting.size_bytes[index] for index in at) / meeting.steps,
+                transfer_ns=_middle_mean(list(per_step.values())) * len(per_step) / meeting.steps,
+                before=kind == BUFFERS or 2 * sum(early) > len(early),
+                site=next((site for site in reversed(sites) if site >= 0), -1),
+            )
+            if kind not in found or found[kind].transfer_ns < entry.transfer_ns:
+                found[kind] = entry
+    return tuple(found.values())
+
+
+def _transfers(meeting: Meetings) -> list[float]:
+    """How long each collective takes once the last rank has come.
+
+    In a chain of collectives with nothing between them the ranks wait for nobody's work after the first: what they
+    wait there is a part of what the chain costs.
+    """
+    found: list[float] = []
+    for index in range(len(meeting.kinds)):
+        held = [column[index] for column in meeting.held_ns]
+        chained = (
+            index > 0
+            and meeting.step[index] == meeting.step[index - 1]
+            and all(
+                0 <= arrived[index] - arrived[index - 1] - own[index - 1] < BACK_TO_BACK_NS
+                for arrived, own in zip(meeting.arrived_ns, meeting.held_ns, strict=True)
+            )
+        )
+        found.append(fmean(held) if chained else float(min(held)))
+    return found
+
+
+def _backward_began(steps: RankSteps, record: RunRecord) -> dict[int, int]:
+    """About when the last backward of each sampled step began, by the clock of the explicit collectives."""
+    if steps.on_device or len({rank.host or str(rank.node) for rank in record.ranks}) > 1:
+        return {}
+    return {
+        step: reduced_at_ns - backward_ns
+        for step, reduced_at_ns, backward_ns in zip(steps.step, steps.reduced_at_ns, steps.backward_ns, strict=True)
+        if reduced_at_ns
+    }
+
+
+def _calls(meetings: Sequence[Meetings]) -> list[links.Call]:
+    return [
+        links.Call(meeting.size_bytes[index], min(column[index] for column in meeting.held_ns))
+        for meeting in meetings
+        for index, kind in enumerate(meeting.kinds)
+        if kind == "all_reduce"
+    ]
+
+
+def _mean(
+    tracks: Mapping[int, StepTrack], measured: Sequence[RankSteps], places: Sequence[Sequence[int]], name: str
+) -> float:
+    """Mean of a column of the tracks over the steps in common, and over the ranks."""
+    values = [
+        getattr(tracks[steps.rank], name)[steps.row[at]]
+        for steps, rows in zip(measured, places, strict=True)
+        for at in rows
+    ]
+    return fmean(values) if values else 0.0
+
+
+def _spread(rows: list[tuple[int, ...]], most: int) -> list[tuple[int, ...]]:
+    """At most so many of the rows, evenly spread, in their order."""
+    if len(rows) <= most:
+        return rows
+    return [rows[number * len(rows) // most] for number in range(most)]
+
+
+def _blocks(durations: Sequence[float], parts: int = 8) -> tuple[float, ...]:
+    bounds = [part * len(durations) // parts for part in range(parts + 1)]
+    return tuple(fmean(durations[low:high]) for low, high in pairwise(bounds) if high > low)
+
+
+def _middle_mean(values: list[float]) -> float:
+    """The mean of the middle half: a hiccup of the machine is in none of it."""
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return fmean(ordered[quarter : len(ordered) - quarter]) if ordered else 0.0

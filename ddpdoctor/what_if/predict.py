@@ -1,0 +1,101 @@
+"""Predicts what a change makes of a step, with the interval in which the truth is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import fmean, stdev
+
+import msgspec
+
+from ddpdoctor.what_if.observed import Observed
+from ddpdoctor.what_if.prediction import Interval
+from ddpdoctor.what_if.replay import Replay, Scenario, replay
+from ddpdoctor.what_if.scenario import assumptions, scenario
+from ddpdoctor.what_if.settings import Settings
+
+NINETY = 1.645
+"""Standard deviations on either side that nine in ten values of a normal distribution lie within."""
+LEAST_ERROR = 0.02
+"""Two runs of one job seldom differ by less."""
+UNSEEN = 0.2
+"""Share of a predicted change of the step by which it is wrong even where nothing says so: measured by
+``python -m tests.what_if``."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A step under some settings."""
+
+    step_ns: Interval
+    samples: float
+    """Of all ranks in a step; 0 where they cannot be told."""
+    speedup: Interval
+    """Of the work done a second; a step of four micro-batches does four times as much as one of one."""
+    best: Replay
+    scenario: Scenario
+
+
+class Model:
+    """The model of one run."""
+
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
+        self._assumptions = assumptions(observed)
+        self._before = [replay(scenario(observed, Settings(), each)) for each in self._assumptions]
+        self._unsteady = _unsteadiness(observed.block_step_ns)
+
+    @property
+    def unchanged(self) -> Replay:
+        """The run itself, replayed."""
+        return self._before[0]
+
+    @property
+    def error(self) -> float:
+        """By how much the replay of the run itself is off, as a share of the step."""
+        return self.unchanged.mean_ns / self.observed.step_ns - 1.0
+
+    @lru_cache(maxsize=512)  # noqa: B019  # a model lives as long as its command
+    def outcome(self, settings: Settings) -> Outcome:
+        """Predict; raises UsageError and NoGround as ``scenario.scenario`` does."""
+        made = [scenario(self.observed, settings, each) for each in self._assumptions]
+        after = [replay(each) for each in made]
+        # What the replay of the run itself is off by is taken for a property of the job.
+        steps_ns = [
+            self.observed.step_ns * own.mean_ns / before.mean_ns
+            for own, before in zip(after, self._before, strict=True)
+        ]
+        best = steps_ns[0]
+        work = self._work(settings)
+        wanted = settings.ranks or len(self.observed.ranks)
+        spread = self._spread(best, work * len(self.observed.ranks) / wanted)
+        step_ns = Interval(best, max(0.0, min(steps_ns) - spread), max(steps_ns) + spread)
+        base = self.observed.step_ns
+        speedup = Interval(
+            work * base / best if best else math.inf,
+            work * base / step_ns.high if step_ns.high else math.inf,
+            work * base / step_ns.low if step_ns.low else math.inf,
+        )
+        return Outcome(step_ns=step_ns, samples=made[0].samples, speedup=speedup, best=after[0], scenario=made[0])
+
+    def _spread(self, step_ns: float, work: float) -> float:
+        """What the interval adds on either side: how unsteady the run is, and what the model cannot know.
+
+        ``work`` is how much more a rank does in a step.
+        """
+        steadiness = NINETY * math.sqrt(2.0) * self._unsteady
+        share = math.hypot(max(LEAST_ERROR, steadiness), min(0.1, abs(self.error)))
+        return share * step_ns + UNSEEN * abs(step_ns - work * self.observed.step_ns)
+
+    def _work(self, settings: Settings) -> float:
+        """How much more a step does than one of the run."""
+        seen = len(self.observed.ranks)
+        grown = (settings.accumulation or self.observed.micro_batches) / self.observed.micro_batches
+        return grown if settings.scaling == "strong" else grown * (settings.ranks or seen) / seen
+
+
+def _unsteadiness(blocks: Sequence[float]) -> float:
+    """Standard error of the mean step, by parts of the run, as a share of it."""
+    if len(blocks) < 2:
+        return LEAST_ERROR
+    return stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))

@@ -1,0 +1,336 @@
+"""Makes of a run and of settings the job that is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from ddpdoctor.diagnosis.sync_points import BUFFERS
+from ddpdoctor.errors import UsageError
+from ddpdoctor.what_if import links
+from ddpdoctor.what_if.buckets import DEFAULT_CAP_MB, FIRST_BUCKET_BYTES, Gradients, layout_with, ready_shares
+from ddpdoctor.what_if.observed import NoGround, Observed
+from ddpdoctor.what_if.replay import RankTimes, Scenario, own_ns
+from ddpdoctor.what_if.settings import Settings
+
+FETCH_SHARE = 0.1
+"""Of the data waits of a run the share in which the batch was there already: what is left when loaders keep up."""
+QUICK = 0.02
+"""Share of the step that a fetch takes at most whose batch was there."""
+BF16_BYTES = 0.5
+CAST_BYTES_PER_S = {"cpu": 4e9, "device": 4e11}
+"""What a cast or a copy of gradients reads and writes a second at least: one CPU core, and a GPU of the year 2017."""
+
+
+class Assumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run does not tell, and a prediction has to take for granted."""
+
+    link: links.Link
+    bend: float = 0.0
+    """How gradients get ready between the first bucket and the last: see ``buckets.ready_shares``."""
+    copies: float = 0.5
+    """What casts and copies of gradients take, as a share of the most that they may."""
+    syncs: float = 0.5
+    """What of the waiting in reads of results from the GPU falls away with them."""
+
+
+def assumptions(observed: Observed) -> tuple[Assumption, ...]:
+    """The best one first, then the extremes."""
+    best = Assumption(link=observed.fit.best)
+    bent = [
+        msgspec.structs.replace(best, bend=0.6, copies=1.0, syncs=0.0),
+        msgspec.structs.replace(best, bend=-0.4, copies=0.0, syncs=1.0),
+    ]
+    return (best, *(Assumption(link=link) for link in observed.fit.likely[1:]), *bent)
+
+
+def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> Scenario:
+    """The job with the settings.
+
+    Raises UsageError for settings that this job cannot have, and NoGround for those of whose effect the run tells
+    nothing.
+    """
+    ranks = without_straggler(observed.ranks) if settings.straggler == "none" else observed.ranks
+    micro, synchronised = observed.micro_batches, observed.synchronised
+    grown = 1.0
+    if settings.accumulation is not None:
+        grown, synchronised = settings.accumulation / micro, 1
+        micro = float(settings.accumulation)
+        ranks = tuple(_more_batches(times, grown) for times in ranks)
+    if settings.host_syncs == "dropped":
+        saved = dict(zip([times.rank for times in ranks], host_sync_ns(observed), strict=True))
+        if not any(saved.values()):
+            raise NoGround("no reads of results from a GPU were seen in the run", "They are looked for on GPUs only.")
+        ranks = tuple(_less_other(times, assumption.syncs * saved[times.rank]) for times in ranks)
+    link, ranks, samples = _on_ranks(observed, settings, assumption.link, ranks)
+    link = _faster(link, settings)
+    layout, per_byte_share, extra_ns = _layout(observed, settings, assumption)
+    supply = _supply(observed, settings, ranks, grown) if settings.workers is not None else ()
+    if settings.workers is not None:
+        ranks = tuple(_fetched(times, observed) for times in ranks)
+    if extra_ns:
+        ranks = tuple(
+            msgspec.structs.replace(times, optimizer=tuple(own + extra_ns for own in times.optimizer))
+            for times in ranks
+        )
+    shares = ready_shares(layout, observed.gradients.layout_bytes, assumption.bend)
+    sent = [size * per_byte_share for size in layout]
+    if observed.gradients.unused_map_bytes and not _drops_unused(settings):
+        sent, shares = [*sent, observed.gradients.unused_map_bytes], (*shares, 0.0)
+    if len(ranks) < 2:
+        sent, shares = [], ()
+    before, after = _meetings(observed, settings, link, assumption.link, grown)
+    return Scenario(
+        ranks=ranks,
+        micro_batches=micro,
+        synchronised=synchronised,
+        bucket_ns=tuple(map(link.all_reduce_ns, sent)),
+        bucket_shares=shares,
+        one_bucket_seen=len(observed.gradients.layout_bytes) < 2,
+        before_ns=before if len(ranks) > 1 else 0.0,
+        after_ns=after if len(ranks) > 1 else 0.0,
+        supply_ns=supply,
+        samples=samples * grown,
+    )
+
+
+def without_straggler(ranks: Sequence[RankTimes]) -> tuple[RankTimes, ...]:
+    """No rank takes longer than the one in the middle: its times are drawn as that one's are.
+
+    With an even number of ranks it is the faster one of the two in the middle. Each phase of a slower rank gets the
+    distribution of the other's, and keeps its own order: a rank that is slow now and then is none any more.
+    """
+    totals = sorted((fmean(own_ns(times)), at) for at, times in enumerate(ranks))
+    middle_ns, middle = totals[(len(totals) - 1) // 2]
+    like = ranks[middle]
+    return tuple(times if fmean(own_ns(times)) <= middle_ns else _drawn_like(times, like) for times in ranks)
+
+
+def host_sync_ns(observed: Observed) -> list[float]:
+    """Of each rank the mean per step of its reads of results that its GPU stood still for, at most."""
+    found = []
+    for times in observed.ranks:
+        reads = [read for read in observed.record.host_reads if read.rank == times.rank and read.steps]
+        waited = sum(read.wait_ns / read.steps for read in reads)
+        found.append(min(waited, fmean(times.other)) if observed.on_device else 0.0)
+    return found
+
+
+def _drawn_like(times: RankTimes, like: RankTimes) -> RankTimes:
+    def drawn(own: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+        ordered = sorted(other)
+        places = sorted(range(len(own)), key=own.__getitem__)
+        values = [0.0] * len(own)
+        for number, at in enumerate(places):
+            values[at] = min(own[at], ordered[number])
+        return tuple(values)
+
+    names = ("data_wait", "forward", "backward", "optimizer", "other")
+    return msgspec.structs.replace(times, **{name: drawn(getattr(times, name), getattr(like, name)) for name in names})
+
+
+def _more_batches(times: RankTimes, grown: float) -> RankTimes:
+    """The same with more micro-batches to a step; the optimizer steps as often."""
+
+    def more(values: Sequence[float]) -> tuple[float, ...]:
+        # A step of several micro-batches evens out what one of them happened to take.
+        count = max(1, round(grown))
+        length = len(values)
+        drawn = [fmean(values[(at + number * 7) % length] for number in range(count)) for at in range(length)]
+        return tuple(value * grown for value in drawn)
+
+    return msgspec.structs.replace(
+        times,
+        data_wait=more(times.data_wait),
+        forward=more(times.forward),
+        backward=more(times.backward),
+        other=more(times.other),
+    )
+
+
+def _less_other(times: RankTimes, saved_ns: float) -> RankTimes:
+    return msgspec.structs.replace(times, other=tuple(max(0.0, own - saved_ns) for own in times.other))
+
+
+def _fetched(times: RankTimes, observed: Observed) -> RankTimes:
+    """A rank whose batches are there when it asks for them."""
+    ordered = sorted(times.data_wait)
+    # With workers the quickest fetches of the run tell what that takes; where none was quick, it is next to nothing.
+    quickest = min(ordered[int(FETCH_SHARE * len(ordered))], QUICK * observed.step_ns)
+    most = quickest if _workers_seen(observed) else 0.0
+    return msgspec.structs.replace(times, data_wait=tuple(min(own, most) for own in times.data_wait))
+
+
+def _supply(observed: Observed, settings: Settings, ranks: Sequence[RankTimes], grown: float) -> tuple[float, ...]:
+    """How long the loaders of each rank take for the batches of a step, with so many workers."""
+    assert settings.workers is not None
+    seen = _workers_seen(observed)
+    if seen is None:
+        raise NoGround(
+            "no DataLoader was seen in the run, so nothing tells what its workers do", "Leave `workers` out."
+        )
+    found = []
+    for times in ranks:
+        waited = fmean(times.data_wait)
+        if not seen:
+            work = waited
+        elif waited > QUICK * observed.step_ns:
+            # They do not keep up: what they make in a step is what it takes.
+            work = observed.step_ns * grown * seen
+        else:
+            work = 0.0
+        found.append(work / settings.workers)
+    return tuple(found)
+
+
+def _workers_seen(observed: Observed) -> int | None:
+    """Worker processes of the loader that the training drew from most; None where no loader was seen."""
+    drawn: dict[int, int] = {}
+    for entry in observed.record.passes:
+        if entry.rank == observed.ranks[0].rank:
+            drawn[entry.loader] = drawn.get(entry.loader, 0) + entry.backwards
+    loaders = {entry.loader: entry for entry in observed.record.loaders if entry.rank == observed.ranks[0].rank}
+    if not loaders:
+        return None
+    best = max(loaders, key=lambda number: (drawn.get(number, 0), -number))
+    return loaders[best].workers
+
+
+def _on_ranks(
+    observed: Observed, settings: Settings, link: links.Link, ranks: tuple[RankTimes, ...]
+) -> tuple[links.Link, tuple[RankTimes, ...], float]:
+    """The links, the ranks and the samples of a step on another number of ranks or nodes."""
+    seen = len(ranks)
+    wanted = settings.ranks if settings.ranks is not None else seen
+    per_node = max(1, seen // observed.nodes)
+    # What fits into a node only the user knows: a run on one node is asked about one node.
+    usual = observed.nodes if wanted == seen else -(-wanted // per_node) if observed.nodes > 1 else 1
+    nodes = settings.nodes or usual
+    if settings.ranks is None and settings.nodes is None:
+        return link, ranks, observed.samples
+    if nodes > wanted or wanted % nodes:
+        raise UsageError(
+            f"{wanted} ranks cannot be divided evenly among {nodes} nodes",
+            f"The run had {per_node} on a node; `--set nodes=N` says how many nodes there shall be.",
+        )
+    between = settings.internode_gbit_per_s
+    if nodes > 1 and observed.nodes < 2 and between is None:
+        raise NoGround(
+            f"the run was on one node and tells nothing of the links between {nodes} nodes",
+            "Say what they carry: `--set internode_gbit_per_s=100`; or `--set nodes=1`.",
+        )
+    latency_us = settings.internode_latency_us
+    link = links.on_other_ranks(
+        link,
+        observed.nodes,
+        wanted,
+        nodes,
+        None if between is None else between * 1e9 / 8,
+        None if latency_us is None else latency_us * 1e3,
+    )
+    shrunk = seen / wanted if settings.scaling == "strong" else 1.0
+    replayed = min(wanted, max(MOST_REPLAYED, seen))
+    # Of fewer ranks the slowest stays: a rank that has a task of its own seldom goes.
+    order = sorted(range(seen), key=lambda at: -fmean(own_ns(ranks[at]))) if wanted < seen else list(range(seen))
+    grown = tuple(_another(ranks[order[number % seen]], number, number // seen, shrunk) for number in range(replayed))
+    return link, grown, observed.samples * (1.0 if settings.scaling == "strong" else wanted / seen)
+
+
+MOST_REPLAYED = 32
+"""Of more ranks than these so many stand for all: the slowest of 32 ranks is seldom far from the slowest of 1,000."""
+
+
+def _another(times: RankTimes, rank: int, turn: int, shrunk: float) -> RankTimes:
+    """A rank like one of the run, whose steps come in another order; with a smaller batch its computation shrinks."""
+
+    def turned(values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
+        at = (turn * 11) % len(values)
+        return tuple(value * scale for value in (*values[at:], *values[:at]))
+
+    return RankTimes(
+        rank=rank,
+        data_wait=turned(times.data_wait, shrunk),
+        forward=turned(times.forward, shrunk),
+        backward=turned(times.backward, shrunk),
+        lead=turned(times.lead, shrunk),
+        optimizer=turned(times.optimizer),
+        other=turned(times.other),
+    )
+
+
+def _faster(link: links.Link, settings: Settings) -> links.Link:
+    if link.ranks < 2:
+        return link
+    if settings.link_gbit_per_s is not None:
+        per_byte = 2 * (link.ranks - 1) / link.ranks / (settings.link_gbit_per_s * 1e9 / 8) * 1e9
+        return msgspec.structs.replace(link, ns_per_byte=per_byte)
+    if settings.link_speed is not None:
+        return msgspec.structs.replace(link, ns_per_byte=link.ns_per_byte / settings.link_speed)
+    return link
+
+
+def _layout(observed: Observed, settings: Settings, assumption: Assumption) -> tuple[tuple[int, ...], float, float]:
+    """The buckets, what of their bytes is sent, and what else a step takes or, below 0, saves."""
+    gradients = observed.gradients
+    layout = gradients.layout_bytes
+    if settings.bucket_cap_mb is not None:
+        layout = rebuilt(
+            gradients, settings.bucket_cap_mb, first_bytes=FIRST_BUCKET_BYTES * bool(settings.first_bucket)
+        )
+    speed = CAST_BYTES_PER_S["device" if observed.on_device else "cpu"]
+    extra_ns, share = 0.0, 1.0
+    if settings.hook == "bf16_compress":
+        if not gradients.float32_share:
+            raise NoGround("no float32 gradients were seen in the run, so a cast to bfloat16 halves nothing")
+        share = 1.0 - BF16_BYTES * gradients.float32_share
+        extra_ns += assumption.copies * 2 * gradients.total_bytes / speed * 1e9
+    if settings.gradient_as_bucket_view:
+        extra_ns -= (1.0 - assumption.copies) * gradients.total_bytes / speed * 1e9
+    return layout, share, extra_ns
+
+
+def rebuilt(gradients: Gradients, cap_mb: float, *, first_bytes: int = 0) -> tuple[int, ...]:
+    """The buckets under another cap; raises NoGround where the parameters were not recorded."""
+    if not gradients.sizes_bytes:
+        raise NoGround(
+            "the sizes of the parameters were not recorded, so nothing tells what buckets another cap would make"
+        )
+    return layout_with(gradients.sizes_bytes, cap_mb, first_bytes=first_bytes)
+
+
+def default_layout(gradients: Gradients) -> tuple[int, ...]:
+    """The buckets under DDP's default cap, whose first bucket is small."""
+    return rebuilt(gradients, DEFAULT_CAP_MB, first_bytes=FIRST_BUCKET_BYTES)
+
+
+def _meetings(
+    observed: Observed, settings: Settings, link: links.Link, seen: links.Link, grown: float
+) -> tuple[float, float]:
+    """Time in explicit collectives ahead of backward and after it, in a step."""
+    before = after = 0.0
+    growth = median((1.0, link.latency_ns / seen.latency_ns, 1e3)) if seen.latency_ns and settings.ranks else 1.0
+    for meeting in observed.meetings:
+        took_ns = meeting.transfer_ns * growth
+        if meeting.kind == BUFFERS:
+            if settings.broadcast_buffers is False:
+                continue
+            # Under no_sync DDP broadcasts no buffers.
+            took_ns *= min(1.0, 1.0 / meeting.calls) if settings.accumulation and meeting.calls else 1.0
+        else:
+            if settings.collectives == "dropped":
+                continue
+            if settings.collectives == "batched" and meeting.calls > 1:
+                saved = (meeting.calls - 1) * min(link.latency_ns, took_ns / meeting.calls)
+                took_ns = max(took_ns / meeting.calls, took_ns - saved)
+            took_ns *= grown
+        if meeting.before:
+            before += took_ns
+        else:
+            after += took_ns
+    return before, after
+
+
+def _drops_unused(settings: Settings) -> bool:
+    return settings.find_unused_parameters is False or settings.static_graph is True
