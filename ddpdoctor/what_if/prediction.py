@@ -52,7 +52,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Interval
     """Throughput against so many times that of one rank by itself."""
     limit: str
-    """What takes most of a step beside computing: ``data``, ``slowest rank``, ``bandwidth`` or ``latency`` of the links;
+    """What takes most of a step beside computing: ``data``, ``slowest rank``, the links' ``bandwidth`` or ``latency``;
     ``computation`` where nothing takes much."""
 
 
