@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.divergence.departures import root_exception
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
+from ddpdoctor.diagnosis.failures.environment import lack_behind
 from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.failures.named import name_of_failure
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
@@ -26,7 +27,7 @@ def classify(divergence: Divergence, record: RunRecord) -> str:
         return "DDP312"
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):
         if _raised(divergence):
-            return _named(divergence, record) or "DDP706"
+            return _named(divergence, record) or _unnamed(divergence, record)
         if _killed(divergence):
             return "DDP703" if record.job.kind != "rehearsal" else "DDP306"
         return "DDP312" if any(drifts(record, blocked_in_backward(divergence, record))) else "DDP306"
@@ -75,6 +76,14 @@ def _named(divergence: Divergence, record: RunRecord) -> str:
     if record.job.kind != "rehearsal" and any(failed_rendezvous(record)):
         return "DDP705"
     return name_of_failure(raised) or next((race.code for race in races(record) if race.died == raised), "")
+
+
+def _unnamed(divergence: Divergence, record: RunRecord) -> str:
+    """The code for an exception that no other check knows; none where it comes of the machine of the rehearsal."""
+    culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
+    raised = root_exception(culprit) if culprit is not None else None
+    lacks = record.job.kind == "rehearsal" and raised is not None and lack_behind(raised, record) is not None
+    return "" if lacks else "DDP706"
 
 
 def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:

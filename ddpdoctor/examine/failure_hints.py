@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,10 +13,7 @@ ARGUMENTS_HINT = (
     "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
     " that launches it; `--static` reads the source only."
 )
-_MODULE_HINT = (
-    "Install it for the Python of the ranks, name another one with `--python`, or run this where the job is launched"
-    " from; `--static` reads the source only."
-)
+_ELSEWHERE = "name another Python with `--python`, or run this where the job is launched from"
 _INPUT_HINT = (
     "Ranks have no terminal to read from: let the script take this from its arguments, which stand after `--`."
 )
@@ -23,11 +21,11 @@ _PORT_HINT = (
     "Another program listens on the port that the script names: end it, or let the system choose one (torchrun "
     "`--standalone`, or port 0)."
 )
+_DATA_HINT = f"This machine lacks the data. {ARGUMENTS_HINT}"
 _NETWORK_HINT = (
     "The script asks the network for this: put the data where the script looks before it downloads, or rehearse where"
     " there is a network; `--static` reads the source only."
 )
-_NETWORK = frozenset({"URLError", "HTTPError", "gaierror", "ConnectTimeout", "LocalEntryNotFoundError"})
 _VARIABLE = re.compile(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""
 _PROGRAM = re.compile(r"No such file or directory: '([^/']+)'")
@@ -37,17 +35,19 @@ _STARTS_A_PROGRAM = "in _execute_child"
 
 def hint_for(raised: RankException | None) -> str:
     """What to do about an exception; mostly the script lacks its arguments."""
+    from ddpdoctor.diagnosis.failures.environment import lack_behind
     from ddpdoctor.diagnosis.failures.gpu_indices import gpus_of_the_node
 
     if raised is None:
         return ARGUMENTS_HINT
     if "EADDRINUSE" in raised.message:
         return _PORT_HINT
-    if raised.type == "ModuleNotFoundError" or (raised.type == "ImportError" and "No module named" in raised.traceback):
-        return _MODULE_HINT
+    lack = lack_behind(raised)
+    if lack is not None and lack.kind == "package":
+        return _module_hint(lack.name)
     if raised.type == "EOFError" and "reading a line" in raised.message:
         return _INPUT_HINT
-    if raised.type in _NETWORK:
+    if lack is not None and lack.kind == "network":
         return _NETWORK_HINT
     variable = _VARIABLE.fullmatch(raised.message)
     if raised.type == "KeyError" and variable and "environ" in raised.traceback:
@@ -57,4 +57,16 @@ def hint_for(raised: RankException | None) -> str:
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
         return f"A node of this rehearsal has {many}: let the script's arguments ask for no more, or raise `--nproc`."
-    return ARGUMENTS_HINT
+    return ARGUMENTS_HINT if lack is None else _DATA_HINT
+
+
+def _module_hint(module: str) -> str:
+    """How a module is installed, or found where the project has it."""
+    from ddpdoctor.diagnosis.failures.environment import install_line
+
+    top = module.partition(".")[0]
+    if any(Path(place, name).exists() for place in (".", "src") for name in (top, f"{top}.py")):
+        return f"{top} is in this project: start from the directory, or with the PYTHONPATH, that its README names."
+    line = install_line(module)
+    how = f"`{line}` for the Python of the ranks" if line else f"build and install {top} for the Python of the ranks"
+    return f"{how[0].upper()}{how[1:]}, {_ELSEWHERE}; `--static` reads the source only."

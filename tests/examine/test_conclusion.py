@@ -197,7 +197,12 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
 @pytest.mark.parametrize(
     ("type_name", "message", "traceback", "hint"),
     [
-        ("ImportError", "Please install apex", "No module named 'apex'", "Install it for the Python of the ranks"),
+        (
+            "ImportError",
+            "Please install apex",
+            "No module named 'apex'",
+            "Build and install apex for the Python of the ranks",
+        ),
         ("ImportError", "cannot import name 'x'", "", "Pass the script's own arguments"),
         ("URLError", "<urlopen error [Errno -2] Name or service not known>", "", "The script asks the network"),
         ("KeyError", "'WANDB_API_KEY'", 'os.environ["WANDB_API_KEY"]', "Set WANDB_API_KEY for this command"),
@@ -208,8 +213,13 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
             "line 1026, in _execute_child",
             "The script starts nvidia-smi, which this machine lacks",
         ),
-        ("FileNotFoundError", "[Errno 2] No such file or directory: 'imagenet'", "", "Pass the script's own arguments"),
-        ("ModuleNotFoundError", "No module named 'timm'", "", "Install it for the Python of the ranks"),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory: 'imagenet'",
+            "",
+            "This machine lacks the data. Pass the script's",
+        ),
+        ("ModuleNotFoundError", "No module named 'timm'", "", "`pip install timm` for the Python of the ranks"),
         ("EOFError", "EOF when reading a line", "", "Ranks have no terminal"),
         ("EOFError", "Ran out of input", "", "Pass the script's own arguments"),
         (
