@@ -66,12 +66,15 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks wrote went to an overlay, and was thrown away."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
+    pretended: tuple[str, ...] = ()
+    """What this machine lacks and the rehearsal served in its place: ``MNIST of torchvision (random images)``."""
     notes: tuple[str, ...] = ()
 
     @property
     def all_notes(self) -> tuple[str, ...]:
         """The notes, with what was not held back as a sentence before them: for reports that have no first line."""
-        return (*(f"not held back: the script {done}" for done in self.not_held_back), *self.notes)
+        pretended = (f"pretended: {what}" for what in self.pretended)
+        return (*(f"not held back: the script {done}" for done in self.not_held_back), *pretended, *self.notes)
 
 
 class AutopsySection(msgspec.Struct, frozen=True, kw_only=True):

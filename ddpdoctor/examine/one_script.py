@@ -89,6 +89,8 @@ class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks write goes to an overlay that is thrown away, where the kernel allows one."""
     network: bool = True
     """The ranks reach the network; without it a box is needed, or ConfigurationError is raised."""
+    pretend: bool = True
+    """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
     allow_writes: bool = False
     keep: bool = False
     select: tuple[str, ...] = ()
@@ -288,6 +290,7 @@ def _rehearsed(
         machine=request.settings.job,
         overlay=request.overlay,
         network=request.network,
+        pretend=request.pretend,
         allow_writes=request.allow_writes,
         keep=request.keep,
     )

@@ -92,7 +92,8 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         passes_cut=any(one.end == "cut" for one in record.passes),
         overlay=job.overlay,
         not_held_back=job.not_held_back,
-        notes=(*job.notes, *_unknown_gaps(record)),
+        pretended=job.pretended,
+        notes=(*job.notes, *_led(record), *_unknown_gaps(record)),
     )
 
 
@@ -101,6 +102,14 @@ def _cut_to(record: RunRecord) -> int | None:
     samples = int(record.job.batch_size or 0)
     cut = samples and any(loader.batch_size is None or loader.batch_size > samples for loader in record.loaders)
     return samples if cut else None
+
+
+def _led(record: RunRecord) -> Iterator[str]:
+    """Say where and for whom the ranks did not meet, as the script asked for it."""
+    for address in sorted({wait.led_from for wait in record.waits if wait.led_from}):
+        yield f"the ranks met on this machine in the place of {address}"
+    for asked in sorted({wait.ranks_asked for wait in record.waits if wait.ranks_asked}):
+        yield f"the script makes its group for {asked} ranks; it was made for the {record.job.world_size} here"
 
 
 def _unknown_gaps(record: RunRecord) -> Iterator[str]:
@@ -129,6 +138,8 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     from ddpdoctor.diagnosis.training.replicas import trained_by_hand
 
     job = record.job
+    if (lacking := _lacking(record, root)) is not None:
+        return lacking
     if job.stop_reason in _ENDED_BY_US:
         reason = job.stop_text or _SENTENCES[job.stop_reason]
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
@@ -169,6 +180,16 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = "the script ended before every rank had made an optimizer step"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
     return _Judgement("completed")
+
+
+def _lacking(record: RunRecord, root: str) -> _Judgement | None:
+    """The rank that failed first, where it failed for what this machine lacks: whatever followed shows nothing."""
+    from ddpdoctor.diagnosis.failures.environment import lack_behind
+
+    failed = [rank for rank in record.ranks if _failed(rank)]
+    raised = _root_exception(min(failed, key=_order_of_failure)) if failed else None
+    lacks = raised is not None and lack_behind(raised, record) is not None
+    return _failure(record, root) if lacks else None
 
 
 def _no_wrap(record: RunRecord) -> _Judgement:

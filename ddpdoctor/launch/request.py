@@ -98,6 +98,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks write to an overlay where the kernel allows one, and not where ``allow_writes`` is set."""
     network: bool = True
     """The ranks reach the network; without it they have the loopback interface of the box alone."""
+    pretend: bool = True
+    """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
     allow_writes: bool = False
     """The ranks may change files that existed before."""
     keep: bool = False

@@ -200,6 +200,7 @@ class _Rehearsal:
             "allow_writes": self._request.allow_writes or self._job.overlay,
             "mount_points": mount_points() if self._job.overlay else None,
             "keep": self._request.keep,
+            "pretend": self._request.pretend,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE
@@ -270,6 +271,7 @@ class _Rehearsal:
             record.job,
             training_started_ns=_training_started_ns(record),
             not_held_back=self._not_held_back(record),
+            pretended=tuple(sorted(self._assembly.pretended)),
             notes=self._notes(record),
             output_tail=output.script_output(self._directory),
             early_exceptions=self._assembly.early_exceptions(),

@@ -69,6 +69,7 @@ class Heartbeat:
         elsewhere = journal.sleeps_until_ns or self._is_in_standard_library()
         if elsewhere or unchanged_ms < WAITING_AFTER_MS or busy_ns > WAITING_CPU_SHARE * unchanged_ms * 1_000_000:
             waiting_row = -1
+        journal.waits = waiting_row >= 0
         requested = ring.requested()
         if requested != self._answered:
             write_stacks(self._journal, self._main)

@@ -49,6 +49,8 @@ class Journal:
         self.forward_site = -1
         self.sleeps_until_ns = 0
         """When the sleep ends that the main thread is in; 0 when it is in none."""
+        self.waits = False
+        """At the newest heartbeat the main thread waited in a collective."""
         self._sites: dict[object, int] = {}
         self._chains: dict[tuple[int, ...], tuple[int, tuple[CodeType, ...]]] = {}
         """Number of the site of each chain of instructions; holds their code, for its ``id`` must not be used again."""

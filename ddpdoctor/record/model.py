@@ -139,6 +139,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks wrote to an overlay, and not to the user's files."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
+    pretended: tuple[str, ...] = ()
+    """What the machine lacks and the rehearsal served in its place: ``MNIST of torchvision (random images)``."""
     notes: tuple[str, ...] = ()
     """What could not be recorded, in sentences."""
     output_tail: str = ""

@@ -59,11 +59,40 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
             followed=followed,
             remedy="Leave init_method out: the launcher's MASTER_ADDR and MASTER_PORT are used then.",
         )
+    yield from _too_many(record)
     yield from _ports_in_use(record)
+
+
+def _too_many(record: RunRecord) -> Iterator[Misled]:
+    """Groups for more ranks than a launcher starts, in the job as in its rehearsal."""
+    started = record.job.ranks_of_job or record.job.ranks_expected
+    places: dict[tuple[int, int], list[Wait]] = {}
+    for wait in record.waits:
+        # Without a launcher the script knows its other nodes, and their ranks are started there.
+        if wait.ranks_asked > started and _is_launched(record):
+            places.setdefault((wait.ranks_asked, wait.site), []).append(wait)
+    for (asked, site), waits in places.items():
+        missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
+        yield Misled(
+            sentence=f"the group is made for {asked} ranks and the launcher starts {started}: {missing} never come",
+            location=site_location(record.site(site)),
+            ranks=_ranks(waits),
+            followed="init_process_group would wait for them for its timeout; it was made for those who are there",
+            remedy="Leave world_size out, or take it from the launcher's environment.",
+        )
+
+
+def _is_launched(record: RunRecord) -> bool:
+    return any(part.startswith("--nproc-per-node") for part in record.job.command)
 
 
 def _what_followed(record: RunRecord) -> str:
     waits = [wait for wait in record.waits if wait.kind == "init_process_group"]
+    if any(wait.led_from for wait in waits):
+        return (
+            "no rank of a launcher opens a store of its own: init_process_group would wait there for its timeout; the "
+            "rehearsal led the ranks to the launcher's store"
+        )
     if any(wait.error for wait in waits):
         return "init_process_group failed"
     if waits and not any(wait.ended_ns for wait in waits):

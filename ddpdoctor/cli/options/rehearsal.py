@@ -73,6 +73,12 @@ def rehearsal_options(function: Decorated) -> Decorated:
             "--network/--no-network", default=True, help="Keep the script from the network, but for the loopback."
         ),
         click.option(
+            "--pretend/--no-pretend",
+            default=True,
+            help="Serve data sets of torchvision, folders of images, pretrained weights and trackers that are not on"
+            " this machine as generated ones.  [default: pretend]",
+        ),
+        click.option(
             "--allow-writes", is_flag=True, help="Let the script change files that were there before, for real."
         ),
     )

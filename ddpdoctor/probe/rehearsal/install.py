@@ -24,12 +24,13 @@ from .data.samples import Samples
 from .environment.device_choices import DeviceChoices
 from .environment.lightning import LightningTrainers
 from .environment.network import watch_network
-from .environment.ports import Ports
+from .environment.rendezvous import Rendezvous
 from .environment.sleep import watch_sleep
 from .executed_lines import Lines
 from .files import no_touch, overlay
 from .files.accesses import Accesses, listen
 from .files.checkpoints import Checkpoints
+from .pretend.providers import Pretence
 from .schedule import Schedule
 from .stop import Ending
 from .stress import Stress
@@ -51,11 +52,15 @@ class Rehearsal:
         self._modules: Optional[Modules] = None
         self._lines = Lines(journal)
         self._stress = Stress(journal)
+        self._rendezvous = Rendezvous(journal)
+        self._pretence = Pretence(journal) if journal.plan.get("pretend") else None
 
     def before_torch(self) -> None:
         """What must be in place before the user's first line: the no-touch rule, what is not held back, the lines."""
         journal = self._journal
         self._stress.before_torch()
+        if self._pretence is not None:
+            self._pretence.before_torch()
         watch_sleep(journal)
         watch_network(journal)
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
@@ -85,6 +90,8 @@ class Rehearsal:
         no_touch.wrap_torch_writers(torch)
         plan = journal.plan
         stand_in = StandIn(journal, torch, int(plan["gpus_per_node"])) if plan.get("device") == "stand-in" else None
+        if self._pretence is not None:
+            self._pretence.after_torch(torch)
         schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
         started_s = int(plan["job"]["started_ns"]) / 1e9
         pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
@@ -110,7 +117,7 @@ class Rehearsal:
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()
         HostReads(journal, torch).install()
-        Ports(journal).install()
+        self._rendezvous.install()
         LightningTrainers(journal).install()
         Groups(journal, torch, self._groups, self._world_made).install()
         watch_outsiders(journal, torch)
@@ -127,6 +134,7 @@ class Rehearsal:
         """What must outlive a process that is killed is written a few times a second."""
         self._journal.guarded(self._lines.flush)
         no_touch.settle()
+        self._ending.end_overdue(waits=self._journal.waits)
 
     def _close(self) -> None:
         """The process is about to end: write what is still open."""

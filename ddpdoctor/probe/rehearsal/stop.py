@@ -13,6 +13,10 @@ from ..process import ProcessEnd
 SWALLOWED_AT_MOST = 3
 """How often the user's code may catch the ending before the process is left without asking."""
 
+OVERDUE_S = 10.0
+"""So long after its time a rank is left that reaches no hook: an evaluation by hand, a model that draws pictures. One
+that is stuck, or that others wait for in vain, is proved within the five seconds of ``--stall-after``."""
+
 
 class RehearsalEnded(SystemExit):
     """Raised in the user's code; exit code 0, so that ``finally`` runs and ``mp.spawn`` is content."""
@@ -38,6 +42,11 @@ class Ending:
     def check(self) -> None:
         """Called by every hook; raises ``RehearsalEnded`` when the rehearsal is over."""
         if self._reason or time.monotonic() > self._deadline_s:
+            self.end(self._reason or "time")
+
+    def end_overdue(self, *, waits: bool) -> None:
+        """Called by the heartbeat: leave a script that works on without a hook; not where it ``waits`` for a rank."""
+        if not waits and time.monotonic() > self._deadline_s + OVERDUE_S:
             self.end(self._reason or "time")
 
     def end(self, reason: str, text: str = "") -> None:

@@ -81,6 +81,7 @@ class Assembly:
         self._completeness = Completeness(self.files, self.book, self.live)
         self.hosts: dict[str, None] = {}
         """Other machines that the script spoke to."""
+        self.pretended: dict[str, None] = {}
         self.refusal: str = ""
         self.stressed = False
         """The injected cause took effect."""
@@ -107,6 +108,7 @@ class Assembly:
             "group": self._on_group,
             "wait_begun": self._on_wait_begun,
             "wait_ended": self._on_wait_ended,
+            "led": self._on_led,
             "wrap": self._on_wrap,
             "communication_hook": self._on_communication_hook,
             "late_batch_norms": self._on_late_batch_norms,
@@ -130,7 +132,8 @@ class Assembly:
             **self._lines.handlers,
             **dict.fromkeys(_ROWS, self._on_row),
             "lost": self._on_lost,
-            "network": self._on_network,
+            "network": lambda pid, event: self.hosts.setdefault(str(event["host"])),
+            "pretended": lambda pid, event: self.pretended.setdefault(str(event["what"])),
             "reduced_loss": self._on_reduced_loss,
             "outsider_call": self._on_outsider_call,
             **self.live.handlers,
@@ -281,6 +284,11 @@ class Assembly:
             meets_elsewhere=str(event.get("meets_elsewhere", "")),
             named_device=bool(event.get("named_device", False)),
         )
+
+    def _on_led(self, pid: int, event: dict[str, Any]) -> None:
+        key = max(key for key in self._waits if key[0] == pid)  # led while it waits
+        told = {"led_from": str(event["address"])} if "address" in event else {"ranks_asked": int(event["ranks"])}
+        self._waits[key] = msgspec.structs.replace(self._waits[key], **told)
 
     def _on_wait_ended(self, pid: int, event: dict[str, Any]) -> None:
         wait = self._waits[pid, event["number"]]
@@ -467,9 +475,6 @@ class Assembly:
 
     def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
         self._completeness.lost(pid, int(event["events"]))
-
-    def _on_network(self, pid: int, event: dict[str, Any]) -> None:
-        self.hosts[str(event["host"])] = None
 
     def _on_reduced_loss(self, pid: int, event: dict[str, Any]) -> None:
         sites = {"site": self._site(pid, event["site"]), "backward_site": self._site(pid, event["backward_site"])}

@@ -8,7 +8,7 @@ from typing import Any
 _OF_A_RANK = frozenset(
     {"loader", "sample", "pass_begun", "pass_ended", "pass_trained", "pass_progress", "training_state", "state_loaded"}
 )
-_WAITS = frozenset({"wait_begun", "wait_ended"})
+_WAITS = frozenset({"wait_begun", "led", "wait_ended"})
 """A process that waits for its world has no rank yet, and may never have one: these count at once, and again later."""
 
 Event = dict[str, Any]

@@ -67,6 +67,10 @@ def what_was_done(examination: Examination) -> str:
     beyond = ""
     if rehearsal.not_held_back:
         beyond = f" Not held back: it {one_line(' and '.join(rehearsal.not_held_back))}."
+    if rehearsal.pretended:
+        beyond += (
+            f" Pretended, for want of the real: {one_line(', '.join(rehearsal.pretended))} (not with --no-pretend)."
+        )
     if rehearsal.status == "completed":
         return f"{read}; rehearsed {target}{ranks}{batches}: {steps} in {seconds}.{kept}{beyond}"
     end = "stopped" if rehearsal.status == "stopped" else "failed"

@@ -1,0 +1,147 @@
+"""Leads the ranks of a rehearsal to one place of meeting on this machine, and makes their group for those who are here.
+
+A script may name an address at which nobody listens here (``10.0.0.7``, a host of its cluster), or more ranks than were
+started; init_process_group would wait for its timeout. What it asked for is noted, and the rest is rehearsed. A port
+that the script names is given another number, the same on every rank: two rehearsals at a time, or one beside the live
+job, would otherwise meet at one port.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import socket
+import sys
+from typing import Any, Optional
+from urllib.parse import parse_qs, urlparse
+
+from ...journal import Journal
+
+FILE = "ports.json"
+SPAWNED_VARIABLE = "DDPDOCTOR_SPAWNED_RANKS"
+"""How many processes ``mp.spawn`` has started, for those processes."""
+_LAUNCHER_HAS_THE_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_HERE = "127.0.0.1"
+
+
+class Rendezvous:
+    """Changes where ranks meet and how many they are, where they would wait in vain."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Made before the user's first line: what the launcher has said may be overwritten by it."""
+        self._journal = journal
+        self._launched = os.environ.get(_LAUNCHER_HAS_THE_STORE) == str(True)
+        self._address = os.environ.get("MASTER_ADDR", "")
+        self._port = os.environ.get("MASTER_PORT", "")
+
+    def install(self) -> None:
+        """Replace what makes the store, what tells the ranks, and what spawns them; torch must be imported."""
+        module = sys.modules.get("torch.distributed.rendezvous")
+        make_store = getattr(module, "_create_c10d_store", None)
+        if make_store is not None:
+
+            @functools.wraps(make_store)
+            def make_store_here(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
+                place = self._journal.guarded(self._place, hostname, port) or (hostname, port)
+                return make_store(*place, *arguments, **options)
+
+            setattr(module, "_create_c10d_store", make_store_here)  # noqa: B010 - a private name of torch
+        functions = sys.modules.get("torch.distributed.distributed_c10d")
+        meet = getattr(functions, "rendezvous", None)
+        if meet is not None:
+
+            @functools.wraps(meet)
+            def meet_as_many(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+                fitted = self._journal.guarded(self._fitted, url, rank, world_size)
+                rank, world_size = fitted or (rank, world_size)
+                return meet(url, rank, world_size, **options)
+
+            setattr(functions, "rendezvous", meet_as_many)  # noqa: B010 - torch has not exported it
+        spawning = sys.modules.get("torch.multiprocessing.spawn")
+        start = getattr(spawning, "start_processes", None)
+        if start is not None:
+
+            @functools.wraps(start)
+            def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
+                os.environ[SPAWNED_VARIABLE] = str(nprocs)
+                try:
+                    return start(fn, args, nprocs, *others, **options)
+                finally:
+                    os.environ.pop(SPAWNED_VARIABLE, None)
+
+            for owner in (spawning, sys.modules["torch.multiprocessing"]):
+                setattr(owner, "start_processes", start_processes)  # noqa: B010
+
+    def _place(self, hostname: str, port: int) -> Optional[tuple[str, int]]:
+        """Where the store of this rehearsal is that stands for an address; None to leave it as it is."""
+        if not port:
+            return None
+        away = not _is_here(hostname)
+        if not self._launched:
+            if away:
+                self._journal.event("led", address=f"{hostname}:{port}")
+            return _HERE, self._other(port)
+        if not self._port.isdigit():
+            return None
+        if away or str(port) != self._port:
+            self._journal.event("led", address=f"{hostname}:{port}")
+        return self._address, int(self._port)
+
+    def _other(self, port: int) -> int:
+        """The port that stands for ``port`` in this rehearsal; the first rank that asks chooses it."""
+        path = os.path.join(self._journal.run_directory, FILE)
+        with open(path, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            chosen: dict[str, int] = json.loads(file.read() or "{}")
+            if str(port) not in chosen:
+                chosen[str(port)] = _free_port()
+                file.truncate(0)
+                json.dump(chosen, file)
+            return int(chosen[str(port)])
+
+    def _fitted(self, url: str, rank: int, world_size: int) -> Optional[tuple[int, int]]:
+        """Rank and number of ranks where the script asks for more ranks than were started; None where it does not."""
+        started = self._started()
+        asked = world_size if world_size >= 0 else _told(url, "world_size", "WORLD_SIZE")
+        own = rank if rank >= 0 else _told(url, "rank", "RANK")
+        if not started or asked is None or own is None or asked <= started or started < 2:
+            return None
+        self._journal.event("led", ranks=asked)
+        return own % started, started
+
+    def _started(self) -> int:
+        """Processes that were started as ranks; 0 when it is not known."""
+        if self._launched:
+            return int(self._journal.plan.get("job", {}).get("ranks_expected", 0))
+        spawned = os.environ.get(SPAWNED_VARIABLE, "")
+        return int(spawned) if spawned.isdigit() else 0
+
+
+def _told(url: str, name: str, variable: str) -> Optional[int]:
+    """What an address says, or the environment where it does not; None where neither is a number."""
+    text = (parse_qs(urlparse(url).query).get(name) or [os.environ.get(variable, "")])[0]
+    return int(text) if text.isdigit() else None
+
+
+def _is_here(hostname: str) -> bool:
+    """Tell whether a host is this machine, without asking the network for its address, which may take long."""
+    if hostname in ("localhost", "", "::1", socket.gethostname()):
+        return True
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, hostname)
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((hostname, 0))
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HERE, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""What a laptop lacks and a rehearsal does without: data sets, pretrained weights, experiment trackers."""

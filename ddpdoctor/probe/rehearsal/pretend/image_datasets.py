@@ -1,0 +1,237 @@
+"""Images where a data set of images is not on the disk: torchvision's own, and folders of one directory a class."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+Note = Callable[[str], None]
+SIDE = 256
+"""Of a generated picture of a folder, in pixels: what is cropped to 224 must be larger."""
+IMAGES_OF_A_CLASS = 10
+"""ImageNet's classes have 10,000 pictures with it, more than the largest global batch in use."""
+
+
+class Kind(NamedTuple):
+    """What the data of a class of torchvision look like."""
+
+    training: int
+    """Samples."""
+    test: int
+    shape: tuple[int, ...]
+    """Of one sample as the class keeps it."""
+    classes: int
+    labels: str = "targets"
+    """Attribute of the labels."""
+    tensors: bool = False
+    """Data and labels are tensors; otherwise an array and a list, or two arrays."""
+
+
+KINDS = {
+    "MNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
+    "FashionMNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
+    "KMNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
+    "EMNIST": Kind(112_800, 18_800, (28, 28), 47, tensors=True),
+    "CIFAR10": Kind(50_000, 10_000, (32, 32, 3), 10),
+    "CIFAR100": Kind(50_000, 10_000, (32, 32, 3), 100),
+    "SVHN": Kind(73_257, 26_032, (3, 32, 32), 10, labels="labels"),
+    "STL10": Kind(5_000, 8_000, (3, 96, 96), 10, labels="labels"),
+    "USPS": Kind(7_291, 2_007, (16, 16), 10),
+}
+_CLASSES_OF_FOLDERS = (("imagenet", 1000), ("ilsvrc", 1000), ("in1k", 1000), ("cifar100", 100), ("cub", 200))
+FEWEST_CLASSES = 10
+"""Of a folder whose name tells nothing: labels below the number that a model is made for are always right."""
+
+
+def serve_torchvision(datasets: Any, note: Note, directory: str) -> None:
+    """Let the classes of ``torchvision.datasets`` be made without their files."""
+    vision = datasets.VisionDataset
+    for name, kind in KINDS.items():
+        real = getattr(datasets, name, None)
+        if isinstance(real, type):
+            _serve_kind(real, kind, vision, note)
+    _serve_folders(datasets, note)
+
+
+def _serve_kind(real: type, kind: Kind, vision: type, note: Note) -> None:
+    """One class whose files hold all its samples in one array."""
+    construct: Any = real.__init__  # type: ignore[misc]
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            given = signature.bind(self, *arguments, **options)
+            given.apply_defaults()
+        except TypeError:
+            construct(self, *arguments, **options)  # Python words the error
+            return
+        named = {**given.arguments, **given.arguments.pop("kwargs", {})}
+        root = os.path.expanduser(str(named.get("root") or ""))
+        if _has_files(root):
+            construct(self, *arguments, **options)
+            return
+        vision.__init__(  # type: ignore[misc]
+            self, root, transform=named.get("transform"), target_transform=named.get("target_transform")
+        )
+        _fill(self, kind, named)
+        note(f"{real.__name__} of torchvision (random images)")
+
+    real.__init__ = __init__  # type: ignore[misc]
+
+
+def _has_files(root: str) -> bool:
+    """Tell whether anything is where a data set would be; what is there is for torchvision to judge."""
+    for _, _, files in os.walk(root):
+        if any(not name.startswith(".") and not name.endswith((".py", ".pyc", ".md", ".txt")) for name in files):
+            return True
+    return False
+
+
+def _fill(dataset: Any, kind: Kind, named: dict[str, Any]) -> None:
+    """Give a data set the attributes that its own ``__getitem__`` and the scripts read."""
+    numpy: Any = sys.modules["numpy"]  # torchvision has imported it
+    training = bool(named.get("train", str(named.get("split", "train")).startswith(("train", "unlabeled"))))
+    count = kind.training if training else kind.test
+    draw = numpy.random.Generator(numpy.random.PCG64(count))
+    data = numpy.frombuffer(draw.bytes(count * int(numpy.prod(kind.shape))), numpy.uint8).reshape(count, *kind.shape)
+    labels = draw.integers(0, kind.classes, count)
+    dataset.train, dataset.split = training, named.get("split", "train" if training else "test")
+    names = getattr(type(dataset), "classes", None)
+    if not isinstance(names, (list, tuple)) or not names:
+        names = [f"class {number}" for number in range(kind.classes)]
+        dataset.classes = names
+    if not isinstance(getattr(type(dataset), "class_to_idx", None), property):
+        dataset.class_to_idx = {name: number for number, name in enumerate(names)}
+    if kind.tensors:
+        torch: Any = sys.modules["torch"]
+        dataset.data, dataset.targets = torch.from_numpy(data.copy()), torch.from_numpy(labels)
+        return
+    dataset.data = data
+    setattr(dataset, kind.labels, labels if kind.labels == "labels" else labels.tolist())
+
+
+def _serve_folders(datasets: Any, note: Note) -> None:
+    """``ImageFolder``, and ``ImageNet`` that is one, of a directory that is not there."""
+    folder = datasets.DatasetFolder
+    find, make, construct = folder.find_classes, folder.make_dataset, folder.__init__
+
+    @functools.wraps(find)
+    def find_classes(self: Any, directory: Any) -> Any:
+        if not is_absent(directory):
+            return find(self, directory)
+        note(f"the images of {_short(directory)} (random ones)")
+        names = class_names(str(directory))
+        return names, {name: number for number, name in enumerate(names)}
+
+    @functools.wraps(make)
+    def make_dataset(directory: Any, class_to_idx: Any, *arguments: Any, **options: Any) -> Any:
+        if not is_absent(directory):
+            return make(directory, class_to_idx, *arguments, **options)
+        return samples_of(str(directory), class_to_idx)
+
+    @functools.wraps(construct)
+    def __init__(self: Any, root: Any, loader: Any, *arguments: Any, **options: Any) -> None:
+        construct(self, root, _loads_generated(loader) if is_absent(root) else loader, *arguments, **options)
+
+    folder.find_classes, folder.make_dataset, folder.__init__ = find_classes, staticmethod(make_dataset), __init__
+    image_net = getattr(datasets, "ImageNet", None)
+    if image_net is not None:
+        _serve_image_net(image_net, datasets.ImageFolder)
+
+
+def _serve_image_net(image_net: Any, image_folder: Any) -> None:
+    construct = image_net.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, root: Any, split: str = "train", **options: Any) -> None:
+        place = os.path.join(os.path.expanduser(str(root)), "imagenet", split)
+        if not is_absent(root):
+            construct(self, root, split, **options)
+            return
+        self.root, self.split = root, split
+        image_folder.__init__(self, place, **options)
+        self.root, self.wnids, self.wnid_to_idx = root, self.classes, self.class_to_idx
+        self.classes = [(name,) for name in self.wnids]
+
+    image_net.__init__ = __init__
+
+
+def serve_timm(module: Any, note: Note, directory: str) -> None:
+    """The reader of such folders that timm has."""
+    reader = module.ReaderImageFolder
+    construct, get = reader.__init__, reader.__getitem__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, root: Any, *arguments: Any, **options: Any) -> None:
+        if not is_absent(root):
+            construct(self, root, *arguments, **options)
+            return
+        names = class_names(str(root))
+        self.root, self.class_to_idx = root, {name: number for number, name in enumerate(names)}
+        self.samples = samples_of(str(root), self.class_to_idx)
+        note(f"the images of {_short(root)} (random ones)")
+
+    @functools.wraps(get)
+    def __getitem__(self: Any, index: int) -> Any:
+        path, target = self.samples[index]
+        if not is_absent(self.root):
+            return get(self, index)
+        import io
+
+        file = io.BytesIO()
+        picture(path).save(file, "BMP")
+        file.seek(0)
+        return file, target
+
+    reader.__init__, reader.__getitem__ = __init__, __getitem__
+
+
+def is_absent(directory: Any) -> bool:
+    """Tell whether a directory is not there, or empty."""
+    try:
+        with os.scandir(directory) as entries:
+            return not any(entries)
+    except OSError:
+        return True
+
+
+def _short(directory: Any) -> str:
+    """The last two names of a path."""
+    return os.sep.join(str(directory).rstrip(os.sep).split(os.sep)[-2:])
+
+
+def class_names(directory: str) -> list[str]:
+    """As many classes as the path speaks of, named as ImageNet names them."""
+    lower = directory.lower()
+    count = next((number for word, number in _CLASSES_OF_FOLDERS if word in lower), FEWEST_CLASSES)
+    return [f"n{number:08d}" for number in range(count)]
+
+
+def samples_of(directory: str, class_to_idx: dict[str, int]) -> list[tuple[str, int]]:
+    """Paths of pictures that are not there, with their labels."""
+    return [
+        (os.path.join(directory, name, f"{name}_{number}.JPEG"), label)
+        for name, label in class_to_idx.items()
+        for number in range(IMAGES_OF_A_CLASS * (1 if len(class_to_idx) > 200 else 100))
+    ]
+
+
+def _loads_generated(loader: Callable[[str], Any]) -> Callable[[str], Any]:
+    return functools.partial(_load, loader)
+
+
+def _load(loader: Callable[[str], Any], path: str) -> Any:
+    return loader(path) if os.path.exists(path) else picture(path)
+
+
+def picture(path: str, side: Optional[int] = None) -> Any:
+    """A picture in colours that is the same whenever it is asked for by its path."""
+    blocks = importlib.import_module("PIL.Image").frombytes("RGB", (16, 16), random.Random(path).randbytes(16 * 16 * 3))
+    return blocks.resize((side or SIDE, side or SIDE))

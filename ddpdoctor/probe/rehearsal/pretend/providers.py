@@ -1,0 +1,59 @@
+"""The table of what is pretended: what may be absent, and what stands for it where it is.
+
+A provider looks for the real thing first, on the disk and among the packages, and asks no network; only where there is
+none it serves something of the same shape, type and number of classes, the same on every rank, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ...journal import Journal
+from ...torch_compat import after_import
+from . import arrays, image_datasets, trackers, weights
+
+Note = Callable[[str], None]
+"""Takes what was pretended, as the user would call it."""
+Provider = Callable[[ModuleType, Note, str], None]
+"""Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
+
+PROVIDERS: tuple[tuple[str, Provider], ...] = (
+    ("timm.models._builder", weights.serve_timm),
+    ("transformers.modeling_utils", weights.serve_transformers),
+    ("torchvision.datasets", image_datasets.serve_torchvision),
+    ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
+    ("numpy", arrays.serve_numpy),
+)
+"""The module that would serve the real thing, and what looks after it."""
+OF_TORCH: tuple[Provider, ...] = (weights.serve_hub, weights.serve_modules)
+"""The same of torch itself, before other libraries take its functions."""
+
+
+class Pretence:
+    """Installs the providers in one process of the job."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._noted: set[str] = set()
+
+    def before_torch(self) -> None:
+        """Serve what scripts may ask for before torch."""
+        trackers.serve_imports(self._journal.user_code.holds, self._note)
+        for name, provider in PROVIDERS:
+            after_import(name, functools.partial(self._guarded, provider))
+
+    def after_torch(self, torch: Any) -> None:
+        """Serve what torch itself downloads."""
+        for provider in OF_TORCH:
+            self._guarded(provider, torch)
+
+    def _guarded(self, provider: Provider, module: Any) -> None:
+        self._journal.guarded(provider, module, self._note, self._journal.run_directory)
+
+    def _note(self, what: str) -> None:
+        if what not in self._noted:
+            self._noted.add(what)
+            self._journal.event("pretended", what=what)

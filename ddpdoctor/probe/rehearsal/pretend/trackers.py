@@ -1,0 +1,111 @@
+"""Experiment trackers that are not installed: the script's own imports of them get modules that take everything."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Optional
+
+TRACKERS = frozenset(
+    {
+        "wandb",
+        "mlflow",
+        "neptune",
+        "comet_ml",
+        "clearml",
+        "aim",
+        "swanlab",
+        "trackio",
+        "visdom",
+        "tensorboard",
+        "tensorboardX",
+        "tensorboard_logger",
+    }
+)
+"""Top-level modules; what torch.utils.tensorboard lacks is one of them, too."""
+
+
+def serve_imports(is_users: Callable[[str], bool], note: Callable[[str], None]) -> None:
+    """Answer the import statements of the user's files; libraries, which ask whether a tracker is there, see none."""
+    load = builtins.__import__
+    served: dict[str, SilentModule] = {}
+
+    def import_or_pretend(
+        name: str,
+        globals: Optional[Mapping[str, Any]] = None,
+        locals: Optional[Mapping[str, Any]] = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
+        try:
+            return load(name, globals, locals, fromlist, level)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            asking = str((globals or {}).get("__file__") or "")
+            if level or missing not in TRACKERS or not is_users(asking):
+                raise
+            note(f"{missing} (a silent tracker)")
+            whole = served.setdefault(name, SilentModule(name))
+            top = name.partition(".")[0]
+            if fromlist:
+                return whole
+            return sys.modules[top] if top in sys.modules else served.setdefault(top, SilentModule(top))
+
+    builtins.__import__ = import_or_pretend
+
+
+class Silent:
+    """Takes every call, attribute, item and context, and says nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: D102 - it has nothing to say
+        # As a decorator it gives back the function that it gets.
+        alone = len(arguments) == 1 and not options and callable(arguments[0]) and not isinstance(arguments[0], type)
+        return arguments[0] if alone and not isinstance(arguments[0], Silent) else Silent()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Silent()
+
+    def __getitem__(self, key: object) -> Any:
+        return Silent()
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "silent"
+
+    def __fspath__(self) -> str:
+        return "silent"
+
+
+class SilentModule(ModuleType):
+    """A tracker without effect; names in capitals are classes, which can be inherited from."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (Silent,), {}) if name[:1].isupper() else Silent()
+        setattr(self, name, made)
+        return made

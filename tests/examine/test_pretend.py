@@ -1,0 +1,173 @@
+"""What a laptop lacks is pretended: data sets, pretrained weights and trackers; said at once, and off when asked."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.probe.rehearsal.pretend import image_datasets, trackers, weights
+from tests.check_command import check
+
+# A library in the place of torchvision, with the classes and signatures that are patched there.
+TORCHVISION = {
+    "__init__.py": "",
+    "datasets/__init__.py": """
+        from .vision import VisionDataset
+        from .folder import DatasetFolder, ImageFolder
+        class CIFAR10(VisionDataset):
+            def __init__(self, root, train=True, transform=None, target_transform=None, download=False):
+                raise RuntimeError("Dataset not found or corrupted. You can use download=True to download it")
+            def __getitem__(self, index):
+                return self.data[index], self.targets[index]
+            def __len__(self):
+                return len(self.data)
+    """,
+    "datasets/vision.py": """
+        class VisionDataset:
+            def __init__(self, root, transforms=None, transform=None, target_transform=None):
+                self.root, self.transform = root, transform
+    """,
+    "datasets/folder.py": """
+        import os
+        from .vision import VisionDataset
+        class DatasetFolder(VisionDataset):
+            def __init__(self, root, loader, transform=None):
+                super().__init__(root, transform=transform)
+                self.classes, self.class_to_idx = self.find_classes(root)
+                self.samples, self.loader = self.make_dataset(root, self.class_to_idx), loader
+            @staticmethod
+            def make_dataset(directory, class_to_idx):
+                return [(os.path.join(directory, name), 0) for name in os.listdir(directory)]
+            def find_classes(self, directory):
+                names = sorted(os.listdir(directory))
+                return names, {name: number for number, name in enumerate(names)}
+        class ImageFolder(DatasetFolder):
+            pass
+    """,
+}
+SCRIPT = """
+import os
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import datasets
+import wandb
+from mlflow.tracking import MlflowClient
+
+
+class Client(MlflowClient):
+    def say(self):
+        return "said"
+
+
+def main():
+    dist.init_process_group("gloo")
+    run = wandb.init(project="p", config={"lr": 0.1})
+    with run.nested() as inner:
+        inner.log({"a": 1})
+    assert Client().say() == "said" and Client().log_metric("a", 1) is not None
+    folder = datasets.ImageFolder("/data/imagenet/train", loader=open)
+    assert len(folder.classes) == 1000 and len(folder.samples) == 10_000
+    tokens = np.memmap("data/train.bin", dtype=np.uint16, mode="r")
+    assert len(tokens) > 100_000 and int(tokens.max()) < 65
+    data = datasets.CIFAR10("./data", train=True)
+    assert isinstance(data, datasets.CIFAR10) and len(data) == 50_000 and data.classes
+    image, label = data[7]
+    assert image.shape == (32, 32, 3) and image.dtype == np.uint8 and 0 <= label < 10
+    model = torch.nn.Linear(32 * 32 * 3, 10)
+    before = model.weight.clone()
+    state = torch.hub.load_state_dict_from_url("https://nowhere.invalid/weights-0123.pth")
+    model.load_state_dict(state["model"])
+    assert torch.equal(before, model.weight)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = DistributedSampler(data)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for images, labels in DataLoader(data, batch_size=8, sampler=sampler):
+            loss = torch.nn.functional.cross_entropy(model(images.float().flatten(1)), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+main()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> tuple[Path, str]:
+    """A directory with the script, and the path on which its torchvision lies."""
+    library = tmp_path / "library" / "torchvision"
+    for name, text in TORCHVISION.items():
+        place = library / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(textwrap.dedent(text))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    return folder, str(library.parent)
+
+
+def examined(project: tuple[Path, str], *options: str) -> tuple[int, dict[str, Any]]:
+    folder, library = project
+    (folder / "start.py").write_text(f"import sys; sys.path.append({library!r})\n" + SCRIPT)
+    return check("--time-limit", "240", *options, "start.py", cwd=folder, TORCH_HOME=str(folder / "none"))
+
+
+def test_what_is_absent_is_pretended_and_said(project: tuple[Path, str]) -> None:
+    _, report = examined(project)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["steps"]) == ("completed", 8), rehearsal
+    assert {note for note in rehearsal["notes"] if note.startswith("pretended: ")} == {
+        "pretended: CIFAR10 of torchvision (random images)",
+        "pretended: mlflow (a silent tracker)",
+        "pretended: the images of imagenet/train (random ones)",
+        "pretended: the weights weights-0123.pth (random ones)",
+        "pretended: train.bin (an array of numbers)",
+        "pretended: wandb (a silent tracker)",
+    }
+
+
+def test_nothing_is_pretended_when_it_is_switched_off(project: tuple[Path, str]) -> None:
+    code, report = examined(project, "--no-pretend")
+    assert (code, report["rehearsal"]["status"]) == (3, "failed")
+    assert "pip install wandb" in report["rehearsal"]["hint"]
+    assert not any(note.startswith("pretended") for note in report["rehearsal"]["notes"])
+
+
+def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
+    pictures = tmp_path / "train" / "cat"
+    pictures.mkdir(parents=True)
+    (pictures / "1.png").write_bytes(b"png")
+    assert not image_datasets.is_absent(tmp_path / "train")
+    assert image_datasets.is_absent(tmp_path / "val") and image_datasets.is_absent(tmp_path / "empty")
+
+
+def test_generated_data_are_the_same_on_every_rank() -> None:
+    drawn = random.random()
+    first = image_datasets.samples_of("/a/train", {"x": 0})
+    assert first == image_datasets.samples_of("/a/train", {"x": 0}) and random.random() != drawn
+    assert len(image_datasets.class_names("/data/ILSVRC2012/train")) == 1000
+    assert len(image_datasets.class_names("/data/flowers/train")) == image_datasets.FEWEST_CLASSES
+
+
+def test_weights_that_stand_for_absent_ones_are_empty_at_any_depth() -> None:
+    nothing = weights.NoWeights()
+    assert not nothing["state_dict"]["model"] and "head.weight" not in nothing["model"]
+
+
+def test_a_silent_tracker_hands_decorated_functions_back() -> None:
+    def train() -> str:
+        return "trained"
+
+    module = trackers.SilentModule("wandb")
+    assert module.watch(train)() == "trained" and not list(module.Api().runs())
+    assert issubclass(type("Mine", (module.Callback,), {}), trackers.Silent)

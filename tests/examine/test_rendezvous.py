@@ -1,0 +1,78 @@
+"""Scripts that meet at an address of their own, or for more ranks than were started: said, then rehearsed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.check_command import check
+
+TRAINING = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(rank=-1, world_size=-1):
+    MEET
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        model(torch.randn(8, 4)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    START
+"""
+
+
+def examined(directory: Path, meet: str, start: str = "train()") -> tuple[int, dict[str, Any]]:
+    (directory / "train.py").write_text(TRAINING.replace("MEET", meet).replace("START", start))
+    return check("--time-limit", "240", "train.py", cwd=directory)
+
+
+def shown(report: dict[str, Any]) -> list[tuple[str, int]]:
+    """Codes and lines of what the rehearsal showed."""
+    return [
+        (finding["code"], finding["locations"][0]["line"])
+        for finding in report["findings"]
+        if "rehearsal" in finding["basis"]
+    ]
+
+
+def test_an_address_of_another_network_is_named_and_the_rest_rehearsed(tmp_path: Path) -> None:
+    ranks = "rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE'])"
+    code, report = examined(tmp_path, f"dist.init_process_group('gloo', 'tcp://10.231.7.9:29511', {ranks})")
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"], rehearsal["steps"]) == (1, "completed", 3), rehearsal
+    assert shown(report) == [("DDP504", 11)]
+    assert "the ranks met on this machine in the place of 10.231.7.9:29511" in rehearsal["notes"]
+
+
+def test_a_host_that_nobody_knows_in_the_environment_is_led_here_too(tmp_path: Path) -> None:
+    meet = "os.environ['MASTER_ADDR'] = 'dolphin'; dist.init_process_group('gloo')"
+    code, report = examined(tmp_path, meet)
+    assert (code, report["rehearsal"]["steps"]) == (1, 3), report["rehearsal"]
+    assert shown(report) == [("DDP504", 11)]
+
+
+def test_more_ranks_than_the_launcher_starts_are_named_as_missing(tmp_path: Path) -> None:
+    code, report = examined(tmp_path, "dist.init_process_group('gloo', world_size=4, rank=int(os.environ['RANK']))")
+    assert (code, report["rehearsal"]["steps"]) == (1, 3), report["rehearsal"]
+    assert shown(report) == [("DDP504", 11)]
+    (said,) = (finding["title"] for finding in report["findings"] if "rehearsal" in finding["basis"])
+    assert said.endswith("ranks 2 to 3 never come")
+
+
+def test_ranks_of_a_second_node_are_waited_for_by_nobody(tmp_path: Path) -> None:
+    meet = "dist.init_process_group('gloo', 'tcp://10.231.7.9:29511', rank=2 + rank, world_size=4)"
+    code, report = examined(tmp_path, meet, "mp.spawn(train, nprocs=2)")
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["ranks"], rehearsal["steps"], shown(report)) == (0, 2, 3, []), report["findings"]
+    assert "the script makes its group for 4 ranks; it was made for the 2 here" in rehearsal["notes"]
