@@ -77,6 +77,7 @@ def test_the_finding_names_both_times_the_interval_and_the_budget() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(("pause", "codes"), [(0.0, []), (0.1, ["DDP903"])])
 def test_a_slower_step_is_red_on_real_ranks_and_an_equal_one_is_not(
     tmp_path: Path, pause: float, codes: list[str]
