@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, ROOT)
 from ddpdoctor.probe.user_code import UserCode
-from ddpdoctor.probe.rehearsal import executed_lines as lines as module
+from ddpdoctor.probe.rehearsal import executed_lines as module
 from ddpdoctor.probe.rehearsal.executed_lines import Lines
 
 events = []
