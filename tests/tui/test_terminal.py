@@ -71,7 +71,7 @@ def test_it_is_suspended_and_comes_back_and_takes_a_new_size(tmp_path: Path) -> 
         screen.send("\x1a")
         process = psutil.Process(screen.process.pid)
         screen.until_true(lambda: process.status() == psutil.STATUS_STOPPED, "the stop")
-        assert LEFT in screen.written
+        screen.until_true(lambda: LEFT in screen.written, "what the terminal is left with")
         since = len(screen.written)
         screen.process.send_signal(signal.SIGCONT)
         for unchanged in ("2 Ranks", "Vital signs", "Where a step goes", "Findings", "q quit"):
