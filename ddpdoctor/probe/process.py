@@ -65,9 +65,10 @@ class ProcessEnd:
         self._activity_at_exit: tuple[int, ...] = ()
         self._reported: set[int] = set()
         self.before_telling: Callable[[], None] = lambda: None
-        """Called before it is written how the process ends: what takes no time."""
+        """Called before it is written how the process ends; not in a live run, where the launcher ends the peers of a
+        dead rank within 0.1 s."""
         self.after_telling: Callable[[], None] = lambda: None
-        """Called after that: what may take longer than the launcher leaves the peers of a dead rank, 0.1 s."""
+        """Called after that: what may take longer."""
         self.before_counting: Callable[[], None] = lambda: None
         """Called before it is looked up how much has been trained."""
         self.before_os_exit: Callable[[], None] = lambda: None

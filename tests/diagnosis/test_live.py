@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from ddpdoctor.diagnosis.divergence.describe import title
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from tests.diagnosis.jobs import JobBuilder, healthy_job
@@ -136,3 +137,15 @@ def test_a_stuck_rank_is_a_verdict_while_others_wait_for_it() -> None:
     found = look_for(watch, job, 2)
     assert found is not None
     assert (found.form, found.culprit) == ("stuck", 1)
+
+
+def test_a_rank_that_stands_in_a_collective_which_all_have_reached_is_the_one_that_is_stuck() -> None:
+    watch, job = Watch(), healthy_job()
+    job.call((0, 1), "all_reduce", 60, completed=False)
+    job.call(0, "barrier", 70)
+    job.wait_in_last(0, 1)
+    job.of_rank[1] |= {"stuck": True, "stopped": True}
+    found = look_for(watch, job, 2)
+    assert found is not None
+    assert (found.form, found.culprit) == ("stuck", 1)
+    assert title(found).startswith("rank 1 is stopped"), title(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,10 @@ import pytest
 import ddpdoctor
 from ddpdoctor.monitor.processes.crash_dump import read_last_words
 from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
+from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
+from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.ring_writer import NumberedRing
 
 RANK = """
 import os, sys, time
@@ -87,3 +91,44 @@ Thread 0x00007feb251eab80 (most recent call first):
 """
     stacks = with_training_thread(users_stacks(parse_faulthandler(text, 0)), 0x7FEB050286C0)
     assert [(stack.main, stack.frames[0].line) for stack in stacks] == [(True, 54), (False, 1119)]
+
+
+ABORTED = """Fatal Python error: Aborted
+
+Thread 0x00007f1ceb7c7b80 (most recent call first):
+  File "/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/job/train.py", line 16 in <module>
+"""
+TERMINATED = """Stack (most recent call first):
+  File "/job/train.py", line 16 in <module>
+"""
+
+
+def _ended_in_a_call(run: Path, rank: int, size_bytes: int, words: str) -> None:
+    """Write what a rank leaves that was ended in its first collective."""
+    pid, now_ns = 10_000_000 + rank, time.time_ns()
+    events: list[dict[str, object]] = [
+        {"event": "process", "pid": pid, "parent": 1, "kind": "start", "rank": rank},
+        {"event": "torch", "version": "2.13.0"},
+        {"event": "world", "rank": rank, "world_size": 2, "backend": "gloo", "local_rank": rank},
+        {"event": "group", "number": 0, "ranks": [0, 1], "backend": "gloo", "timeout_ns": 1_800_000_000_000},
+        {"event": "site", "number": 0, "frames": [["/job/train.py", 16, "<module>"]]},
+    ]
+    lines = (json.dumps({"time_ns": now_ns, **event}) + "\n" for event in events)
+    (run / layout.events_name(pid)).write_text("".join(lines))
+    steps = NumberedRing(str(run / layout.steps_name(pid)), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
+    steps.write_head((now_ns, *([0] * 20)))
+    calls = NumberedRing(str(run / layout.calls_name(pid)), layout.CALLS_MAGIC, len(layout.CALL_FIELDS))
+    calls.begin((layout.CALL_KINDS.index("all_reduce"), 0, 0, 1, now_ns, 0, size_bytes, 0))
+    calls.write_head()
+    (run / layout.last_words_name(pid)).write_text(words)
+
+
+def test_ranks_that_end_before_their_flight_recorders_were_read_still_have_a_cause(tmp_path: Path) -> None:
+    _ended_in_a_call(tmp_path, 0, 8, ABORTED)
+    _ended_in_a_call(tmp_path, 1, 16, TERMINATED)
+    source = RunSource(tmp_path, RunPlan(), None, is_over=True, keeps_history=False)
+    verdict = source.final_snapshot().verdict
+    source.close()
+    assert (verdict.state, verdict.code) == ("broken", "DDP304"), verdict.text
+    assert "rank 0 died inside all_reduce (8 bytes) at train.py:16" in verdict.text

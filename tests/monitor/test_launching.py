@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from ddpdoctor.cli.live.watching import LOOK_EVERY_S
+from ddpdoctor.cli.live.watching import LOOK_EVERY_S, _Watcher
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.runs.attachable import find_run
 from ddpdoctor.probe.plan import plan_of
@@ -203,6 +204,41 @@ def test_the_job_goes_on_when_the_doctor_is_killed(tmp_path: Path, started: Star
     (tmp_path / "go").touch()
     _wait_for(tmp_path / "done")
     assert process.communicate(timeout=60)[0] == b"trained\n"
+
+
+def test_a_look_that_fails_is_said_once_and_costs_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing:
+        def snapshot(self) -> None:
+            raise StopIteration
+
+        def final_snapshot(self) -> str:
+            return "the last page"
+
+        def record(self) -> str:
+            return "the record"
+
+        def close(self) -> None:
+            pass
+
+    class Wanted:
+        def write(self, snapshot: str, *, beside_a_job: bool) -> None:
+            written.append(snapshot)
+
+        def write_trace(self, record: str) -> None:
+            written.append(record)
+
+    written: list[str] = []
+    monkeypatch.setattr("ddpdoctor.profile.watch.live_source", lambda directory, job: Failing())
+    job: Any = None
+    watcher = _Watcher(tmp_path, job)
+    wanted: Any = Wanted()
+    watcher.look()
+    watcher.look()
+    watcher.report(wanted)
+    assert written == ["the last page", "the record"]
+    assert capsys.readouterr().err.count("the observation failed (StopIteration: ); the job is not harmed") == 1
 
 
 def test_the_run_is_written_down_before_the_job_starts(tmp_path: Path, started: Started) -> None:

@@ -81,12 +81,14 @@ def attach(
 
 
 class _Watcher:
-    """Looks at a job that we started; after a fault it looks no more."""
+    """Looks at a job that we started; a look that fails costs what it would have said."""
 
     def __init__(self, directory: Path, job: LaunchedJob) -> None:
         self._lines = RunLines(str(Path.cwd()))
         self._source: RunSource | None = None
         self._job = job
+        self._faults: set[str] = set()
+        """What was said of looks that failed."""
         with self._guarded():
             from ddpdoctor.profile.watch import live_source
 
@@ -110,6 +112,7 @@ class _Watcher:
 
     def report(self, wanted: RunOutput) -> None:
         """Write what is wanted of the run that has ended."""
+        self._faults.clear()
         with self._guarded():
             if self._source is not None:
                 wanted.write(self._source.final_snapshot(), beside_a_job=True)
@@ -121,9 +124,10 @@ class _Watcher:
         try:
             yield
         except Exception as error:
-            self._source = None
             said = error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
-            streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
+            if said not in self._faults:
+                self._faults.add(said)
+                streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
 
 
 def _shown(source: RunSource, relay: signals.Relay) -> str:

@@ -204,7 +204,8 @@ def from_standstill(
     first = min(entries, key=lambda entry: (entry.position is None, entry.since_ns, entry.rank))
     everyone = sorted({rank.rank for rank in record.ranks} & (still | waited_for))
     known = {rank.rank: rank for rank in record.ranks}
-    after = tuple(elsewhere(record, rank, known[rank], blocked.get(rank)) for rank in everyone)
+    # A rank that was stopped in a collective which the others have reached meanwhile waits for nobody there.
+    after = tuple(elsewhere(record, rank, known[rank], blocked[rank] if rank in still else None) for rank in everyone)
     found = Divergence(
         form="stuck" if waited_for else "standstill",
         turns=after,

@@ -13,6 +13,16 @@ from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord
 
+_WAITED_FOR = (
+    (("torch/utils/data/dataloader.py",), frozenset({"_try_get_data", "_get_data"}), "its loader's workers"),
+    (("/subprocess.py",), frozenset({"wait", "_wait", "communicate", "_communicate"}), "a child process"),
+    (("/queue.py",), frozenset({"get", "put"}), "a queue"),
+    (("/threading.py",), frozenset({"join", "wait", "_wait_for_tstate_lock"}), "another thread"),
+    (("/multiprocessing/popen_fork.py", "/multiprocessing/process.py"), frozenset({"wait", "join"}), "a child process"),
+    (("/socket.py", "/ssl.py"), frozenset({"readinto", "recv", "read", "accept", "create_connection"}), "a connection"),
+)
+"""Functions that return when somebody else has done something: ends of their files, their names, and what that is."""
+
 
 class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
     """One rank that others wait for."""
@@ -64,7 +74,7 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
         waiting=waiting,
         since_ns=since_ns,
         timeout_ns=timeout_ns,
-        doing=_doing(turn, at, seen=late in known),
+        doing=_doing(turn, at, _waited_for(record, turn, at), seen=late in known),
         locations=tuple(dict.fromkeys(where for where in places if where is not None)),
         place=at,
         stacks=((late, turn.stack or turn.frames), (first.rank, theirs.stack or theirs.frames)),
@@ -79,7 +89,7 @@ def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
     return f"{rank_list(wait.waiting)} {has} waited {waited} for rank {wait.late}, {wait.doing}{when}"
 
 
-def _doing(turn: NextCall, at: Frame | None, *, seen: bool) -> str:
+def _doing(turn: NextCall, at: Frame | None, waited_for: str, *, seen: bool) -> str:
     if not seen:
         return "of which nothing was heard"
     if turn.sleeps_ns:
@@ -88,7 +98,21 @@ def _doing(turn: NextCall, at: Frame | None, *, seen: bool) -> str:
     ago = f" {duration_text(turn.seen_ago_ns)} ago" if turn.seen_ago_ns else ""
     if at is None:
         return "busy at an unknown line"
+    if waited_for:
+        return f"{'last seen waiting' if ago else 'which waits'}{within} at {place(at)}{ago} for {waited_for}"
     return f"{'last seen' if ago else 'busy'}{within} at {place(at)}{ago}"
+
+
+def _waited_for(record: RunRecord, turn: NextCall, at: Frame | None) -> str:
+    """What the line of the user's at which a rank is waits for; empty where it works, or that is not known."""
+    frames = user_frames(record, turn.stack)
+    if not frames or at is None or (frames[0].file, frames[0].line) != (at.file, at.line):
+        return ""
+    inside = turn.stack[: turn.stack.index(frames[0])]
+    for ends, functions, what in _WAITED_FOR:
+        if any(frame.function in functions and frame.file.endswith(ends) for frame in inside):
+            return what
+    return ""
 
 
 def _function_it_is_in(record: RunRecord, turn: NextCall) -> Frame | None:

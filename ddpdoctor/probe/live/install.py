@@ -67,7 +67,6 @@ class Live:
         self._waits.install()
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.trains_here = observer.is_training_thread
-        self._process_end.before_telling = self._write_rows
         self._process_end.after_telling = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
         if journal.rank is not None:
@@ -111,15 +110,10 @@ class Live:
         elif self.observer.is_training_thread():
             self.observer.finish()  # A step does not reach from one world into the next.
 
-    def _write_rows(self) -> None:
-        """The process is about to end: write what the hooks have noted."""
+    def _close(self) -> None:
+        """The process is about to end: write what is still open, what takes longest last."""
         if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
             self._training.close()
             self.observer.finish()
             self._pulse.beat_now()
-
-    def _close(self) -> None:
-        """Write what is still open."""
-        self._write_rows()
-        if self.observer.step_ring is not None and self._pulse is not None:
             self._pulse.last_beat()

@@ -209,6 +209,8 @@ class Completeness:
             states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
         elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in self._backends():
             states["collectives"] = StreamState("absent", lack)
+        elif self._book.any_ended() and any(map(len, self._live.call_tracks())):
+            states["collectives"] = StreamState("truncated", "the ranks ended before torch's flight recorder was read")
         return states
 
     def _backends(self) -> set[str]:
