@@ -53,10 +53,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         ranks: tuple[int, ...] = (),
         evidence: tuple[Fact, ...] = (),
         severity: Severity | None = None,
+        what_if: tuple[str, ...] = (),
         role: Literal["", "cause", "echo"] = "",
         doubt: str = "",
     ) -> Finding:
-        """Build a finding of this check; ``severity`` overrides the one of the basis."""
+        """Build a finding of this check; ``severity`` overrides the one of the basis.
+
+        ``what_if`` says how it is mended on paper, in settings as ``ddpdoctor what-if --set`` takes them.
+        """
         return Finding(
             code=self.code,
             name=self.name,
@@ -67,6 +71,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             basis=frozenset({basis}),
             evidence=evidence,
             remedy=remedy,
+            what_if=what_if,
             role=role,
             doubt=doubt,
         )

@@ -53,6 +53,12 @@ _REMEDIES = {
     "broadcast_buffers=False where buffers need no sync.",
 }
 
+_MENDED: dict[str, tuple[str, ...]] = {
+    "transfer": ("communication=hidden",),
+    "uneven": (),
+    "explicit": ("collectives=dropped",),
+}
+
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the kinds of communication that take too much of the step."""
@@ -63,6 +69,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "run",
             _told(exposure),
             remedy=_REMEDIES[exposure.kind],
+            what_if=_MENDED[exposure.kind],
             evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
         )
 

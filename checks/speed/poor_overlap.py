@@ -62,6 +62,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         remedy="Pass a smaller bucket_cap_mb to DDP, so that the first bucket leaves while backward computes."
         if buckets <= _FEW_BUCKETS
         else "Define layers in the order of their use, leave out find_unused_parameters, and try static_graph=True.",
+        what_if=("communication=hidden",),
         evidence=(
             Fact(
                 text=f"{bytes_text(round(sent.bytes_per_step))} of gradients in {buckets:.3g} buckets of "

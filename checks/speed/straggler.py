@@ -90,6 +90,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         "run",
         f"{rank_list(late.ranks)} {verb(late.ranks, 'keeps', 'keep')} {others} waiting for {part}{because}",
         remedy=remedy,
+        what_if=("straggler=none",),
         ranks=late.ranks,
         evidence=tuple(facts),
         severity=None if late.phase else Severity.ADVICE,

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "ddpdoctor.cli.report",
     "what-if": "ddpdoctor.cli.what_if",
     "compare": "ddpdoctor.cli.compare",
+    "scaling": "ddpdoctor.cli.scaling",
     "clean": "ddpdoctor.cli.clean",
     "explain": "ddpdoctor.cli.explain",
 }

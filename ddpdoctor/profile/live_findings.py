@@ -22,6 +22,7 @@ from ddpdoctor.findings.merge import merge
 from ddpdoctor.monitor.last_standstill import tells_the_end
 from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.what_if.gains import Gains
 
 
 class LiveChecks:
@@ -39,6 +40,7 @@ class LiveChecks:
         self._codes = {entry.code: entry.code for entry in self._catalogue.entries}
         self._codes |= {entry.name: entry.code for entry in self._catalogue.entries}
         self._comments: dict[str, tuple[Suppression, ...]] = {}
+        self._gains = Gains()
 
     def findings(self, record: RunRecord) -> tuple[Finding, ...]:
         """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only."""
@@ -51,7 +53,7 @@ class LiveChecks:
             if finding.location is not None and finding.location.file not in self._comments:
                 self._comments[finding.location.file] = _comments_in(finding.location.file)
         kept = suppress(merge((), seen), self._comments, self._codes).kept
-        return with_fingerprints(kept, self._root)
+        return self._gains.added_to(with_fingerprints(kept, self._root), record)
 
     def telling(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
         """The finding among those that hold which tells a divergence; made of it where no check does (yet).

@@ -43,7 +43,8 @@ def finding_lines(finding: Finding, root: str, width: int, seen: Mapping[Basis, 
     if finding.unconfirmed:
         words, _, reason = finding.unconfirmed.partition(": ")
         lines += label(words, Text(one_line(reason)), width)
-    return lines + label("do", Text(one_line(finding.remedy)), width)
+    lines += label("do", Text(one_line(finding.remedy)), width)
+    return lines if finding.gain is None else lines + label("gain", Text(finding.gain.text), width)
 
 
 def folded_advice_lines(findings: Sequence[Finding], root: str, width: int) -> list[Text]:

@@ -199,6 +199,25 @@ def _hook(observed: Observed, settings: Settings) -> Remedy:
     )
 
 
+def _communication(observed: Observed, settings: Settings) -> Remedy:
+    return Remedy(
+        settings=settings,
+        title="all communication of gradients hidden",
+        do="send less or less often, over faster links, or let backward hide it",
+        location=_wrap_line(observed),
+        note="a bound: the most that any of these can bring",
+    )
+
+
+def _data(observed: Observed, settings: Settings) -> Remedy:
+    return Remedy(
+        settings=settings,
+        title="no waiting for data",
+        do="more workers, a faster disk, less work for each sample",
+        note="a bound: the most that any of these can bring",
+    )
+
+
 def _collectives(observed: Observed, settings: Settings) -> Remedy:
     own = sorted((m for m in observed.meetings if m.kind != BUFFERS), key=lambda m: -m.transfer_ns)
     names = ", ".join(meeting.kind for meeting in own[:3])
@@ -256,6 +275,8 @@ _PARTS = {
     "static_graph": _unused,
     "find_unused_parameters": _unused,
     "hook": _hook,
+    "communication": _communication,
+    "data": _data,
     "collectives": _collectives,
     "host_syncs": _host_syncs,
     "link_speed": _link,

@@ -68,7 +68,7 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
     link = _faster(link, settings)
     layout, per_byte_share, extra_ns = _layout(observed, settings, assumption)
     supply = _supply(observed, settings, ranks, grown) if settings.workers is not None else ()
-    if settings.workers is not None:
+    if settings.workers is not None or settings.data == "ready":
         ranks = tuple(_fetched(times, observed) for times in ranks)
     if extra_ns:
         ranks = tuple(
@@ -86,7 +86,7 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
         ranks=ranks,
         micro_batches=micro,
         synchronised=synchronised,
-        bucket_ns=tuple(map(link.all_reduce_ns, sent)),
+        bucket_ns=tuple(0.0 if settings.communication == "hidden" else link.all_reduce_ns(size) for size in sent),
         bucket_shares=shares,
         one_bucket_seen=len(observed.gradients.layout_bytes) < 2,
         before_ns=before if len(ranks) > 1 else 0.0,

@@ -31,6 +31,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     static_graph: bool | None = None
     find_unused_parameters: bool | None = None
     hook: Literal["bf16_compress"] | None = None
+    communication: Literal["hidden"] | None = None
+    """Gradients cost nothing but the waiting for each other: the most that faster transfers may bring."""
+    data: Literal["ready"] | None = None
+    """Each batch is there when it is asked for: the most that anything done to the loaders may bring."""
     collectives: Literal["batched", "dropped"] | None = None
     """The explicit collectives of the user's code: those of a kind as one, or none."""
     host_syncs: Literal["dropped"] | None = None
@@ -149,6 +153,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "static_graph": _flag,
     "find_unused_parameters": _flag,
     "hook": _word("bf16_compress"),
+    "communication": _word("hidden"),
+    "data": _word("ready"),
     "collectives": _word("batched", "dropped"),
     "host_syncs": _word("dropped"),
     "link_gbit_per_s": _number(1e-3, 1e6),
@@ -177,6 +183,8 @@ _EXAMPLES = {
     "static_graph": "true",
     "find_unused_parameters": "false",
     "hook": "bf16_compress",
+    "communication": "hidden",
+    "data": "ready",
     "collectives": "dropped",
     "host_syncs": "dropped",
     "link_gbit_per_s": "100",

@@ -89,7 +89,13 @@ def _details(found: FindingView, view: View, width: int) -> list[Line]:
         lines
         + _grounds(finding, view, width)
         + paragraph(finding.remedy, width - 2, "strong", Cell("  do     ", SEVERITY_ROLES[finding.severity]))
+        + _gain(finding, width - 2)
     )
+
+
+def _gain(finding: Finding, width: int) -> list[Line]:
+    """What mending it alone is predicted to bring."""
+    return [] if finding.gain is None else paragraph(finding.gain.text, width, "", Cell("  gain   ", "dim"))
 
 
 def _grounds(finding: Finding, view: View, width: int) -> list[Line]:
@@ -128,6 +134,7 @@ def paint_finding(view: View, width: int, height: int) -> Painting:
             lines.append(line(Cell(f"  stack  {who}", "dim")))
             lines += [line("         ", *cells) for cells in stack_lines(fact.stack, width - 12, view)]
     lines += [EMPTY, *paragraph(finding.remedy, width - 4, "strong", Cell("  do     ", role))]
+    lines += _gain(finding, width - 4)
     if view.explanation:
         lines += [EMPTY, heading("What the check looks for", width, view.glyphs)]
         for words in view.explanation.splitlines():

@@ -83,6 +83,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 f"DDP searches for unused parameters in every step, and in {search.backwards} {steps} "
                 f"every parameter of {search.model} got a gradient on every rank",
+                what_if=("find_unused_parameters=false",),
                 remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
                 severity=None if search.by_user else Severity.ADVICE,
                 locations=() if search.location is None else (search.location,),

@@ -88,6 +88,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             waste.sentence,
             remedy=waste.remedy,
+            what_if=("broadcast_buffers=false",),
             locations=() if waste.location is None else (waste.location,),
             evidence=(fact,),
             severity=None if waste.wasted_bytes >= WARNING_BYTES else Severity.ADVICE,

@@ -57,6 +57,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy="Look at the cooling and power of the machine, or leave the GPU out."
             if harmful
             else "Raise the limit with `nvidia-smi -pl`, if nobody needs it.",
+            what_if=("straggler=none",),
             ranks=ranks,
             evidence=tuple(Fact(text=_figures(slow), basis="run") for slow in group[:4]),
             severity=None if harmful else Severity.ADVICE,

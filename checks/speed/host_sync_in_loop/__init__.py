@@ -83,6 +83,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "run",
             f"{worst.name} waits for the GPU in every step, {milliseconds_text(worst.wait_ns)} each{places}",
             remedy=_REMEDY,
+            what_if=("host_syncs=dropped",),
             locations=tuple(dict.fromkeys(read.location for read in reads)),
             ranks=tuple(sorted({rank for read in reads for rank in read.ranks})),
             evidence=tuple(

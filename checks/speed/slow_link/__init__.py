@@ -41,6 +41,9 @@ CHECK = Check(
     needs=frozenset({"step_tracks", "call_tracks", "gpus"}),
 )
 
+EXPECTED_SHARE = 0.5
+"""Of the standard: NCCL reaches 30 to 80 % of it."""
+
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the groups whose link is far from its speed, with what a ring would take beside it."""
@@ -55,6 +58,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"({limit}/s)",
             remedy="Look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status`, and at what NCCL_DEBUG=INFO says it "
             "uses.",
+            what_if=(f"link_gbit_per_s={EXPECTED_SHARE * slow.limit_bytes_per_s * 8 / 1e9:g}",),
             evidence=(
                 Fact(
                     text=f"{bytes_text(round(slow.bytes_per_step))} a step take {milliseconds_text(slow.measured_ns)}; "

@@ -154,6 +154,7 @@ def finding_object(finding: Finding, root: str) -> dict[str, Any]:
         "unconfirmed": plain(finding.unconfirmed),
         "stress": plain(finding.stress),
         "fingerprint": finding.fingerprint,
+        **({"gain": msgspec.to_builtins(finding.gain)} if finding.gain is not None else {}),
         **({"role": finding.role, "doubt": plain(finding.doubt)} if finding.role else {}),
     }
 

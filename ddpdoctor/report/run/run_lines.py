@@ -149,7 +149,7 @@ def finding_lines(finding: Finding, root: str) -> list[str]:
     where = f" at {one_line(shown_path(place.file, root))}:{place.line}" if place is not None else ""
     ranks = f" on {named_ranks(finding.ranks)}" if finding.ranks else ""
     head = f"{finding.severity.value}: {finding.name} ({finding.code}){ranks}{where}: {one_line(finding.title)}"
-    return [head, f"  do: {one_line(finding.remedy)}"]
+    return [head, f"  do: {one_line(finding.advice)}"]
 
 
 def stall_lines(stall: StallView, root: str) -> list[str]:

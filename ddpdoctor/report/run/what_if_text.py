@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _INDENT = 10
 _GAINS = 19
+_LEAST = 0.015
+"""Changes that bring less are named in one line."""
 _LEGEND = (
     "In front, how many times as many samples a second, and in brackets where the truth is expected in nine runs of "
     "ten; each change by itself."
@@ -51,9 +53,14 @@ def _head(answer: WhatIf, width: int) -> list[Text]:
 
 
 def _table(answer: WhatIf, root: str, width: int) -> list[Text]:
-    lines = []
-    for change in answer.changes:
+    lines: list[Text] = []
+    told = [change for change in answer.changes if len(answer.changes) == 1 or abs(change.speedup.value - 1) >= _LEAST]
+    for change in told:
         lines += _change(change, root, width)
+    same = [change for change in answer.changes if change not in told]
+    if same:
+        titles = ", ".join(f"{change.title} ({change.memory})" if change.memory else change.title for change in same)
+        lines += paragraph(Text(one_line(titles)), width, Text("no difference to speak of", "bold"), 27)
     return [*lines, *paragraph(Text(_LEGEND, "dim"), width, indent=0)]
 
 

@@ -91,7 +91,7 @@ def _page(finding: Finding, root: str, anchor: str) -> FindingPage:
         excerpt=() if sides else _excerpt(finding.location),
         sides=sides,
         facts=tuple(_fact(fact, root) for fact in shown),
-        remedy=one_line(finding.remedy),
+        remedy=one_line(finding.advice),
     )
 
 

@@ -1,0 +1,113 @@
+"""``ddpdoctor scaling``: what more ranks bring, by running the job on several numbers of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
+from ddpdoctor.cli.options.job import SCRIPT, JobCommand
+from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
+from ddpdoctor.report import streams
+
+
+@click.command(cls=JobCommand, add_help_option=False)
+@click.option(
+    "--ranks", "numbers", metavar="N,N,...", help="Numbers of ranks.  [default: 1, 2, 4 … up to the GPUs, or 1,2]"
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=30),
+    metavar="N",
+    help="End each run with SIGTERM once all ranks made so many steps; by default they run to their end.",
+)
+@click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
+@click.option("--no-links", is_flag=True, help="Do not measure the links.")
+@click.option("--export", metavar="FILE", help="Write the plot as SVG.")
+@click.option("--force", is_flag=True, help="Let --export overwrite a file that is not of ddpdoctor.")
+@click.option(
+    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
+)
+@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@help_option()
+@click.pass_context
+def scaling(
+    ctx: click.Context,
+    numbers: str | None,
+    steps: int | None,
+    python: str | None,
+    no_links: bool,
+    export: str | None,
+    force: bool,
+    output_format: str,
+    no_color: bool,
+) -> None:
+    """Run SCRIPT on several numbers of ranks of this machine, and say what more of them bring.
+
+    The runs follow each other, each observed as by `ddpdoctor profile` and kept; what they print goes to a file. Then
+    the links are measured: a barrier, and all-reduces by size. Exits with 3 where a run did not tell its speed.
+    """
+    from ddpdoctor.cli.live.scaling_runs import run_on
+    from ddpdoctor.launch.devices import visible_gpus
+    from ddpdoctor.launch.interpreter import find_interpreter
+    from ddpdoctor.launch.profile_command import script_command
+    from ddpdoctor.profile.link_sweeps import sweep
+    from ddpdoctor.report.output_file import OutputFile
+    from ddpdoctor.report.run import scaling_text
+    from ddpdoctor.what_if.measured_scaling import LinkSweep, MeasuredScaling, points_of
+
+    script: str | None = ctx.meta.get(SCRIPT)
+    if script is None:
+        raise UsageError("name a script", "`ddpdoctor scaling train.py --ranks 1,2,4` starts it by torch's launcher.")
+    if not Path(script).is_file():
+        raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
+    wanted = _numbers(numbers, visible_gpus(os.environ))
+    if export is not None:
+        OutputFile(export, force=force, sources=(Path(script),)).refuse()
+    interpreter = find_interpreter(python).path
+    runs = []
+    for ranks in wanted:
+        streams.say(f"ddpdoctor: {script} on {ranks} {'rank' if ranks == 1 else 'ranks'}")
+        command = script_command(
+            interpreter, script, ctx.meta[SCRIPT_ARGUMENTS], ranks, module=False, spawns_ranks=False
+        )
+        runs.append(run_on(command, ranks, steps))
+    sweeps: list[LinkSweep] = []
+    notes: list[str] = []
+    for ranks in () if no_links else [number for number in wanted if number > 1]:
+        streams.say(f"ddpdoctor: the links of {ranks} ranks")
+        try:
+            sweeps.append(sweep(interpreter, ranks))
+        except DdpDoctorError as error:
+            notes.append(error.message)
+    cores = len(os.sched_getaffinity(0))
+    if not visible_gpus(os.environ) and max(wanted) > cores:
+        notes.append(f"{max(wanted)} ranks share {cores} cores: what they lose to each other there is in the figures")
+    result = MeasuredScaling(name=Path(script).name, points=points_of(runs), sweeps=tuple(sweeps), notes=tuple(notes))
+    if export is not None:
+        OutputFile(export, force=force).write_text(scaling_text.as_svg(result), "html")
+    if output_format == "json":
+        streams.write_result(scaling_text.as_json(result))
+    else:
+        colour = streams.colours_wanted(no_color)
+        streams.write_result(scaling_text.render(result, streams.result_width(), colour=colour))
+    ctx.exit(ExitCode.INCONCLUSIVE if any(run.failed for run in runs) else ExitCode.CLEAN)
+
+
+def _numbers(words: str | None, gpus: int) -> list[int]:
+    """The numbers of ranks, ascending; raises UsageError for what is none."""
+    if words is None:
+        most = gpus or 2
+        return sorted({1, most, *(1 << shift for shift in range(most.bit_length()))})
+    example = "Write `--ranks 1,2,4`."
+    try:
+        found = sorted({int(word) for word in words.split(",")})
+    except ValueError:
+        raise UsageError(f"--ranks {words}: it takes whole numbers with commas between", example) from None
+    if found[0] < 1 or found[-1] > MOST_PROCESSES:
+        raise UsageError(f"--ranks {words}: it takes numbers from 1 to {MOST_PROCESSES:,}", example)
+    if gpus and found[-1] > gpus:
+        raise UsageError(f"--ranks {words}: this machine has {gpus} GPUs", "More ranks than GPUs would share one.")
+    return found
