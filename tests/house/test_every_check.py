@@ -56,7 +56,9 @@ def test_a_check_is_a_short_file_with_cases_if_it_reads_the_source() -> None:
 def _places() -> Iterator[Path]:
     """The folder or the file of every check."""
     for path in CHECKS.glob("*/*"):
-        if path.name not in {"__init__.py", "__pycache__", "shared"} and (path.is_file() or any(path.glob("*.py"))):
+        if path.name not in {"__init__.py", "__pycache__", "shared"} and (
+            path.suffix == ".py" or any(path.glob("*.py"))
+        ):
             yield path
 
 
