@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -240,18 +241,23 @@ def same(one: Tree, other: Tree) -> bool:
 
 
 def events_in(tree: Tree) -> Iterator[Event]:
-    """The events of a tree in order; parts that alternatives share come once."""
-    yield from _events_in(tree, set())
+    """Yield the events of a tree in order; parts that alternatives share come once.
 
-
-def _events_in(tree: Tree, seen: set[int]) -> Iterator[Event]:
-    for item in tree:
-        if isinstance(item, Event):
+    Every early return nests what follows one level deeper, so the levels are a list of iterators: generators in each
+    other would hand each event up through all of them.
+    """
+    seen: set[int] = set()
+    levels = [iter(tree)]
+    while levels:
+        item = next(levels[-1], None)
+        if item is None:
+            levels.pop()
+        elif isinstance(item, Event):
             yield item
         elif isinstance(item, (Branch, Loop)) and id(item) not in seen:
             seen.add(id(item))
-            for part in item.arms if isinstance(item, Branch) else (item.body,):
-                yield from _events_in(part, seen)
+            parts = item.arms if isinstance(item, Branch) else (item.body,)
+            levels.append(chain.from_iterable(parts))
 
 
 def _shape(item: Item) -> int:

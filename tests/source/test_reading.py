@@ -13,6 +13,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.source.interpreter.budget import MAXIMUM_STEPS
 from ddpdoctor.source.projection import project, whole_projection
 from ddpdoctor.source.queries.start_up import starts_own_ranks, wants_cuda
+from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.incomplete import take_gap
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import MAXIMUM_BYTES, read_script
@@ -322,3 +323,31 @@ def test_checks_of_a_script_with_such_a_function_are_inconclusive_and_name_it(tm
     assert [finding.code for finding in parted.from_source] == ["DDP301"]
     assert depending.bound_hit
     assert "f40 (" in depending.gap
+
+
+RETURNS = {
+    "before a barrier": ("    if x.a:\n        return x\n    x = x.b\n", "    dist.barrier()\n"),
+    "each before a barrier": ("    if x.a:\n        return x\n    dist.barrier()\n", ""),
+    "with what they wrote": ("    if x.a:\n        z = x\n        return z\n", "    dist.barrier()\n"),
+}
+CHEAPER_THAN_QUADRATIC = 8.0
+"""Four times the returns may take four times as long, and twice that on a machine that does something else."""
+
+
+@pytest.mark.parametrize(("line", "end"), RETURNS.values(), ids=RETURNS)
+def test_early_returns_cost_in_proportion_to_their_number(tmp_path: Path, line: str, end: str) -> None:
+    text = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndef f(x):\n"
+    few, many = (_least_cpu_s(written(tmp_path, f"{text}{line * count}{end}f(y)\n")) for count in (400, 1_600))
+    assert many < CHEAPER_THAN_QUADRATIC * few
+
+
+def _least_cpu_s(path: Path) -> float:
+    """The CPU time of the checks on a script, the least of three."""
+    seconds = []
+    for _ in range(3):
+        gc.collect()
+        started_s = time.process_time()
+        with deep_recursion():
+            findings_of(read_script(path))
+        seconds.append(time.process_time() - started_s)
+    return min(seconds)
