@@ -351,3 +351,9 @@ def _least_cpu_s(path: Path) -> float:
             findings_of(read_script(path))
         seconds.append(time.process_time() - started_s)
     return min(seconds)
+
+
+def test_a_call_of_any_library_is_an_event(tmp_path: Path) -> None:
+    text = "import gc\nimport numpy as np\ndef step():\n    gc.collect()\n    np.anything.at_all(1)\nstep()\nlen([])\n"
+    projection = project(read_script(written(tmp_path, text)))
+    assert [event.name for event in projection.of_kind("call")] == ["gc.collect", "numpy.anything.at_all"]

@@ -12,12 +12,11 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, constant, is_varying
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.torch_model.recorded_names import TRAINING_CALLS
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 _FETCHERS = frozenset(
-    name for name in TRAINING_CALLS if name.endswith((".urlretrieve", ".download", ".unpack_archive"))
+    {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
 )
 _IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
 """Words in a context manager that may let the ranks in one after the other."""
@@ -35,7 +34,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
     """Downloads of a distributed job that all ranks come to, none of them before the others."""
     if not is_distributed(projection):
         return
-    events = [event for event in projection.in_course("object", "training") if _fetches(event)]
+    events = [event for event in projection.in_course("object", "call", "training") if _fetches(event)]
     seen: set[ast.AST] = set()
     for event in events:
         if event.ranks != ALL_RANKS or event.guards or event.node in seen or _own_path(event):

@@ -44,7 +44,7 @@ def unshared_splits(projection: Projection) -> Iterator[Draw]:
     """Random splits of a data set that every rank makes on its own and differently."""
     if not is_distributed(projection):
         return
-    for event in projection.in_course("training"):
+    for event in projection.in_course("call"):
         if event.name in _DRAWS and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
             draw = unshared_draw(projection, event)
             if draw is not None:
@@ -55,7 +55,7 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
     """Lists that every rank shuffles on its own and differently, before each takes its part of them by its number."""
     if not is_distributed(projection):
         return
-    for event in projection.in_course("training"):
+    for event in projection.in_course("call"):
         if event.name not in _DRAWS or event.name in _SPLITS or not _on_every_rank(event):
             continue
         if _is_taken_by_rank(event) and not _shared_after(projection, event):
@@ -80,7 +80,7 @@ def unshared_draw(projection: Projection, event: Event) -> Draw | None:
 
 def seeds_of(projection: Projection, library: Library) -> list[Event]:
     """The calls that fix the random numbers of a library, or by their names may."""
-    return [event for event in projection.of_kind("training") if _seeds(event, library)]
+    return [event for event in projection.of_kind("call", "training") if _seeds(event, library)]
 
 
 def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
@@ -88,7 +88,7 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
     if not isinstance(dataset, Instance):
         return None
     constructor = f"{dataset.cls.node.name}.__init__"
-    for event in projection.in_course("training"):
+    for event in projection.in_course("call"):
         if (
             event.name in _DRAWS
             and _on_every_rank(event)

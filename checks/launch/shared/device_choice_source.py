@@ -12,7 +12,7 @@ from ddpdoctor.source.interpreter.values import Const, PerRank, constant, option
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
 from ddpdoctor.source.script.text_search import mentions_any
-from ddpdoctor.source.torch_model.recorded_names import NOTED_CALLS, SET_VARIABLE
+from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "cuda.device(", "init_distributed_device")
 _GUESSES = frozenset(
@@ -26,6 +26,19 @@ _GUESSES = frozenset(
     }
 )
 """Collectives that bring no tensor of their own: NCCL takes the process's current device."""
+_INITIALISING = frozenset(
+    f"torch.cuda.{name}"
+    for name in (
+        "init",
+        "synchronize",
+        "current_device",
+        "get_device_name",
+        "get_device_properties",
+        "mem_get_info",
+        "empty_cache",
+    )
+)
+"""Functions that initialise CUDA, whatever they are called with."""
 
 
 class LateVisibility(msgspec.Struct, frozen=True, eq=False):
@@ -122,7 +135,7 @@ def _moves_to_current(event: Event) -> bool:
 def initialises_cuda(event: Event) -> bool:
     """Tell whether CUDA is certainly initialised after an event, if it was not before."""
     if event.kind == "call":
-        return event.name == "cuda" or (event.name.startswith("torch.cuda.") and event.name in NOTED_CALLS)
+        return event.name == "cuda" or event.name in _INITIALISING
     if event.kind != "device" or event.name == "device":
         return False
     if event.name in {"set_device", "cuda"}:

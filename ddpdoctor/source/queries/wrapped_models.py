@@ -45,7 +45,7 @@ def is_ddp(value: Value | None) -> bool:
 
 def training_events(projection: Projection, *names: str) -> Iterator[Event]:
     """Kept calls of some names that the script comes to."""
-    return (event for event in projection.in_course("training") if event.name in names)
+    return (event for event in projection.in_course("call", "training") if event.name in names)
 
 
 def training_forwards(projection: Projection, wrap: int) -> list[Event]:

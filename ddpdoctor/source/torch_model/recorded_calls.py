@@ -12,12 +12,11 @@ from ddpdoctor.source.interpreter.values import External, Value, constant, tags_
 from ddpdoctor.source.torch_model.recorded_names import (
     ENVIRONMENT,
     KEPT_METHODS,
-    NOTED_CALLS,
     READING_METHODS,
+    RECORDED_BUILTINS,
     SEEDING,
     SET_DEFAULT,
     SET_VARIABLE,
-    TRAINING_CALLS,
     TRAINING_METHODS,
 )
 
@@ -25,9 +24,9 @@ from ddpdoctor.source.torch_model.recorded_names import (
 def note_call(
     machine: Machine, node: ast.AST, name: str, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
 ) -> None:
-    """Keep a call of an external function, if a check may ask about it."""
-    for kind in _kinds_of_call(name):
-        machine.note(kind, name, node, positional, named, complete)
+    """Record a call of an external function; of those of Python itself only the few that checks ask about."""
+    if name in RECORDED_BUILTINS or not name.startswith("builtins."):
+        machine.note("call", name, node, positional, named, complete)
     if name == f"{ENVIRONMENT}.setdefault" and positional:
         machine.note("call", SET_DEFAULT, node, positional, named, complete)
 
@@ -60,15 +59,6 @@ def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, val
     """Keep an assignment to a variable of the environment."""
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
         machine.note("call", SET_VARIABLE, node, (key, value))
-
-
-@lru_cache(maxsize=16_384)
-def _kinds_of_call(name: str) -> tuple[EventKind, ...]:
-    """As what a function's calls are kept, by its full name."""
-    kinds: list[EventKind] = [] if name.startswith("builtins.") and name not in NOTED_CALLS else ["call"]
-    if name in TRAINING_CALLS or SEEDING.search(name.rpartition(".")[2]):
-        kinds.append("training")
-    return tuple(kinds)
 
 
 @lru_cache(maxsize=16_384)
