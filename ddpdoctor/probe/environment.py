@@ -35,11 +35,11 @@ class Settings:
 
         def putenv(name: Any, value: Any, /) -> None:
             put(name, value)
-            settings._journal.guarded(settings.put, (name, value))
+            settings._journal.guarded(settings.put, (name, value), harms=("settings",))
 
         def unsetenv(name: Any, /) -> None:
             remove(name)
-            settings._journal.guarded(settings.remove, (name,))
+            settings._journal.guarded(settings.remove, (name,), harms=("settings",))
 
         os.putenv, os.unsetenv = putenv, unsetenv
 

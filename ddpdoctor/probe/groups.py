@@ -118,7 +118,7 @@ class Groups:
                     "wait_ended",
                     number=number,
                     error=f"{type(error).__name__}: {error}"[:2000],
-                    mentions_cuda=bool(journal.guarded(self._mentions_cuda)),
+                    mentions_cuda=bool(journal.guarded(self._mentions_cuda, harms=())),
                 )
                 leave_no_frame(error)
                 raise
@@ -127,9 +127,9 @@ class Groups:
                 raise
             journal.event("wait_ended", number=number)
             if name == "init_process_group":
-                journal.guarded(self.note_world)
+                journal.guarded(self.note_world, harms=("ranks", "groups"))
             elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):
-                journal.guarded(self._book.note, result)
+                journal.guarded(self._book.note, result, harms=("groups",))
             return result
 
         return wait_noted

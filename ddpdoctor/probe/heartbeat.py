@@ -50,7 +50,7 @@ class Heartbeat:
                     self._end_with_the_supervisor()
                     self._journal.on_beat()
             except Exception as error:
-                self._journal.event("probe_fault", where="heartbeat", text=repr(error))
+                self._journal.event("probe_fault", where="heartbeat", text=repr(error), harms=["collectives"])
                 return
             time.sleep(BEAT_S)
 
@@ -137,7 +137,7 @@ def log_as_rank(journal: Journal, rank: int) -> bool:
         try:
             journal.ring = CollectiveRing(journal.run_directory)
         except OSError as error:
-            journal.event("probe_fault", where="ring", text=repr(error))
+            journal.event("probe_fault", where="ring", text=repr(error), harms=["collectives"])
             return False
         Heartbeat(journal).start()
     return True

@@ -112,7 +112,7 @@ class Journal:
 
     def here(self, depth: int = 1) -> int:
         """Number of the user's call chain that led to the caller's caller; -1 when it cannot be told."""
-        site = self.guarded(self.site, sys._getframe(depth + 1))
+        site = self.guarded(self.site, sys._getframe(depth + 1), harms=())
         return -1 if site is None else site
 
     def signature(self, key: tuple[object, ...], fields: Callable[[], dict[str, Any]]) -> int:
@@ -124,12 +124,20 @@ class Journal:
                 self.event("signature", number=number, **fields())
         return number
 
-    def guarded(self, note: Callable[..., Result], *arguments: Any) -> Optional[Result]:
-        """Call one of our own functions; a fault of it is noted, gives None, and never reaches the user's code."""
+    def guarded(
+        self, note: Callable[..., Result], *arguments: Any, harms: Optional[tuple[str, ...]] = None
+    ) -> Optional[Result]:
+        """Call one of our own functions; a fault of it is noted, gives None, and never reaches the user's code.
+
+        ``harms`` names the streams of the record that lack something then; None means that any of them may.
+        """
         try:
             return note(*arguments)
         except Exception as error:
-            self.event("probe_fault", where=getattr(note, "__name__", "probe"), text=repr(error))
+            where = getattr(note, "__name__", "probe")
+            self.event(
+                "probe_fault", where=where, text=repr(error), **({} if harms is None else {"harms": list(harms)})
+            )
             return None
 
     def settle(self) -> int:

@@ -120,7 +120,7 @@ class ProcessEnd:
             frames=self._frames_of(error),
             traceback=_trace_of(error)[-16000:],
             communication=is_echo(message),
-            attribute_owner=self._journal.guarded(self.owner_of_attribute, error) or "",
+            attribute_owner=self._journal.guarded(self.owner_of_attribute, error, harms=()) or "",
             of_a_thread=of_a_thread,
         )
 
@@ -129,7 +129,7 @@ class ProcessEnd:
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
             if os.getpid() == self._pid:
-                self._journal.guarded(self.report, error)
+                self._journal.guarded(self.report, error, harms=("ranks",))
             previous(kind, error, trace)
 
         sys.excepthook = excepthook
@@ -137,7 +137,7 @@ class ProcessEnd:
 
         def excepthook_of_threads(ended: Any, /) -> None:
             if os.getpid() == self._pid and isinstance(ended.exc_value, Exception) and self.trains_here():
-                self._journal.guarded(lambda: self.report(ended.exc_value, of_a_thread=True))
+                self._journal.guarded(lambda: self.report(ended.exc_value, of_a_thread=True), harms=("ranks",))
             previous_of_threads(ended)
 
         threading.excepthook = excepthook_of_threads
@@ -152,7 +152,7 @@ class ProcessEnd:
             if os.getpid() == self._pid:
                 handled = sys.exc_info()[1]
                 if isinstance(handled, Exception) and code not in (None, 0):
-                    self._journal.guarded(self.report, handled)
+                    self._journal.guarded(self.report, handled, harms=("ranks",))
             raise SystemExit(code) if code is not None else SystemExit
 
         def _exit(status: int) -> NoReturn:
@@ -171,7 +171,7 @@ class ProcessEnd:
         self._close(self.before_telling)
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
-            self._journal.guarded(self.report, error)
+            self._journal.guarded(self.report, error, harms=("ranks",))
             code = 1
         else:
             code = self._code_of_exit()
@@ -189,7 +189,7 @@ class ProcessEnd:
         try:
             part()
         except Exception as error:
-            self._journal.event("probe_fault", where="exit", text=repr(error))
+            self._journal.event("probe_fault", where="exit", text=repr(error), harms=["missing_gradients"])
 
     def _code_of_exit(self) -> int:
         """The code of the ``sys.exit`` that ended the process; 0 when none did."""
@@ -200,7 +200,7 @@ class ProcessEnd:
     def _activity(self) -> tuple[int, ...]:
         """What training has been done; a script that trains on after ``sys.exit`` has caught it."""
         journal = self._journal
-        journal.guarded(self.before_counting)
+        journal.guarded(self.before_counting, harms=("step_tracks",))
         collectives = journal.ring.count if journal.ring is not None else 0
         return journal.forwards, journal.backwards, journal.optimizer_steps, collectives
 

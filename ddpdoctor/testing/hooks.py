@@ -84,10 +84,10 @@ class RankHooks:
     def failed(self, error: BaseException) -> None:
         """The body has raised what fails the test."""
         self._close()
-        self.journal.guarded(self.process_end.report, error)
+        self.journal.guarded(self.process_end.report, error, harms=("ranks",))
 
     def _close(self) -> None:
-        self.journal.guarded(self._modules.close_iterations)
+        self.journal.guarded(self._modules.close_iterations, harms=("backwards", "missing_gradients"))
         self.journal.settle()
 
     def _world_made(self, rank: int, world_size: int) -> None:

@@ -13,7 +13,7 @@ class Told:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.faults: list[str] = []
-        self.moments = Moments(lambda where, error: self.faults.append(f"{where}: {error}"))
+        self.moments = Moments(lambda where, error, harms: self.faults.append(f"{where}: {error}"))
 
     def number(self, number: int) -> None:
         self.numbers.append(number)

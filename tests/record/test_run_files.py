@@ -145,14 +145,12 @@ def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, line: bytes) 
     assert record.stream("passes").state == "truncated"
 
 
-@pytest.mark.parametrize(
-    ("where", "harmed", "whole"), [("tap", "collectives", "passes"), ("_note_wrap", "wraps", "loaders")]
-)
-def test_a_fault_of_the_probe_makes_its_streams_incomplete(tmp_path: Path, where: str, harmed: str, whole: str) -> None:
+@pytest.mark.parametrize(("harmed", "whole"), [("collectives", "passes"), ("wraps", "loaders")])
+def test_a_fault_of_the_probe_makes_its_streams_incomplete(tmp_path: Path, harmed: str, whole: str) -> None:
     CollectiveRing(str(tmp_path))
     writer = EventWriter(str(tmp_path))
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
-    writer.write("probe_fault", where=where, text="KeyError('x')")
+    writer.write("probe_fault", where="tap", text="KeyError('x')", harms=[harmed])
     assembly = Assembly(tmp_path)
     assembly.poll()
     record = assembly.record(Job(kind="rehearsal"))

@@ -175,7 +175,7 @@ class Calls:
                     keep((call_began, _BUFFERS, group, sequence, size_bytes, site, _now_ns()))
                     noted = True
                 except Exception as error:
-                    observer.fault("broadcast", error)
+                    observer.fault("broadcast", error, harms=("call_tracks", "step_tracks"))
             try:
                 synchronise(ddp)
             except BaseException as error:
@@ -227,7 +227,7 @@ class Calls:
                     ring.begin(begun[1])
             return call
         except Exception as error:
-            observer.fault("call", error)
+            observer.fault("call", error, harms=("call_tracks", "step_tracks"))
             return None
 
     def _wait_begins(self, work: Any, frame: FrameType) -> Optional[Call]:
@@ -235,7 +235,7 @@ class Calls:
         try:
             return self._enter(self._pending.pop(id(work))[1], frame)
         except Exception as error:
-            self._observer.fault("wait", error)
+            self._observer.fault("wait", error, harms=("call_tracks", "step_tracks"))
             return None
 
     def _meet(self, ddp: Any, frame: FrameType) -> tuple[weakref.ref[Any], int, int, int]:
@@ -263,7 +263,7 @@ class Calls:
             else:
                 self._keep((self._call_has_ended, _now_ns()))
         except Exception as error:
-            self._observer.fault("call", error)
+            self._observer.fault("call", error, harms=("call_tracks", "step_tracks"))
 
     def _await(self, work: Any, call: Call) -> None:
         """Remember an asynchronous collective without keeping it alive."""
@@ -280,7 +280,7 @@ class Calls:
                     kind = layout.CALL_KINDS.index(operation.op.__name__)
                     self._await(work, (kind, call[1], _before(operation.peer), 0))
         except Exception as error:
-            self._observer.fault("batch", error)
+            self._observer.fault("batch", error, harms=("call_tracks", "step_tracks"))
 
     def _site(self, frame: FrameType) -> int:
         """The call's place; looked up in full once for each pair of the two innermost places."""

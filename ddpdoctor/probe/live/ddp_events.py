@@ -108,7 +108,7 @@ class Evidence:
         """A forward through a DDP module begins; the first few of each are noted, and the first of each loader."""
         number = self._wraps.get(ddp)
         if number is None:
-            self._journal.guarded(self.note_wrap, ddp, {}, -1, False)
+            self._journal.guarded(self.note_wrap, ddp, {}, -1, False, harms=("wraps", "forwards", "buffers"))
             return
         if number >= WRAPS_NOTED:
             return
@@ -116,18 +116,24 @@ class Evidence:
         self._forwards[number] = count + 1
         introduces = self._observer.has_new_loader and self._torch.is_grad_enabled()
         if count < FORWARDS_NOTED or introduces:
-            self._journal.guarded(self._note_forward, ddp, number, frame)
+            self._journal.guarded(
+                self._note_forward,
+                ddp,
+                number,
+                frame,
+                harms=("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+            )
         if introduces:
             self._observer.has_new_loader = False
         if count < BUFFERS_NOTED:
-            self._journal.guarded(self._note_buffers, ddp, number)
+            self._journal.guarded(self._note_buffers, ddp, number, harms=("buffers",))
 
     def saves(self, arguments: tuple[Any, ...], options: dict[str, Any], frame: FrameType) -> None:
         """A file is about to be saved with torch."""
         self._saves += 1
         if self._saves <= SAVES_NOTED:
             target = options.get("f", arguments[1] if len(arguments) > 1 else None)
-            self._journal.guarded(self._note_save, target, frame)
+            self._journal.guarded(self._note_save, target, frame, harms=("files",))
 
     def _watch_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
         construct, evidence = owner.__init__, self
@@ -141,7 +147,9 @@ class Evidence:
                 leave_no_frame(error)
                 raise
             given = {**dict(zip(names, arguments)), **options}
-            evidence._journal.guarded(evidence._note_made, note, made, given, sys._getframe(1))
+            evidence._journal.guarded(
+                evidence._note_made, note, made, given, sys._getframe(1), harms=("wraps", "loaders")
+            )
 
         owner.__init__ = __init__
 

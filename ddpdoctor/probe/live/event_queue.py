@@ -20,7 +20,7 @@ MOST_WAITING = 8_000
 class Moments:
     """A queue of calls: ``keep((function, argument, …))`` is what a hook pays for."""
 
-    def __init__(self, fault: Callable[[str, Exception], None]) -> None:
+    def __init__(self, fault: Callable[[str, Exception, tuple[str, ...]], None]) -> None:
         self._fault = fault
         self._waiting: deque[Moment] = deque()
         self.keep: Callable[[Moment], None] = self._waiting.append
@@ -41,7 +41,7 @@ class Moments:
                     try:
                         moment[0](*moment[1:])
                     except Exception as error:
-                        self._fault(moment[0].__name__, error)
+                        self._fault(moment[0].__name__, error, ("call_tracks", "step_tracks"))
             finally:
                 self._taking = False
 

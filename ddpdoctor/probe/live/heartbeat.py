@@ -110,7 +110,7 @@ class PulseThread:
                 try:
                     self._beat()
                 except Exception as error:
-                    self._observer.fault("pulse", error)
+                    self._observer.fault("pulse", error, harms=("call_tracks", "step_tracks"))
                     return
 
     def _beat(self, *, dumps: bool = True) -> None:
@@ -127,7 +127,7 @@ class PulseThread:
             observer.steps.hand_out(now_ns)
             phase, since_ns, call = observer.watch.phase, observer.watch.since_ns, observer.course.open_call
             step, evaluating = observer.steps.current, observer.steps.evaluating
-        journal.guarded(self._gauges.look, step, self._finished)
+        journal.guarded(self._gauges.look, step, self._finished, harms=("gauges",))
         calls_ring.flush(call)
         steps_ring.flush()
         frame = sys._current_frames().get(self._watched)
@@ -229,7 +229,7 @@ class PulseThread:
 
     def _dump(self, reason: str) -> None:
         """Write what tells where this rank is compared with the others; at one of the next beats where it must wait."""
-        self._observer.journal.guarded(self._note_progress)
+        self._observer.journal.guarded(self._note_progress, harms=("passes",))
         self._postponed = "" if self._flights.dump(reason) else reason
 
 

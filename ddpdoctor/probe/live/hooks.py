@@ -73,7 +73,7 @@ class Training:
     def close(self) -> None:
         """No step is made any more: tell what was sampled, and take back what was replaced for that."""
         self._observer.moments.take_in()
-        self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1)
+        self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1, harms=("host_reads",))
 
     def _watch_loaders(self, data: Any) -> None:
         iterator_class = self._capabilities.loader_iterator
@@ -93,7 +93,7 @@ class Training:
                     source = own.get("_ddpdoctor_source", unknown)
                     keep((fetch_began, source, is_recording(), began_ns))
                 except Exception as error:
-                    observer.fault("fetch", error)
+                    observer.fault("fetch", error, harms=("step_tracks",))
                     source = None
             try:
                 batch = advance(iterator)
@@ -125,7 +125,7 @@ class Training:
                         current.yielded += 1
                         passes.newest = current
                 except Exception as error:
-                    observer.fault("fetch", error)
+                    observer.fault("fetch", error, harms=("step_tracks",))
             return batch
 
         @functools.wraps(iterate)
@@ -133,7 +133,7 @@ class Training:
             watched = observer.thread == get_ident()
             if watched:
                 training._pause_begins(DATA_WAIT)
-                observer.journal.guarded(training._passes.pass_is_asked_for, loader)
+                observer.journal.guarded(training._passes.pass_is_asked_for, loader, harms=("passes",))
             try:
                 iterator = iterate(loader)
             except BaseException as error:
@@ -144,7 +144,9 @@ class Training:
                     training._pause_ended()
             if watched:
                 training._remember(loader, iterator)
-                observer.journal.guarded(training._passes.pass_begins, loader, iterator, sys._getframe(1))
+                observer.journal.guarded(
+                    training._passes.pass_begins, loader, iterator, sys._getframe(1), harms=("passes",)
+                )
             return iterator
 
         iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
@@ -174,7 +176,7 @@ class Training:
                     observer.moments.make_room()
                     training._evidence.forward_begins(ddp, sys._getframe(1))
             except Exception as error:
-                observer.fault("forward", error)
+                observer.fault("forward", error, harms=("step_tracks",))
                 reducer = None
             try:
                 return forward(ddp, *arguments, **options)
@@ -192,7 +194,7 @@ class Training:
                         if looked:
                             training._look_at_forward_end(ddp, reducer)
                 except Exception as error:
-                    observer.fault("forward", error)
+                    observer.fault("forward", error, harms=("step_tracks",))
 
         ddp_class.forward = forward_timed
 
@@ -210,7 +212,7 @@ class Training:
                     if observer.on_device:
                         training._device_begins(BACKWARD)
                 except Exception as error:
-                    observer.fault("backward", error)
+                    observer.fault("backward", error, harms=("step_tracks",))
             try:
                 return backward(*arguments, **options)
             except BaseException as error:
@@ -224,7 +226,7 @@ class Training:
                         if observer.on_device:
                             training._device_ends(BACKWARD)
                     except Exception as error:
-                        observer.fault("backward", error)
+                        observer.fault("backward", error, harms=("step_tracks",))
 
         autograd.backward = backward_timed
 
@@ -240,7 +242,7 @@ class Training:
                 if observer.on_device:
                     training._device_begins(OPTIMIZER)
             except Exception as error:
-                observer.fault("optimizer", error)
+                observer.fault("optimizer", error, harms=("step_tracks",))
 
         def after_step(optimizer: Any, arguments: Any, options: Any) -> None:
             if observer.thread != get_ident():
@@ -253,7 +255,7 @@ class Training:
                 if identity not in sizes.measured:
                     sizes.stepped(optimizer)
             except Exception as error:
-                observer.fault("optimizer", error)
+                observer.fault("optimizer", error, harms=("step_tracks",))
 
         optimizers.register_optimizer_step_pre_hook(before_step)
         optimizers.register_optimizer_step_post_hook(after_step)
@@ -265,7 +267,9 @@ class Training:
         def save_timed(*arguments: Any, **options: Any) -> Any:
             watched = observer.thread == get_ident()
             if watched:
-                observer.journal.guarded(training._evidence.saves, arguments, options, sys._getframe(1))
+                observer.journal.guarded(
+                    training._evidence.saves, arguments, options, sys._getframe(1), harms=("files",)
+                )
                 training._pause_begins(SAVING)
             try:
                 return save(*arguments, **options)
@@ -291,7 +295,7 @@ class Training:
             if exhausted and source is not None:
                 self._passes.pass_ended(iterator)
         except Exception as error:
-            self._observer.fault("fetch", error)
+            self._observer.fault("fetch", error, harms=("step_tracks",))
 
     def _remember(self, loader: Any, iterator: Any) -> None:
         """Let an iterator know its loader as a source of steps."""
@@ -313,17 +317,17 @@ class Training:
         always = noted or reducer.on_gpu or observer.on_device
         reducer.next_look = reducer.forwards + (1 if always else ROOM_MADE_EVERY)
         if reducer.forwards == COUNTED_FORWARD:
-            observer.journal.guarded(self._begin_counting, ddp)
+            observer.journal.guarded(self._begin_counting, ddp, harms=("matmul_precisions",))
         if noted or observer.has_new_loader:
             self._evidence.forward_begins(ddp, frame)
         if observer.on_device:
             self._device_begins(FORWARD)
         if reducer.on_gpu and not self._reads.is_over:
-            observer.journal.guarded(self._sample_reads)
+            observer.journal.guarded(self._sample_reads, harms=("host_reads",))
 
     def _look_at_forward_end(self, ddp: Any, reducer: Reducer) -> None:
         if reducer.forwards == COUNTED_FORWARD:
-            self._observer.journal.guarded(self._end_counting, ddp)
+            self._observer.journal.guarded(self._end_counting, ddp, harms=("matmul_precisions",))
         if self._observer.on_device:
             self._device_ends(FORWARD)
 

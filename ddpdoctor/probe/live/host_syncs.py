@@ -112,7 +112,14 @@ class HostReads:
                 leave_no_frame(error)
                 raise
             finally:
-                observer.journal.guarded(reads._note_read, name, tensor, sys._getframe(1), _now_ns() - begun_ns)
+                observer.journal.guarded(
+                    reads._note_read,
+                    name,
+                    tensor,
+                    sys._getframe(1),
+                    _now_ns() - begun_ns,
+                    harms=("host_reads", "tensor_reads"),
+                )
 
         return read
 

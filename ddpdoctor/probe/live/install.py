@@ -106,7 +106,7 @@ class Live:
             self.observer.start()
             if self._pulse is not None and self.observer.step_ring is not None:
                 self._pulse.start(self.observer.thread)
-            self._journal.guarded(self._settings.note_others)
+            self._journal.guarded(self._settings.note_others, harms=("settings",))
         elif self.observer.is_training_thread():
             self.observer.finish()  # A step does not reach from one world into the next.
 

@@ -138,7 +138,7 @@ class Passes:
             current = iterator.__dict__.get("_ddpdoctor_pass", passes)
             keeps = current is passes or (current is not None and current.drawn is not None)
             if keeps and passes._observer.thread >= 0:
-                passes._journal.guarded(passes._keep, iterator, index)
+                passes._journal.guarded(passes._keep, iterator, index, harms=("passes",))
             return index
 
         self._draw, self._noting_draw = draw, _next_index
@@ -168,18 +168,18 @@ class Passes:
 
     def pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
         """A pass over a loader begins."""
-        self._journal.guarded(self._pass_begins, loader, iterator, frame)
+        self._journal.guarded(self._pass_begins, loader, iterator, frame, harms=("passes",))
         self._follow_draws(on=bool(self._keeping))
 
     def look(self, current: Pass, iterator: Any, batch: Any, frame: FrameType) -> None:
         """A batch is handed out to the code that runs in ``frame``: a pass's first, or one with samples to note."""
         if current.wanted and current.drawn is not None:
-            self._journal.guarded(self._note_samples, current, iterator, batch)
+            self._journal.guarded(self._note_samples, current, iterator, batch, harms=("loaders",))
         if not current.yielded:
             current.looped = self._is_looped(frame)
             self._observer.has_new_loader |= not current.ordinal
             if not current.ordinal:
-                self._journal.guarded(self.note_progress)
+                self._journal.guarded(self.note_progress, harms=("passes",))
         current.is_looked_at = bool(current.wanted) and current.drawn is not None
 
     def pass_ended(self, iterator: Any) -> None:
@@ -187,7 +187,7 @@ class Passes:
         current = iterator.__dict__.pop("_ddpdoctor_pass", None)
         if current is not None:
             self._open.pop(current.loader, None)
-            self._journal.guarded(self._end_pass, current, iterator)
+            self._journal.guarded(self._end_pass, current, iterator, harms=("passes",))
             self._keeping.discard(current.loader)
             self._follow_draws(on=bool(self._keeping))
 
@@ -220,7 +220,7 @@ class Passes:
         iterator._ddpdoctor_pass = current = Pass(self._noted, number, ordinal, drawn, self._averaged)
         current.batch_size = getattr(loader, "batch_size", None)
         if keeps and not ordinal:
-            current.wanted = self._journal.guarded(_wanted, iterator._dataset) or frozenset()
+            current.wanted = self._journal.guarded(_wanted, iterator._dataset, harms=("loaders",)) or frozenset()
         self._open[number] = current
         sampler = sharding_sampler(loader)
         self._journal.event(

@@ -68,7 +68,7 @@ class Observer:
                 )
             except OSError as error:
                 self.thread = _NOBODY
-                journal.event("probe_fault", where="ring", text=repr(error))
+                journal.event("probe_fault", where="ring", text=repr(error), harms=["step_tracks", "call_tracks"])
 
     def is_training_thread(self) -> bool:
         """Tell whether the calling thread is the one that is measured."""
@@ -86,10 +86,10 @@ class Observer:
         """Measure nothing any more."""
         self.thread = _NOBODY
 
-    def fault(self, where: str, error: Exception) -> None:
-        """A part of the probe has failed: note it, and after some faults be silent for good."""
+    def fault(self, where: str, error: Exception, harms: tuple[str, ...]) -> None:
+        """Note that a part of the probe has failed, and which streams lack something; be silent after some faults."""
         self._faults += 1
-        self.journal.event("probe_fault", where=where, text=repr(error))
+        self.journal.event("probe_fault", where=where, text=repr(error), harms=list(harms))
         if self._faults >= MOST_FAULTS:
             self.thread = _NOBODY
 

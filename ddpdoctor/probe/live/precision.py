@@ -82,7 +82,7 @@ class Precision:
 
         def hook(layer: Any, _: Any) -> None:
             if not is_compiling():
-                journal.guarded(_note_weights, layer)
+                journal.guarded(_note_weights, layer, harms=("matmul_precisions",))
 
         return hook
 

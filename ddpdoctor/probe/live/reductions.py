@@ -177,13 +177,13 @@ class Reductions:
             reducer.offset = number - before
         if number != before + (reducer.offset or 0):
             return
-        self._observer.journal.guarded(self._searches.looked, ddp, data)
+        self._observer.journal.guarded(self._searches.looked, ddp, data, harms=("unused_searches",))
         buckets = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
         reducer.buckets = buckets.count(",") + 1
         layout = buckets, str(data.get("rebuilt_per_bucket_param_indices") or "")
         if layout != reducer.layout and reducer.layouts < LAYOUTS_NOTED:
             reducer.layout, reducer.layouts = layout, reducer.layouts + 1
-            self._observer.journal.guarded(self._note_layout, ddp, *layout)
+            self._observer.journal.guarded(self._note_layout, ddp, *layout, harms=("bucket_layouts",))
         window_ns = int(data.get("backward_comm_time", 0))
         overlap_ns = int(data.get("backward_compute_comm_overlap_time", 0))
         ready_ns = int(data.get("backward_compute_time_end", 0))

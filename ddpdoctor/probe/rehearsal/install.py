@@ -64,7 +64,7 @@ class Rehearsal:
         watch_sleep(journal)
         watch_network(journal)
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
-            journal.guarded(self._lines.start_before_torch)
+            journal.guarded(self._lines.start_before_torch, harms=("lines",))
             journal.on_beat = self._beat
         mount_points = journal.plan.get("mount_points")
         self._process_end.consequence = lambda error: overlay.caused(error, mount_points)
@@ -96,7 +96,7 @@ class Rehearsal:
         started_s = int(plan["job"]["started_ns"]) / 1e9
         pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
         schedule.on_pace = pace.stepped
-        schedule.on_enough = lambda: journal.guarded(self._lines.enough_rehearsed)
+        schedule.on_enough = lambda: journal.guarded(self._lines.enough_rehearsed, harms=("lines",))
         if plan.get("batch_size"):
             cut_batches(torch, int(plan["batch_size"]))
         loaders = Loaders(journal, schedule, self._ending, torch)
@@ -104,7 +104,9 @@ class Rehearsal:
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
         self._tap = Tap(journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups)
-        loaders.training_begins = modules.training_begins = lambda: journal.guarded(self._lines.training_begins)
+        loaders.training_begins = modules.training_begins = lambda: journal.guarded(
+            self._lines.training_begins, harms=("lines",)
+        )
         loaders.hand_out = self._stress.hand_out
         loaders.install()
         randomness, division = Randomness(journal, torch), Division(journal, torch)
@@ -132,7 +134,7 @@ class Rehearsal:
 
     def _beat(self) -> None:
         """What must outlive a process that is killed is written a few times a second."""
-        self._journal.guarded(self._lines.flush)
+        self._journal.guarded(self._lines.flush, harms=("lines",))
         no_touch.settle()
         self._ending.end_overdue(waits=self._journal.waits)
 
@@ -140,7 +142,7 @@ class Rehearsal:
         """The process is about to end: write what is still open."""
         if self._modules is not None:
             self._modules.close_iterations()
-        self._journal.guarded(self._lines.close)
+        self._journal.guarded(self._lines.close, harms=("lines",))
         self._journal.settle()
 
     def _world_made(self, rank: int, world_size: int) -> None:

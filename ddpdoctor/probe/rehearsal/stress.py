@@ -59,13 +59,13 @@ class Stress:
         if trail.yielded != min(batches, trail.true):
             return batch
         ranks_of_job = int((self._journal.plan.get("job") or {}).get("ranks_of_job") or 0)
-        samples = self._journal.guarded(short_batch_samples, inner, ranks_of_job)
+        samples = self._journal.guarded(short_batch_samples, inner, ranks_of_job, harms=())
         if samples is None and self._journal.rank == STRESSED_RANK:
             samples = 1
         elif not samples or trail.true <= batches:
             # Every batch is full, or the pass is so short that this one is the loader's own last.
             return batch
-        short = self._journal.guarded(self._cut, batch, samples)
+        short = self._journal.guarded(self._cut, batch, samples, harms=())
         return batch if short is None else short
 
     def _cut(self, batch: Any, samples: int) -> Any:
@@ -102,7 +102,7 @@ class Stress:
     def _after_step(self) -> None:
         self._steps += 1
         if self._journal.rank == 0 and self._steps == SLOW_STEP:
-            self._late_s = float(self._journal.guarded(self._timeout_s) or FALLBACK_TIMEOUT_S)
+            self._late_s = float(self._journal.guarded(self._timeout_s, harms=()) or FALLBACK_TIMEOUT_S)
             self._journal.event("stressed", kind=SLOW_RANK, site=self._journal.here(), seconds=self._late_s)
 
     def _timeout_s(self) -> float:

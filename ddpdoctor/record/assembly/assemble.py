@@ -157,7 +157,7 @@ class Assembly:
             except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
                 fault = f"event {event.get('event')} of process {pid} could not be read: {error!r}"
                 self.faults.append(fault)
-                self._completeness.part_failed("reading", fault)
+                self._completeness.unread(fault)
 
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far."""
@@ -471,7 +471,7 @@ class Assembly:
     def _on_fault(self, pid: int, event: dict[str, Any]) -> None:
         where, fault = str(event["where"]), str(event["text"])
         self.faults.append(f"process {pid}: {where}: {fault}")
-        self._completeness.part_failed(where, fault)
+        self._completeness.part_failed(fault, event.get("harms", STREAMS))
 
     def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
         self._completeness.lost(pid, int(event["events"]))

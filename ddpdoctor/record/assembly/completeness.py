@@ -2,95 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import RunKind, StreamState
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.stream_names import STREAMS
-
-_HARMED_BY = {
-    "tap": ("collectives",),
-    "ring": ("collectives", "step_tracks", "call_tracks"),
-    "heartbeat": ("collectives",),
-    "_probe": ("loaders",),
-    "_note": ("loaders", "passes"),
-    "begin": ("passes",),
-    "_keep": ("passes",),
-    "_note_samples": ("loaders",),
-    "whole": ("passes",),
-    "_told": ("passes",),
-    "subject_of": (),
-    "entries_of": (),
-    "_shortage": (),
-    "start_before_torch": ("lines",),
-    "training_begins": ("lines",),
-    "flush": ("lines",),
-    "enough_rehearsed": ("lines",),
-    "close": ("lines",),
-    "_note_wrap": ("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
-    "_note_forward": ("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
-    "backward_begins": ("backwards",),
-    "backward_failed": ("backwards", "missing_gradients"),
-    "_note_backward": ("backwards",),
-    "_note_taken": ("gradients_taken",),
-    "_note_step": ("optimizer_steps", "parameter_digests"),
-    "before_step": ("gradient_digests", "parameter_digests", "unheld_parameters"),
-    "after_step": ("unheld_parameters",),
-    "_count": ("training_states",),
-    "optimizer_made": ("unheld_parameters",),
-    "_note_registered": ("unheld_parameters",),
-    "_note_load": ("training_states",),
-    "note_first_step": ("training_states",),
-    "note_written_averages": ("written_averages",),
-    "inner_owner_of": ("ranks",),
-    "close_iterations": ("backwards", "missing_gradients"),
-    "exit": ("missing_gradients",),
-    "_note_part": ("parts",),
-    "_note_seeding": ("seedings",),
-    "_read_states": ("random_states",),
-    "_note_states": ("random_states",),
-    "_note_holdings": ("holdings",),
-    "put": ("settings",),
-    "remove": ("settings",),
-    "note_others": ("settings",),
-    "_note_forked_use": ("forked_uses",),
-    "stepped": ("optimizer_sizes",),
-    "note_threads": ("cpu_threads",),
-    "_opened": ("accesses",),
-    "_note_check": ("accesses",),
-    "_locked": ("accesses",),
-    "_note_file": ("checkpoint_loads",),
-    "_note_names": ("state_names",),
-    "_note_choice": ("device_choices",),
-    "_note_early": ("device_choices",),
-    "<lambda>": ("accesses",),
-    "fetch": ("step_tracks",),
-    "forward": ("step_tracks",),
-    "backward": ("step_tracks",),
-    "optimizer": ("step_tracks",),
-    "pause": ("step_tracks",),
-    "reduction": ("step_tracks",),
-    "_note_layout": ("bucket_layouts",),
-    "look": ("gauges",),
-    "call": ("call_tracks", "step_tracks"),
-    "wait": ("call_tracks", "step_tracks"),
-    "broadcast": ("call_tracks", "step_tracks"),
-    "_note_made": ("wraps", "loaders"),
-    "_pass_begins": ("passes",),
-    "_end_pass": ("passes",),
-    "note_progress": ("passes",),
-    "_note_save": ("files",),
-    "looked": ("unused_searches",),
-    "_begin_counting": ("matmul_precisions",),
-    "_end_counting": ("matmul_precisions",),
-    "_note_weights": ("matmul_precisions",),
-    "_sample_reads": ("host_reads",),
-    "_note_read": ("host_reads", "tensor_reads"),
-    "finish": ("host_reads",),
-    "pulse": ("call_tracks", "step_tracks"),
-}
-"""Streams that are no longer whole when a part of the probe failed; any other part harms all of them."""
-
 
 _LIVE = frozenset(
     {
@@ -147,10 +65,14 @@ class Completeness:
         """Of a live run something is missing in its midst: what a rank is not known to have called it may have."""
         return self._unread or bool(self._missing_events()) or bool(self._live.missing())
 
-    def part_failed(self, where: str, fault: str) -> None:
-        """A part of the probe, or of the reading, has failed."""
-        self._unread = self._unread or where == "reading"
-        for name in _HARMED_BY.get(where, STREAMS):
+    def unread(self, fault: str) -> None:
+        """An event was there and could not be read: it may have been of any stream."""
+        self._unread = True
+        self.part_failed(fault, STREAMS)
+
+    def part_failed(self, fault: str, harms: Iterable[str]) -> None:
+        """A part of the probe has failed, so that the streams that it writes lack something."""
+        for name in harms:
             self._harmed.setdefault(name, fault)
 
     def lost(self, pid: int, events: int) -> None:

@@ -127,7 +127,7 @@ class Tap:
         ring = journal.ring
         if ring is None or self._faults > 8:
             if journal.forked_from is not None:
-                journal.guarded(self._note_forked_use, places[0], sys._getframe(2))
+                journal.guarded(self._note_forked_use, places[0], sys._getframe(2), harms=("forked_uses",))
             return -1
         try:
             journal.settle()
@@ -148,7 +148,7 @@ class Tap:
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
                 if kind in NAMED_KINDS and site not in self._nameless:
-                    about = journal.guarded(self._about, site, frame, tensors) or _NOTHING
+                    about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
             key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, about, uneven)
             signature = journal.signature(
                 key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven)
@@ -158,7 +158,7 @@ class Tap:
             return ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
         except Exception as error:
             self._faults += 1
-            journal.event("probe_fault", where="tap", text=repr(error))
+            journal.event("probe_fault", where="tap", text=repr(error), harms=["collectives"])
             return -1
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:

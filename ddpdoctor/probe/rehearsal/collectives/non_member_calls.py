@@ -25,7 +25,7 @@ def watch_outsiders(journal: Journal, torch: Any) -> None:
 
     @functools.wraps(warn)
     def warn_noted(operation: object, *arguments: Any, **options: Any) -> Any:
-        journal.guarded(note, operation, journal.here())
+        journal.guarded(note, operation, journal.here(), harms=("outsider_calls",))
         return warn(operation, *arguments, **options)
 
     module._warn_not_in_group = warn_noted

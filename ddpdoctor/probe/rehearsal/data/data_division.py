@@ -40,7 +40,7 @@ class Division:
         def __init__(made: Any, *arguments: Any, **options: Any) -> None:
             construct(made, *arguments, **options)
             if journal.may_be_rank:
-                journal.guarded(note, made, journal.here())
+                journal.guarded(note, made, journal.here(), harms=("parts",))
 
         kind.__init__ = __init__
 
@@ -73,7 +73,7 @@ class Division:
 
     def note_holdings(self, dataset: Any) -> None:
         """Write digests of what a data set holds for each of its samples, in their order and in any order."""
-        self._journal.guarded(self._note_holdings, dataset)
+        self._journal.guarded(self._note_holdings, dataset, harms=("holdings",))
 
     def _note_holdings(self, dataset: Any) -> None:
         if not hasattr(dataset, "__dict__"):

@@ -38,7 +38,7 @@ class Indices:
         def _next_index(iterator: Any) -> Any:
             index = draw(iterator)
             if iterator._dataset_kind == 0:
-                journal.guarded(self._keep, iterator, index)
+                journal.guarded(self._keep, iterator, index, harms=("passes",))
             return index
 
         @functools.wraps(restart)

@@ -58,13 +58,13 @@ class Loaders:
         def __init__(loader: Any, *arguments: Any, **options: Any) -> None:
             construct(loader, *arguments, **options)
             if journal.rank is not None or journal.plan.get("spawns_ranks"):
-                journal.guarded(loaders._note, loader, journal.here())
+                journal.guarded(loaders._note, loader, journal.here(), harms=("loaders", "passes"))
 
         @functools.wraps(length)
         def __len__(loader: Any) -> int:
             true = int(length(loader))
             asker = sys._getframe(1)
-            told = journal.guarded(loaders._told, loader, true, asker)
+            told = journal.guarded(loaders._told, loader, true, asker, harms=("passes",))
             return true if told is None else told
 
         loader_class.__init__, loader_class.__len__ = __init__, __len__
@@ -84,7 +84,7 @@ class Loaders:
             loaders._ending.check()
             site = journal.here()
             inner = iterate(loader)
-            trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1))
+            trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1), harms=("passes",))
             return inner if trail is None else ShortPass(loaders, trail, inner)
 
         __iter__._ddpdoctor_shortens = True  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ class Loaders:
     def is_counted(self, trail: Trail, frame: FrameType) -> bool:
         """Tell whether code asks for a batch more without being prepared for the end: it counts what it draws."""
         if trail.is_counted is None:
-            counted = self._journal.guarded(awaits_end, frame, self._journal.user_code.holds) is False
+            counted = self._journal.guarded(awaits_end, frame, self._journal.user_code.holds, harms=()) is False
             trail.is_counted = trail.main and self._is_bare(frame) and counted
         return trail.is_counted
 
@@ -196,7 +196,9 @@ class Loaders:
         fields: dict[str, Any] = {}
         if end != "abandoned":
             ordinal = self._ordinals.get(trail.loader, 0)
-            whole = self._journal.guarded(self._indices.whole, inner, trail.loader, ordinal, trail.number)
+            whole = self._journal.guarded(
+                self._indices.whole, inner, trail.loader, ordinal, trail.number, harms=("passes",)
+            )
             fields = whole or {}
         self._journal.event(
             "pass_ended",

@@ -38,12 +38,12 @@ class Randomness:
 
     def fetch_begins(self) -> None:
         """The first batch of a data set is about to be fetched."""
-        self._before = self._journal.guarded(self._read_states)
+        self._before = self._journal.guarded(self._read_states, harms=("random_states",))
 
     def fetch_ended(self, dataset: Any, length: int) -> None:
         """Write the states that the fetch began with, and which of them it moved."""
         if self._before is not None:
-            self._journal.guarded(self._note_states, dataset, length, *self._before)
+            self._journal.guarded(self._note_states, dataset, length, *self._before, harms=("random_states",))
 
     def _read_states(self) -> tuple[dict[str, str], dict[str, int]]:
         """Digest of each library's generator in this process, and how often each was seeded."""
@@ -65,7 +65,7 @@ class Randomness:
         def seed_noted(*arguments: Any, **options: Any) -> Any:
             randomness._seedings[library] = randomness._seedings.get(library, 0) + 1
             if journal.may_be_rank and sys._getframe(1).f_globals.get("__package__") != __package__:
-                journal.guarded(randomness._note_seeding, library, journal.here())
+                journal.guarded(randomness._note_seeding, library, journal.here(), harms=("seedings",))
             return seed(*arguments, **options)
 
         # By these names pickle finds it again.

@@ -49,7 +49,7 @@ class Samples:
             randomness.fetch_begins()
             batch = fetch(fetcher, index)
             randomness.fetch_ended(dataset, length)
-            self._journal.guarded(self._probe, dataset, length)
+            self._journal.guarded(self._probe, dataset, length, harms=("loaders",))
             self._division.note_holdings(self._base(dataset))
             return batch
 

@@ -28,7 +28,7 @@ class DeviceChoices:
         @functools.wraps(choose)
         def set_device(device: Any) -> Any:
             result = choose(device)
-            journal.guarded(self._note_choice, sys._getframe(1))
+            journal.guarded(self._note_choice, sys._getframe(1), harms=("device_choices",))
             return result
 
         cuda.set_device = set_device
@@ -39,7 +39,7 @@ class DeviceChoices:
         @functools.wraps(wait)
         def barrier(*arguments: Any, **options: Any) -> Any:
             if not self._chosen and options.get("device_ids") is None:
-                journal.guarded(self._note_early, sys._getframe(1))
+                journal.guarded(self._note_early, sys._getframe(1), harms=("device_choices",))
             return wait(*arguments, **options)
 
         distributed.barrier = barrier

@@ -30,7 +30,7 @@ class LightningTrainers:
         """Wait for Lightning's import."""
         if os.environ.get("LOCAL_WORLD_SIZE", "").isdigit():
             for name in _MODULES:
-                after_import(name, lambda module: self._journal.guarded(self._fit, module))
+                after_import(name, lambda module: self._journal.guarded(self._fit, module, harms=("passes",)))
 
     def _fit(self, module: ModuleType) -> None:
         trainer = module.Trainer
@@ -38,7 +38,7 @@ class LightningTrainers:
 
         @functools.wraps(make)
         def make_fitted(self_: Any, *arguments: Any, **options: Any) -> None:
-            options.update(self._journal.guarded(self._fitted, options) or {})
+            options.update(self._journal.guarded(self._fitted, options, harms=("passes",)) or {})
             make(self_, *arguments, **options)
 
         trainer.__init__ = make_fitted

@@ -22,7 +22,7 @@ def watch_network(journal: Journal) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1]:
-            journal.guarded(note, arguments[1])
+            journal.guarded(note, arguments[1], harms=())
 
     sys.addaudithook(hook)
 

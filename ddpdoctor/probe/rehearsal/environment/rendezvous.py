@@ -44,7 +44,7 @@ class Rendezvous:
 
             @functools.wraps(make_store)
             def make_store_here(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
-                place = self._journal.guarded(self._place, hostname, port) or (hostname, port)
+                place = self._journal.guarded(self._place, hostname, port, harms=()) or (hostname, port)
                 return make_store(*place, *arguments, **options)
 
             setattr(module, "_create_c10d_store", make_store_here)  # noqa: B010 - a private name of torch
@@ -54,7 +54,7 @@ class Rendezvous:
 
             @functools.wraps(meet)
             def meet_as_many(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
-                fitted = self._journal.guarded(self._fitted, url, rank, world_size)
+                fitted = self._journal.guarded(self._fitted, url, rank, world_size, harms=())
                 rank, world_size = fitted or (rank, world_size)
                 return meet(url, rank, world_size, **options)
 

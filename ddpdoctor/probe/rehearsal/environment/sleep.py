@@ -18,7 +18,7 @@ def watch_sleep(journal: Journal) -> None:
     def sleep(seconds: Any, /) -> None:
         if threading.current_thread() is not threading.main_thread():
             return pause(seconds)
-        journal.sleeps_until_ns = journal.guarded(_end_ns, seconds) or 0
+        journal.sleeps_until_ns = journal.guarded(_end_ns, seconds, harms=("ranks",)) or 0
         try:
             pause(seconds)
         finally:

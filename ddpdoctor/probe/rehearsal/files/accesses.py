@@ -111,7 +111,7 @@ class Accesses:
         def ask_noted(path: Any, *arguments: Any, **options: Any) -> Any:
             answer = ask(path, *arguments, **options)
             if holds(sys._getframe(1).f_code.co_filename):
-                accesses._journal.guarded(accesses._note_check, path, bool(answer))
+                accesses._journal.guarded(accesses._note_check, path, bool(answer), harms=("accesses",))
             return answer
 
         for owner in owners:
@@ -222,7 +222,7 @@ def listen(journal: Journal, listeners: Mapping[str, Listener]) -> None:
             return
         thread.inside = True
         try:
-            journal.guarded(listeners[event], arguments)
+            journal.guarded(listeners[event], arguments, harms=("accesses",))
         finally:
             thread.inside = False
 

@@ -51,7 +51,9 @@ class Checkpoints:
             try:
                 return load(f, map_location, *arguments, **options)
             finally:
-                self._journal.guarded(self._note_file, f, map_location is not None, sys._getframe(1))
+                self._journal.guarded(
+                    self._note_file, f, map_location is not None, sys._getframe(1), harms=("checkpoint_loads",)
+                )
 
         return load_noted
 
@@ -73,10 +75,14 @@ class Checkpoints:
             try:
                 result = load(module, state_dict, *arguments, **options)
             except RuntimeError:
-                self._journal.guarded(self._note_names, module, state_dict, True, sys._getframe(1))
+                self._journal.guarded(
+                    self._note_names, module, state_dict, True, sys._getframe(1), harms=("state_names",)
+                )
                 raise
             fits = not getattr(result, "missing_keys", None) or not getattr(result, "unexpected_keys", None)
-            self._journal.guarded(self._note_names, module, {} if fits else state_dict, False, sys._getframe(1))
+            self._journal.guarded(
+                self._note_names, module, {} if fits else state_dict, False, sys._getframe(1), harms=("state_names",)
+            )
             return result
 
         return load_state_dict

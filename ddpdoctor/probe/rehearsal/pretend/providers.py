@@ -51,7 +51,7 @@ class Pretence:
             self._guarded(provider, torch)
 
     def _guarded(self, provider: Provider, module: Any) -> None:
-        self._journal.guarded(provider, module, self._note, self._journal.run_directory)
+        self._journal.guarded(provider, module, self._note, self._journal.run_directory, harms=())
 
     def _note(self, what: str) -> None:
         if what not in self._noted:

@@ -68,7 +68,9 @@ class Modules:
         def __init__(ddp: Any, *arguments: Any, **options: Any) -> None:
             modules._ending.check()
             site = modules._journal.here()
-            short = modules._journal.guarded(modules._shortage, arguments[0] if arguments else options.get("module"))
+            short = modules._journal.guarded(
+                modules._shortage, arguments[0] if arguments else options.get("module"), harms=()
+            )
             if short:
                 modules._ending.end("memory", short)
             construct(ddp, *arguments, **options)
@@ -76,12 +78,26 @@ class Modules:
             bound = dict(zip(list(parameters)[1:], arguments))
             bound.update(options)
             by_user = modules._journal.user_code.holds(sys._getframe(1).f_code.co_filename)
-            modules._journal.guarded(modules._note_wrap, ddp, bound, site, by_user)
+            modules._journal.guarded(
+                modules._note_wrap,
+                ddp,
+                bound,
+                site,
+                by_user,
+                harms=("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+            )
 
         @functools.wraps(forward)
         def forward_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
             modules._ending.check()
-            modules._journal.guarded(modules._note_forward, ddp, arguments, options, sys._getframe(1))
+            modules._journal.guarded(
+                modules._note_forward,
+                ddp,
+                arguments,
+                options,
+                sys._getframe(1),
+                harms=("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+            )
             return forward(ddp, *arguments, **options)
 
         @functools.wraps(hook)

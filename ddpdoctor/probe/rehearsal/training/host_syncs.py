@@ -54,7 +54,9 @@ class HostReads:
                 leave_no_frame(error)
                 raise
             finally:
-                reads._journal.guarded(reads._note_read, name, tensor, sys._getframe(1))
+                reads._journal.guarded(
+                    reads._note_read, name, tensor, sys._getframe(1), harms=("host_reads", "tensor_reads")
+                )
 
         return read
 

@@ -44,7 +44,11 @@ class Unheld:
         """Listen to torch's hook of registered parameters, which is there since torch 2.0."""
         register = getattr(sys.modules["torch.nn.modules.module"], "register_module_parameter_registration_hook", None)
         if register is not None:
-            register(lambda module, name, parameter: self._journal.guarded(self._note_registered, parameter))
+            register(
+                lambda module, name, parameter: self._journal.guarded(
+                    self._note_registered, parameter, harms=("unheld_parameters",)
+                )
+            )
 
     def optimizer_made(self, optimizer: Any, site: int) -> None:
         """An optimizer was constructed."""

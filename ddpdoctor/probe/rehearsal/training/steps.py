@@ -79,24 +79,26 @@ class Steps:
                 backward(*arguments, **options)
                 return
             steps._ending.check()
-            begun = steps._journal.guarded(steps._modules.backward_begins) or ([], [])
-            steps._journal.guarded(steps._before_backward, arguments, options, sys._getframe(1))
+            begun = steps._journal.guarded(steps._modules.backward_begins, harms=("backwards",)) or ([], [])
+            steps._journal.guarded(steps._before_backward, arguments, options, sys._getframe(1), harms=("backwards",))
             steps._running += 1
             try:
                 backward(*arguments, **options)
             except BaseException:
-                steps._journal.guarded(steps._modules.backward_failed)
+                steps._journal.guarded(steps._modules.backward_failed, harms=("backwards", "missing_gradients"))
                 raise
             finally:
                 steps._running -= 1
-            steps._journal.guarded(steps._note_backward, sys._getframe(1), begun, _keeps_graph(arguments, options))
+            steps._journal.guarded(
+                steps._note_backward, sys._getframe(1), begun, _keeps_graph(arguments, options), harms=("backwards",)
+            )
 
         @functools.wraps(take)
         def grad_noted(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
             if isinstance(inputs, Iterator):
                 inputs = tuple(inputs)
             result = take(outputs, inputs, *arguments, **options)
-            steps._journal.guarded(steps._note_taken, inputs, sys._getframe(1))
+            steps._journal.guarded(steps._note_taken, inputs, sys._getframe(1), harms=("gradients_taken",))
             return result
 
         autograd.backward, autograd.grad = backward_noted, grad_noted
@@ -136,15 +138,26 @@ class Steps:
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self._ending.check()
-        self._journal.guarded(self._modules.close_iterations)
+        self._journal.guarded(self._modules.close_iterations, harms=("backwards", "missing_gradients"))
         if self._journal.is_rank:
             number, ordinal = self._place(optimizer)
             if not self._ordinals:
-                self._journal.guarded(self._state.note_first_step)
-                self._journal.guarded(note_written_averages, self._journal)
-                self._journal.guarded(self._threads.note_threads)
-            self._journal.guarded(self._replicas.before_step, optimizer, number, ordinal)
-            self._journal.guarded(self._unheld.before_step, optimizer, ordinal)
+                self._journal.guarded(self._state.note_first_step, harms=("training_states",))
+                self._journal.guarded(note_written_averages, self._journal, harms=("written_averages",))
+                self._journal.guarded(self._threads.note_threads, harms=("cpu_threads",))
+            self._journal.guarded(
+                self._replicas.before_step,
+                optimizer,
+                number,
+                ordinal,
+                harms=("gradient_digests", "parameter_digests", "unheld_parameters"),
+            )
+            self._journal.guarded(
+                self._unheld.before_step,
+                optimizer,
+                ordinal,
+                harms=("gradient_digests", "parameter_digests", "unheld_parameters"),
+            )
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         journal = self._journal
@@ -152,7 +165,14 @@ class Steps:
         self._ordinals[number] = ordinal + 1
         journal.optimizer_steps += 1
         if journal.optimizer_steps <= NOTED and journal.rank is not None:
-            journal.guarded(self._note_step, optimizer, number, ordinal, sys._getframe(1))
+            journal.guarded(
+                self._note_step,
+                optimizer,
+                number,
+                ordinal,
+                sys._getframe(1),
+                harms=("optimizer_steps", "parameter_digests"),
+            )
         self._schedule.optimizer_stepped(number)
 
     def _note_step(self, optimizer: Any, number: int, ordinal: int, frame: Any) -> None:
@@ -168,8 +188,8 @@ class Steps:
         )
         if self._journal.is_rank:
             self._replicas.after_step(optimizer, number, ordinal)
-            self._journal.guarded(self._sizes.stepped, optimizer)
-            self._journal.guarded(self._unheld.after_step, optimizer, ordinal)
+            self._journal.guarded(self._sizes.stepped, optimizer, harms=("optimizer_sizes",))
+            self._journal.guarded(self._unheld.after_step, optimizer, ordinal, harms=("unheld_parameters",))
 
     def _place(self, optimizer: Any) -> tuple[int, int]:
         """Number of an optimizer, and how many steps it has made."""

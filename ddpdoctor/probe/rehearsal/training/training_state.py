@@ -83,9 +83,11 @@ class TrainingState:
         @functools.wraps(construct)
         def __init__(held: Any, *arguments: Any, **options: Any) -> None:
             construct(held, *arguments, **options)
-            self._journal.guarded(self._count, held, kind)
+            self._journal.guarded(self._count, held, kind, harms=("training_states",))
             if kind == "optimizer":
-                self._journal.guarded(self._unheld.optimizer_made, held, self._journal.here(0))
+                self._journal.guarded(
+                    self._unheld.optimizer_made, held, self._journal.here(0), harms=("unheld_parameters",)
+                )
 
         return __init__
 
@@ -93,7 +95,7 @@ class TrainingState:
         @functools.wraps(load)
         def load_state_dict(held: Any, *arguments: Any, **options: Any) -> Any:
             result = load(held, *arguments, **options)
-            self._journal.guarded(self._note_load, held, kind, sys._getframe(1))
+            self._journal.guarded(self._note_load, held, kind, sys._getframe(1), harms=("training_states",))
             return result
 
         return load_state_dict
