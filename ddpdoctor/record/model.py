@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collective_misuse import OutsiderCall, ReducedLoss
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.streams.files import Access, FileEvent
 from ddpdoctor.record.streams.incidents import LogEvidence
@@ -52,7 +53,6 @@ from ddpdoctor.record.streams.waits import Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
-PassEnd = Literal["exhausted", "cut", "counted", "abandoned", "open"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 StopReason = Literal[
     "",
@@ -249,80 +249,6 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     synchronised_batch_norms: int = 0
     communication_hook: bool = False
     """A hook of the user takes the place of DDP's own reduction."""
-
-
-class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample fetched by its index under a fixed seed, so that ranks can be compared."""
-
-    index: int
-    """Index into the base data set, beneath any ``Subset``."""
-    leaves: tuple[str, ...]
-    """The tensors, numbers and strings of the sample in a fixed order, as digests."""
-
-
-class Loader(msgspec.Struct, frozen=True, kw_only=True):
-    """A DataLoader."""
-
-    rank: int
-    loader: int
-    """Ordinal in its process."""
-    site: int = -1
-    dataset_type: str = ""
-    dataset_length: int | None = None
-    iterable: bool = False
-    sampler_type: str = ""
-    sampler_shards: bool = False
-    """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
-    sampler_rank: int | None = None
-    """The rank that the sampler was told."""
-    sampler_replicas: int | None = None
-    """The number of ranks that the sampler was told."""
-    sampler_site: int = -1
-    """Where the sampler was made."""
-    part: int = -1
-    """The ``Part`` of its process that is its data set; -1 when the data set is no ``Subset``."""
-    sampler_shuffles: bool = False
-    batch_size: int | None = None
-    workers: int = 0
-    drop_last: bool = False
-    length: int | None = None
-    """True number of batches per pass, before any cut; None when it has no length."""
-    samples: tuple[SampleProbe, ...] = ()
-
-
-class Pass(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass over a loader."""
-
-    rank: int
-    loader: int
-    ordinal: int
-    """n-th pass of this loader, from 0."""
-    site: int = -1
-    set_epoch: int | None = None
-    true_length: int | None = None
-    """Batches that the pass would have had without the cut; None when not known."""
-    yielded: int = 0
-    end: PassEnd = "open"
-    """``counted``, as ``cut``, is an end of ours; its script counts what it draws, and awaits none."""
-    by_length: bool = False
-    """The script drew as many batches as this rank's own ``len(loader)`` says, to which no other rank agreed."""
-    backwards: int = 0
-    """Backward calls made while the pass was open."""
-    averaged: int | None = None
-    """Backwards in which DDP averaged gradients, made on this rank while the pass was open, whatever was drawn; None
-    where they were not counted."""
-    looped: bool = False
-    """A ``for`` statement of the user's outside of a generator drew the batches; counted with ``averaged`` only."""
-    ended_ns: int = 0
-    """0 while it is open."""
-    joined: bool = False
-    """A ``join()`` context was open during the pass."""
-    index_count: int | None = None
-    """How many samples the whole pass draws; None for iterable data sets or when it could not be read to its end."""
-    index_digest: str = ""
-    """Equal digests are equal index lists, order included."""
-    indices: tuple[int, ...] = ()
-    """The whole list where it was kept: sorted, Subset indices resolved to the base data set."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):

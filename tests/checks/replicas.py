@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ddpdoctor.record.model import Forward, Loader, Pass, RunRecord, TensorInfo, Wrap
+from ddpdoctor.record.model import Forward, RunRecord, TensorInfo, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.training import Backward, OptimizerStep, StepDigest, Unreduced
 from tests.diagnosis.jobs import JobBuilder
 

@@ -9,7 +9,8 @@ import pytest
 from ddpdoctor.checks.collectives import silent_desync
 from ddpdoctor.checks.collectives.silent_desync.run import LASTING_STEPS
 from ddpdoctor.finding import Finding, Frame, Severity
-from ddpdoctor.record.model import Forward, Loader, Pass, Site, Wrap
+from ddpdoctor.record.model import Forward, Site, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from tests.diagnosis.measured_job import MeasuredJob
 
 SITES = (Site((Frame("/job/train.py", 12, "main"),)),)

@@ -8,7 +8,8 @@ import pytest
 
 from ddpdoctor.checks.collectives import early_exit, silent_desync
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.record.model import Loader, Pass, Wrap
+from ddpdoctor.record.model import Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import Pulse
 from tests.diagnosis.jobs import JobBuilder
 

@@ -10,7 +10,8 @@ from ddpdoctor.check import NotStated
 from ddpdoctor.checks.gradients import model_state_too_large
 from ddpdoctor.checks.launch import cpu_oversubscription
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.record.model import Loader, Pass, RunRecord, TensorInfo, Wrap
+from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.machine import JobMachine
 from ddpdoctor.record.streams.measured import OptimizerSize
 from ddpdoctor.record.streams.setup import CpuThreads, Setting

@@ -20,7 +20,8 @@ from ddpdoctor.checks.speed import (
     straggler,
 )
 from ddpdoctor.finding import Finding, Frame, Severity
-from ddpdoctor.record.model import Loader, Pass, Site, TensorInfo, Wrap
+from ddpdoctor.record.model import Site, TensorInfo, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import Gpu, HostRead, MatmulPrecision
 from tests.diagnosis.measured_job import MeasuredJob
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddpdoctor.record.model import Forward, Loader, Pass, SampleProbe, TensorInfo, Wrap
+from ddpdoctor.record.model import Forward, TensorInfo, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
 from tests.diagnosis.jobs import JobBuilder
 
 LOADER_LINE = 20

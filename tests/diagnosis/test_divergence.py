@@ -8,7 +8,8 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import Loader, Pass, RunRecord, Wrap
+from ddpdoctor.record.model import RunRecord, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.stacks import StackDump
 from ddpdoctor.record.streams.training import MissingGradient
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import Loader, Pass, RunRecord, Site, TensorInfo, Wrap
+from ddpdoctor.record.model import RunRecord, Site, TensorInfo, Wrap
+from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import BucketLayout
 from tests.diagnosis.measured_job import Durations, MeasuredJob
 

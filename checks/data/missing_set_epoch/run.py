@@ -8,7 +8,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Loader, Pass, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Loader, Pass
 
 
 class Epochs(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ from ddpdoctor.diagnosis.training.pass_lengths import uneven_passes
 from ddpdoctor.diagnosis.training.samples import compare_samples
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Loader, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Loader
 from ddpdoctor.record.streams.setup import Part
 
 

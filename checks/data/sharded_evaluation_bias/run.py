@@ -10,7 +10,8 @@ from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, loaders_on_all_r
 from ddpdoctor.diagnosis.training.samples import compare_samples
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Pass, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Pass
 
 MOST_SHARED = 0.5
 """Share of its samples that a rank may have in common with others where the evaluation is divided."""

@@ -11,7 +11,8 @@ from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, feeds_ddp, loade
 from ddpdoctor.diagnosis.training.samples import compare_samples
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location, Severity
-from ddpdoctor.record.model import Pass, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Pass
 
 DUPLICATED_SHARE = 0.9
 """Share of the smaller index list that two ranks must have in common."""

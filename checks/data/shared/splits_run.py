@@ -9,7 +9,8 @@ import msgspec
 from ddpdoctor.diagnosis.training.samples import Comparison, compare_samples
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Loader, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Loader
 from ddpdoctor.record.streams.setup import Part
 
 

@@ -15,7 +15,8 @@ from ddpdoctor.diagnosis.training.loaders import training_loader
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Forward, Pass, RunRecord, Wrap
+from ddpdoctor.record.model import Forward, RunRecord, Wrap
+from ddpdoctor.record.streams.data import Pass
 from ddpdoctor.record.streams.training import Backward, OptimizerStep
 
 STEPS_NEEDED = 2

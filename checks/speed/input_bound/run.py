@@ -8,7 +8,8 @@ from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds, typ
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.diagnosis.training.loaders import training_loader
-from ddpdoctor.record.model import Loader, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Loader
 
 
 class DataWait(msgspec.Struct, frozen=True, kw_only=True):

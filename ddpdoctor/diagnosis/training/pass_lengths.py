@@ -9,7 +9,8 @@ import msgspec
 from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, rank_list, verb
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Pass, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Pass
 
 _MANY_RANKS = 8
 """What divides by it divides by 2 and by 4 ranks, too."""

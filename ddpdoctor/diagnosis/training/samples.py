@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ddpdoctor.record.model import Loader, SampleProbe
+from ddpdoctor.record.streams.data import Loader, SampleProbe
 
 Comparison = Literal["same", "different", "meaningless", "unknown"]
 

@@ -9,7 +9,8 @@ import msgspec
 from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Forward, Pass, RunRecord
+from ddpdoctor.record.model import Forward, RunRecord
+from ddpdoctor.record.streams.data import Pass
 
 _MOST_FORWARDS = 4_000
 """A rank notes no more forwards than that, so that a later batch only seems to have none."""

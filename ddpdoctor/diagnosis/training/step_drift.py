@@ -12,7 +12,8 @@ from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Pass, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.data import Pass
 
 _NOBODY: Set[int] = frozenset()
 

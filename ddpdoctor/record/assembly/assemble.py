@@ -23,11 +23,8 @@ from ddpdoctor.record.model import (
     Forward,
     Group,
     Job,
-    Loader,
-    Pass,
     RankException,
     RunRecord,
-    SampleProbe,
     Signature,
     Site,
     StopReason,
@@ -35,6 +32,7 @@ from ddpdoctor.record.model import (
 )
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.collective_misuse import OutsiderCall, ReducedLoss
+from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
 from ddpdoctor.record.streams.files import FileEvent
 from ddpdoctor.record.streams.stacks import StackDump
 from ddpdoctor.record.streams.stream_names import STREAMS
