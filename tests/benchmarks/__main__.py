@@ -15,6 +15,7 @@ from tests.benchmarks import (
     start_up,
     static_tree,
     tap_cost,
+    what_if_cost,
 )
 
 BENCHMARKS = (
@@ -27,6 +28,7 @@ BENCHMARKS = (
     profile_cost,
     monitor_cost,
     plugin,
+    what_if_cost,
     probe_cost,
 )
 """The last one replaces functions of torch in this process."""
