@@ -20,7 +20,7 @@ from ddpdoctor.what_if.settings import Settings
 LEAST_GAIN = 1.01
 """A change joins a combination when it makes the job so much faster."""
 MOST_COMBINED = 4
-_NEUTRAL = frozenset({"workers", "bucket_cap_mb", "straggler", "accumulation", "broadcast_buffers", "collectives"})
+_NEUTRAL = frozenset({"workers", "bucket_cap_mb", "straggler", "accumulation", "collectives"})
 
 
 def what_if(record: RunRecord, asked: Settings | None = None, name: str = "", directory: str = "") -> WhatIf:

@@ -26,7 +26,6 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
     """Of each parameter; empty where the record does not hold them."""
     layout_bytes: tuple[int, ...]
     """Of the buckets that DDP has made."""
-    cap_mb: float
     unused_map_bytes: int = 0
     """Of what is reduced behind the buckets where DDP looks for unused parameters: which of them were used."""
     float32_share: float
@@ -47,7 +46,6 @@ def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Grad
     sizes: list[int] = []
     buckets: list[int] = []
     halved = total = unused = 0
-    cap_mb = DEFAULT_CAP_MB
     for wrap in sorted(wraps, key=lambda wrap: -wrap.wrap):
         layout = newest.get(wrap.wrap)
         if layout is None:
@@ -59,8 +57,6 @@ def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Grad
         halved += sum(entry.size_bytes for entry in trained if _is_float32(entry))
         if wrap.options.get("find_unused_parameters") and not wrap.options.get("static_graph"):
             unused += UNUSED_MAP_BYTES * len(trained)
-        cap = wrap.options.get("bucket_cap_mb")
-        cap_mb = float(cap) if isinstance(cap, int | float) and cap > 0 else cap_mb
     if not buckets:
         return None
     # A module whose parameters were not all recorded cannot be put into other buckets.
@@ -68,7 +64,6 @@ def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Grad
     return Gradients(
         sizes_bytes=tuple(sizes) if known else (),
         layout_bytes=tuple(buckets),
-        cap_mb=cap_mb,
         unused_map_bytes=unused,
         float32_share=halved / total if total else 0.0,
     )

@@ -16,6 +16,9 @@ from ddpdoctor.what_if.settings import parse
 AGAIN = 2.0
 """A gain is worked out again once the run has so many times as many steps: it costs some tens of milliseconds."""
 
+MOST_RANKS = 128
+"""Of more ranks a gain takes seconds, in which the monitor looks at nothing; ``ddpdoctor what-if`` takes its time."""
+
 
 class Gains:
     """The gains of one run's findings, each remembered for a while."""
@@ -25,7 +28,7 @@ class Gains:
 
     def added_to(self, findings: Sequence[Finding], record: RunRecord) -> tuple[Finding, ...]:
         """The findings, each with its gain where the run tells it; only a run has times that stand for the job's."""
-        if record.job.kind != "run":
+        if record.job.kind != "run" or len(record.step_tracks) > MOST_RANKS:
             return tuple(findings)
         steps = max((track.step[-1] for track in record.step_tracks if len(track)), default=0)
         model: list[Model] = []

@@ -68,8 +68,6 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """Of all ranks in a step; 0 where they cannot be told."""
     micro_batches: float
     synchronised: int
-    batches: float
-    """Batches that a rank draws for a step."""
     gradients: Gradients
     meetings: tuple[Meeting, ...]
     fit: links.Fit
@@ -154,7 +152,6 @@ def _observe(key: ByIdentity) -> Observed:
         samples=sum(_mean(tracks, (steps,), (rows,), "samples") for steps, rows in zip(measured, places, strict=True)),
         micro_batches=micro,
         synchronised=synchronised,
-        batches=_mean(tracks, measured, places, "batches") or micro,
         gradients=gradients,
         meetings=_by_kind(record, meetings, measured),
         fit=links.fit(arrivals, gradients, _calls(meetings), world_size, record.job.backend),

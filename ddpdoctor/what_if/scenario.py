@@ -20,6 +20,8 @@ FETCH_SHARE = 0.1
 QUICK = 0.02
 """Share of the step that a fetch takes at most whose batch was there."""
 BF16_BYTES = 0.5
+MOST_REPLAYED = 32
+"""Of more ranks than these so many stand for all: the slowest of 32 ranks is seldom far from the slowest of 1,000."""
 CAST_BYTES_PER_S = {"cpu": 4e9, "device": 4e11}
 """What a cast or a copy of gradients reads and writes a second at least: one CPU core, and a GPU of the year 2017."""
 
@@ -236,10 +238,6 @@ def _on_ranks(
     order = sorted(range(seen), key=lambda at: -fmean(own_ns(ranks[at]))) if wanted < seen else list(range(seen))
     grown = tuple(_another(ranks[order[number % seen]], number, number // seen, shrunk) for number in range(replayed))
     return link, grown, observed.samples * (1.0 if settings.scaling == "strong" else wanted / seen)
-
-
-MOST_REPLAYED = 32
-"""Of more ranks than these so many stand for all: the slowest of 32 ranks is seldom far from the slowest of 1,000."""
 
 
 def _another(times: RankTimes, rank: int, turn: int, shrunk: float) -> RankTimes:

@@ -61,7 +61,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.low_ms <= self.true_ms <= self.high_ms
 
 
-def run_chapters(directory: Path, ranks: int, steps: int, specs: Sequence[str], rounds: int = 2) -> dict[str, Done]:
+def run_chapters(directory: Path, ranks: int, steps: int, specs: Sequence[str], rounds: int = 3) -> dict[str, Done]:
     """Train chapters in one observed job, ahead of them one for the warm-up of the process.
 
     All are trained ``rounds`` times; of each the round counts in which the machine disturbed it least.

@@ -41,7 +41,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "late": {"width": 256, "layers": 6, "forward_ms": 12, "layer_ms": 4, "late_ms": 35, "ns_per_byte": 20},
     # Many small parameters in many buckets, and many small collectives, over gloo as it is.
     "small": {
-        "width": 24, "layers": 60, "forward_ms": 15, "layer_ms": 0.3, "bucket_cap_mb": 0.01, "reduces": 20,
+        "width": 24, "layers": 60, "forward_ms": 30, "layer_ms": 0.5, "bucket_cap_mb": 0.01, "reduces": 10,
         "buffers": 20,
     },
     # Four micro-batches to a step, each of which reduces its gradients.
