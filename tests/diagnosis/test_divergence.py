@@ -310,12 +310,12 @@ def test_the_first_exception_is_the_root_and_its_echo_is_not() -> None:
 
 def test_an_exception_before_any_collective_of_that_rank_is_found() -> None:
     job = JobBuilder(2)
-    job.fail(1, "FileNotFoundError", 12)
+    job.fail(1, "ValueError", 12)
     job.wait_in_store("init_process_group", 20, 0)
     divergence, code = diagnose(job.record())
     assert (code, divergence.culprit) == ("DDP706", 1)
     assert describe.title(divergence) == (
-        "rank 1 raised FileNotFoundError: bad at train.py:12 while rank 0 waits in init_process_group at train.py:20"
+        "rank 1 raised ValueError: bad at train.py:12 while rank 0 waits in init_process_group at train.py:20"
     )
 
 
