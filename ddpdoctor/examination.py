@@ -138,3 +138,8 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """Of a gate of several targets: each of them; the rest is put together from them."""
     scripts: tuple[str, ...] = ()
     """When directories or several scripts were asked for, those that were examined; otherwise empty."""
+
+
+def not_rehearsed() -> RehearsalSection:
+    """The section of an examination that was asked for the source only."""
+    return RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")

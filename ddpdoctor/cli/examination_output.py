@@ -18,11 +18,10 @@ from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FORMATS, rendered
-from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
-from ddpdoctor.report.own_reports import encoded
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import Snapshot
+    from ddpdoctor.report.output_file import OutputFile
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 KINDS = ("text", *(name for name in FORMATS if name != "full"))
@@ -64,12 +63,13 @@ class ExaminationOutput:
         """``sources`` are the scripts, which are never overwritten. Raises UsageError for reports that are none."""
         self.format = output_format
         self._sources = tuple(sources)
-        self._file = None if file is None else OutputFile(file, force=force, sources=self._sources)
+        self._force = force
+        self._file = None if file is None else self._output_file(file)
         self._no_color = no_color
         named = [kind_and_file(word, KINDS) for word in reports]
-        self._reports = [(kind, OutputFile(path, force=force, sources=self._sources)) for kind, path in named]
+        self._reports = [(kind, self._output_file(path)) for kind, path in named]
         refuse_twice((*([file] if file else []), *(path for _, path in named)))
-        self._summary = os.environ.get(STEP_SUMMARY) if output_format == "github" else None
+        self._summary = os.environ.get("GITHUB_STEP_SUMMARY") if output_format == "github" else None
 
     def refuse(self) -> None:
         """Raise UsageError now for what could not be written when the work is done."""
@@ -80,6 +80,8 @@ class ExaminationOutput:
         for _, report in self._reports:
             report.refuse()
         if self._summary:
+            from ddpdoctor.report.output_file import refuse_step_summary
+
             refuse_step_summary(self._summary, self._sources)
 
     def write(self, examination: Examination) -> None:
@@ -141,8 +143,16 @@ class ExaminationOutput:
     def _append_summary(self, examination: Examination) -> None:
         if self._summary:
             from ddpdoctor.report.formats import markdown
+            from ddpdoctor.report.output_file import append_step_summary
+            from ddpdoctor.report.own_reports import encoded
 
             append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
+
+    def _output_file(self, path: str) -> OutputFile:
+        # Most runs write to stdout alone, and need neither hashes nor what tells our reports from other files.
+        from ddpdoctor.report.output_file import OutputFile
+
+        return OutputFile(path, force=self._force, sources=self._sources)
 
     def _put(self, report: OutputFile, kind: str, text_of: Callable[[str], str]) -> DdpDoctorError | None:
         """Write one file; what failed, so that the others are written all the same."""

@@ -32,8 +32,7 @@ from ddpdoctor.catalogue.select import (
 from ddpdoctor.config.settings import NO_SETTINGS, Settings
 from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
-from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
-from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge, not_rehearsed
+from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
 from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_variant
 from ddpdoctor.examine.unconfirmed import Reached, reached_lines, with_confirmation
 from ddpdoctor.finding import Finding, Severity
@@ -258,6 +257,7 @@ def _rehearsed(
     if request.static:
         return None, not_rehearsed()
     from ddpdoctor.examine.another_try import rehearse_until_shown
+    from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearsal import rehearse
     from ddpdoctor.source.queries.rendezvous import required_local_rank

@@ -123,11 +123,6 @@ def _unknown_gaps(record: RunRecord) -> Iterator[str]:
         yield f"the rehearsal ended the script, and the lines that it did not reach are not known: {lines.reason}"
 
 
-def not_rehearsed() -> RehearsalSection:
-    """The section of an examination that was asked for the source only."""
-    return RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")
-
-
 def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
     """The section of an examination whose ranks could not be started at all."""
     return RehearsalSection(status="failed", reason=error.message, hint=error.hint)

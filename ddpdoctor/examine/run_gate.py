@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UnreadableScript, UsageError
-from ddpdoctor.examination import Examination, RehearsalSection, SourceSection
+from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, not_rehearsed
 from ddpdoctor.examine.one_script import ExamineRequest, OnProgress, examine_and_record, unreadable
-from ddpdoctor.examine.rehearsal_result import not_rehearsed
 from ddpdoctor.findings.locations import plain
 from ddpdoctor.gate.baseline import Entry, read_baseline, refuse_unwritable, write_entries
 from ddpdoctor.gate.budget import Budget

@@ -28,10 +28,9 @@ from ddpdoctor.catalogue.select import (
 from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
 from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
-from ddpdoctor.examination import Examination, SourceSection
+from ddpdoctor.examination import Examination, SourceSection, not_rehearsed
 from ddpdoctor.examine.fix_offers import for_findings, offers, with_hint
 from ddpdoctor.examine.one_script import ExamineRequest, conclude
-from ddpdoctor.examine.rehearsal_result import not_rehearsed
 from ddpdoctor.files.directories import python_files
 from ddpdoctor.files.patterns import matches_below
 from ddpdoctor.finding import Finding, Location, Severity

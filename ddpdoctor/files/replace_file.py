@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from contextlib import suppress
 
 _IN_THE_WAY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY})
@@ -20,7 +19,7 @@ def replace_file(path: str, content: bytes, before: os.stat_result | None) -> No
     Mode and owner stay. Raises FileExistsError when something has come there meanwhile, OSError when it cannot be
     written.
     """
-    temporary = os.path.join(os.path.dirname(path) or ".", f".ddpdoctor-{secrets.token_hex(6)}.part")
+    temporary = os.path.join(os.path.dirname(path) or ".", f".ddpdoctor-{os.urandom(6).hex()}.part")
     try:
         _write_new(temporary, content, before)
         try:

@@ -466,3 +466,11 @@ def test_a_thousand_ranks_share_their_facts() -> None:
     assert divergence.culprit == 0
     assert len(describe.facts(divergence, "rehearsal")) == 5
     assert "ranks 1-999 call all_reduce" in describe.title(divergence)
+
+
+def test_the_divergence_of_a_record_is_found_once() -> None:
+    job = JobBuilder(2)
+    job.fail(1, "ValueError", 12)
+    job.wait_in_store("init_process_group", 20, 0)
+    record = job.record()
+    assert find_divergence(record) is find_divergence(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,7 @@ from ddpdoctor.diagnosis.divergence.next_calls import (
 from ddpdoctor.diagnosis.divergence.reordered_calls import find_crossing, find_swap
 from ddpdoctor.diagnosis.divergence.unused_parameters import explains
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, blocked_ranks, left_ns, standing_still
+from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import Group, Rank, RunRecord
 
 Form = Literal["mismatch", "desync", "crossed", "swapped", "absentee", "standstill", "stuck", "aborted"]
@@ -61,7 +63,16 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_divergence(record: RunRecord) -> Divergence | None:
-    """Find the first place where the ranks of a run part, or the standstill that they ended in."""
+    """Find the first place where the ranks of a run part, or the standstill that they ended in.
+
+    Twenty functions ask for it in one examination: it is found once for a record.
+    """
+    return _find_divergence(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _find_divergence(key: ByIdentity) -> Divergence | None:
+    record = key.record
     matcher = Matcher()
     parting = matcher.advance(record)
     blocked = blocked_ranks(record, matcher)
