@@ -5,12 +5,15 @@ that it was held up is transfer. Arrivals are when the last gradient was ready a
 entered. On a GPU these are when the CPU got there, and machines have clocks of their own, which says nothing: there the
 rank that was held up least is the last that came, for all leave together, and what the others were held up longer is
 what they waited for it.
+
+Ranks that the record does not see, as those of another node that is watched by itself, may have come later than any
+that it sees: what the seen ones waited for each other is known, and the rest is transfer or waiting for the others.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import sub
 
 import msgspec
@@ -29,6 +32,9 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the same ranks met, oldest first: a row a meeting, and for each rank a column."""
 
     ranks: tuple[int, ...]
+    """Those that the record sees, at least two."""
+    members: tuple[int, ...]
+    """All that meet here, seen or not."""
     group: int | None = None
     """Index into ``RunRecord.groups``; None for gradients."""
     kinds: tuple[str, ...]
@@ -58,9 +64,10 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
     by_rank = {steps.rank: steps for steps in ranks}
     tracks = {track.rank: track for track in record.step_tracks}
     for members in replica_sets(record):
-        found = [by_rank[rank] for rank in members if rank in by_rank]
-        if len(found) < 2 or len(found) < len(members):
+        seen = _seen(record, members, by_rank)
+        if len(seen) < 2:
             continue
+        found = [by_rank[rank] for rank in seen]
         places = common_rows(found)
         is_relative = any(steps.on_device for steps in found) or _has_several_clocks(record, members)
         sampled = [
@@ -84,13 +91,14 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
         rows = _taken(found[0].row, columns[0])
         exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
         yield Meetings(
-            ranks=members,
+            ranks=seen,
+            members=members,
             kinds=(GRADIENTS,) * len(sampled),
             steps=sum(map(sum, held)) / exposed_ns if exposed_ns and any(map(any, held)) else len(sampled),
             step=_taken(found[0].step, columns[0]),
             arrived_ns=arrived,
             held_ns=held,
-            size_bytes=_taken(tracks[members[0]].reduced_bytes, rows),
+            size_bytes=_taken(tracks[seen[0]].reduced_bytes, rows),
         )
 
 
@@ -103,25 +111,27 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
     tracks = {track.rank: track for track in record.call_tracks}
     steps_of = {track.rank: track for track in record.step_tracks}
     for number, group in enumerate(record.groups):
-        if len(group.ranks) < 2 or any(rank not in tracks or rank not in by_rank for rank in group.ranks):
+        seen = _seen(record, group.ranks, {rank for rank in by_rank if rank in tracks})
+        if len(seen) < 2:
             continue
-        lanes = [lane(tracks[rank], number) for rank in group.ranks]
-        first = by_rank[group.ranks[0]]
+        lanes = [lane(tracks[rank], number) for rank in seen]
+        first = by_rank[seen[0]]
         spans = {
             first.step[at]: (steps_of[first.rank].started_at_ns[row], steps_of[first.rank].ended_at_ns[row])
             for at, row in enumerate(first.row)
         }
         is_relative = _has_several_clocks(record, group.ranks)
-        met = list(_met([tracks[rank] for rank in group.ranks], lanes, spans, all_leave_together=is_relative))
+        met = list(_met([tracks[rank] for rank in seen], lanes, spans, all_leave_together=is_relative))
         if not met:
             continue
         columns = [array("q", column) for column in zip(*met, strict=True)]
-        members = [tracks[rank] for rank in group.ranks]
+        members = [tracks[rank] for rank in seen]
         entered = tuple(_taken(track.entered_at_ns, rows) for track, rows in zip(members, columns, strict=True))
         left = (_taken(track.left_at_ns, rows) for track, rows in zip(members, columns, strict=True))
         held = tuple(array("q", map(sub, gone, came)) for gone, came in zip(left, entered, strict=True))
         yield Meetings(
-            ranks=group.ranks,
+            ranks=seen,
+            members=group.ranks,
             group=number,
             kinds=tuple(members[0].kinds[members[0].kind[row]] for row in columns[0]),
             steps=len(first),
@@ -130,6 +140,19 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             held_ns=held,
             size_bytes=_taken(members[0].size_bytes, columns[0]),
         )
+
+
+def unseen_ranks(record: RunRecord) -> int:
+    """How many ranks of the job the record does not see: they run elsewhere, or without the probe."""
+    return max(0, record.job.world_size - len(record.ranks))
+
+
+def _seen(record: RunRecord, members: Sequence[int], measured: Collection[int]) -> tuple[int, ...]:
+    """The members whose steps are measured; none where a rank that the record does see has no steps yet."""
+    seen = set(record.rank_numbers())
+    if any(rank in seen and rank not in measured for rank in members):
+        return ()
+    return tuple(rank for rank in members if rank in measured)
 
 
 def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:

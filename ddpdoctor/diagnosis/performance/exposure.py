@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.performance.buffers import wasted_broadcasts
 from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds, typical
 from ddpdoctor.diagnosis.performance.stragglers import straggler
@@ -43,7 +44,8 @@ def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     """The kinds of exposed communication that take more of the step than they may.
 
     Waiting for a straggler is laid to it and to no kind of communication, and broadcasts of buffers that nothing
-    changes are told as such. Raises TooLittleEvidence where too few steps were measured.
+    changes are told as such. Raises TooLittleEvidence where too few steps were measured, or where ranks that the record
+    does not see may have been waited for.
     """
     return _exposures(ByIdentity(record))
 
@@ -51,6 +53,10 @@ def exposures(record: RunRecord) -> tuple[Exposure, ...]:
 @lru_cache(maxsize=2)
 def _exposures(key: ByIdentity) -> tuple[Exposure, ...]:
     record = key.record
+    if unseen := enough_steps(record).unseen:
+        raise TooLittleEvidence(
+            f"{unseen} of {record.job.world_size} ranks are not seen here, and may have been waited for"
+        )
     limit = threshold(record, "exposed-communication")
     apart = BARRIERS | ({BUFFERS} if any(wasted_broadcasts(record)) else set())
     found = []

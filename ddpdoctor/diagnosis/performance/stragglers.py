@@ -52,7 +52,8 @@ def straggler(record: RunRecord) -> Straggler | None:
     """The ranks that the others wait for, if there are such; at most half of those that wait for each other.
 
     Ranks are told apart by how long they wait themselves: a straggler hardly does. Where ranks take turns in being late
-    all wait alike and nobody is one. Raises TooLittleEvidence where too few steps were measured.
+    all wait alike and nobody is one. Ranks that the record does not see may come later still: there, who is held up for
+    longer than others wait for him is no straggler either. Raises TooLittleEvidence where too few steps were measured.
     """
     return _straggler(ByIdentity(record))
 
@@ -81,6 +82,8 @@ def _straggler(key: ByIdentity) -> Straggler | None:
         return None
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
+    if summary.unseen and max(map(_held_ns, late)) > gap_ns:
+        return None
     phase = _phase(late, others, gap_ns)
     return Straggler(
         ranks=ranks,
@@ -159,6 +162,12 @@ def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) ->
         return late[0].late_phase
     phase = max(excess, key=lambda name: excess[name])
     return phase if excess[phase] >= MOST * gap_ns else ""
+
+
+def _held_ns(rank: RankSummary) -> float:
+    """How long a rank stands still in communication."""
+    phases = rank.phases
+    return (phases.exposed_waiting_ns or 0.0) + (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
 
 
 def _waiting_ns(rank: RankSummary) -> float:

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSumm
 from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.steps import RankSteps, mean_exposed_ns, measured_steps
-from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings
+from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings, unseen_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 
@@ -76,8 +76,9 @@ def _summarise(key: ByIdentity) -> RunSummary:
         efficiency=None if exposed_ns is None else 1.0 - (exposed_ns + phases.explicit_ns) / phases.step_ns,
         traffic=(
             *gradient_traffic(record, measured, gradients),
-            *explicit_traffic(record, len(measured), explicit),
+            *explicit_traffic(record, record.job.world_size or len(measured), explicit),
         ),
+        unseen=unseen_ranks(record),
         measured_at_ns=ended_ns,
     )
 

@@ -130,3 +130,6 @@ class RunSummary(JobFigures, frozen=True, kw_only=True):
     """Steps that every rank made in the window."""
     seconds: float = 0.0
     """Wall time of the window's steps, pauses included."""
+    unseen: int = 0
+    """Ranks of the job that the record does not see. Where there are such, what is called transfer may be waiting for
+    them."""

@@ -72,17 +72,18 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
             if size_bytes and step in fastest
         ]
         sent_bytes, window_ns, exposed_ns = (sum(column) for column in zip(*sent, strict=True)) if sent else (0, 0, 0)
-        # What backward hid lasted as long as backward: that part of the window says nothing of the link.
-        known = exposed_ns >= LEAST_EXPOSED * window_ns
+        # What backward hid lasted as long as backward: that part of the window says nothing of the link. Neither does
+        # one in which ranks that nobody sees may have been waited for.
+        known = exposed_ns >= LEAST_EXPOSED * window_ns and meeting.ranks == meeting.members
         yield Traffic(
-            group=_group_name(meeting.ranks, len(ranks)),
-            backend=_backend(record, meeting.ranks),
+            group=_group_name(meeting.members, record.job.world_size or len(ranks)),
+            backend=_backend(record, meeting.members),
             kind=GRADIENTS,
             calls_per_step=sum(track.buckets[row] for row in steps.row) / len(steps),
             bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
             ns_per_step=window_ns / len(sent) if sent else None,
             bus_bandwidth_bytes_per_s=_on_the_bus(GRADIENTS, len(members), sent_bytes, window_ns) if known else None,
-            limit_bytes_per_s=_limit(record, meeting.ranks),
+            limit_bytes_per_s=_limit(record, meeting.members),
             overlap_ratio=hidden_share(members),
         )
 
@@ -101,7 +102,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
             fastest_ns = sum(min(column[index] for column in meeting.held_ns) for index in at)
             sent_bytes = sum(meeting.size_bytes[index] for index in at)
             yield Traffic(
-                group=_group_name(meeting.ranks, world_size),
+                group=_group_name(meeting.members, world_size),
                 backend=backend,
                 kind=kind,
                 calls_per_step=len(at) / meeting.steps,
@@ -109,9 +110,9 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
                 ns_per_step=blocked_ns / meeting.steps,
                 waiting_ns_per_step=waited_ns / meeting.steps,
                 bus_bandwidth_bytes_per_s=_on_the_bus(kind, len(meeting.ranks), sent_bytes, fastest_ns)
-                if backend in _BLOCKING
+                if backend in _BLOCKING and meeting.ranks == meeting.members
                 else None,
-                limit_bytes_per_s=_limit(record, meeting.ranks),
+                limit_bytes_per_s=_limit(record, meeting.members),
             )
 
 

@@ -21,6 +21,11 @@ _SLOW_AS_WELL = frozenset({"DDP307", "DDP313"})
 """… beside these waits."""
 
 
+SEE_ALL = (
+    "Watch all ranks as one run: set what `ddpdoctor profile --env` prints on every node, with a run directory that "
+    "all nodes share, and look at that."
+)
+"""What to do where some ranks are not seen."""
 _MAY_GO_ON = f"it may go on by itself; a rank that does nothing for {duration_text(PATIENCE_NS)} is called hung"
 
 
@@ -105,6 +110,14 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     if phases is None or not summary.steps:
         return RunVerdict(state="unknown", text="no training step has been measured")
     figures = _figures(summary, phases)
+    if summary.unseen:
+        seen = f"{len(summary.ranks)} of {count(len(summary.ranks) + summary.unseen, 'rank')}"
+        return RunVerdict(
+            state="unknown",
+            text=f"{seen} are seen here, and nothing slow was found of these",
+            why=(*_waiting_unseen(summary, phases), *figures),
+            next=SEE_ALL,
+        )
     if summary.steps < FEWEST_STEPS:
         text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} that it takes were measured"
         return RunVerdict(state="unknown", text=text, why=figures)
@@ -133,6 +146,15 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
         next=remarks[0].remedy if remarks else todo,
     )
+
+
+def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
+    """What may be waiting for ranks that nobody sees here."""
+    held_ns = (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
+    if held_ns < DEFAULTS["straggler"] * phases.step_ns:
+        return ()
+    part = f"{held_ns / phases.step_ns:.0%} of the step ({milliseconds_text(held_ns)})"
+    return (f"{part} they wait for the other ranks or for what is on its way, and which of both is not seen here",)
 
 
 def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
