@@ -110,6 +110,9 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     if phases is None or not summary.steps:
         return RunVerdict(state="unknown", text="no training step has been measured")
     figures = _figures(summary, phases)
+    if summary.steps < FEWEST_STEPS:
+        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} that it takes were measured"
+        return RunVerdict(state="unknown", text=text, why=figures)
     if summary.unseen:
         seen = f"{len(summary.ranks)} of {count(len(summary.ranks) + summary.unseen, 'rank')}"
         return RunVerdict(
@@ -118,9 +121,6 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
             why=(*_waiting_unseen(summary, phases), *figures),
             next=SEE_ALL,
         )
-    if summary.steps < FEWEST_STEPS:
-        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} that it takes were measured"
-        return RunVerdict(state="unknown", text=text, why=figures)
     if summary.exposed_share is None:
         text = "nothing slow was found, but the communication of gradients could not be measured"
         return RunVerdict(state="unknown", text=text, why=figures)

@@ -118,7 +118,10 @@ def missing_ranks(record: RunRecord) -> str:
     expected, reported = record.job.world_size, len(record.job.ranks_reported)
     if not expected or reported >= expected:
         return ""
-    return f"{reported} of {expected} ranks reported; the others run elsewhere or without the probe"
+    return (
+        f"{reported} of {expected} ranks reported; the others run elsewhere or without the probe, and what is called "
+        "transfer may be waiting for them"
+    )
 
 
 def _complaint(words: list[str], environment: dict[str, str], program: str) -> Iterator[str]:
