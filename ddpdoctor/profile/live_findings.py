@@ -16,6 +16,7 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
+from ddpdoctor.diagnosis.performance.verdict import SEE_ALL
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import merge
@@ -84,7 +85,7 @@ class LiveChecks:
     ) -> tuple[FindingView, ...]:
         """The findings of a job that was ended while ranks waited for one that worked: that wait is among them."""
         wait, said = ended_in
-        heard = any(rank.rank == wait.late for rank in record.ranks)
+        heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
         code = "DDP307" if heard else "DDP705"
         entry = next(entry for entry in self._catalogue.entries if entry.code == code)
         finding = Finding(
@@ -92,14 +93,14 @@ class LiveChecks:
             name=entry.name,
             severity=Severity.WARNING if heard else Severity.ERROR,
             title=said,
-            ranks=(wait.late,),
+            ranks=wait.unseen or (wait.late,),
             locations=wait.locations,
             basis=frozenset({"run"}),
             evidence=tuple(
                 Fact(text=f"the stack of rank {rank} then", basis="run", rank=rank, stack=stack)
                 for rank, stack in wait.stacks
             ),
-            remedy=_WAIT_REMEDY if heard else _MISSING_REMEDY,
+            remedy=_UNSEEN_REMEDY if wait.unseen else _WAIT_REMEDY if heard else _MISSING_REMEDY,
         )
         (finding,) = with_fingerprints((finding,), self._root)
         others = [view for view in views if view.finding.code != code and not tells_the_end(view.finding)]
@@ -110,6 +111,7 @@ _WAIT_REMEDY = (
     "See whether that work may take so long: divide it between the ranks or do it before the job, or give the group a "
     "timeout that covers it. If it has no end, see what the loop there waits for."
 )
+_UNSEEN_REMEDY = f"See what these ranks did where they run. {SEE_ALL}"
 _MISSING_REMEDY = "See whether that rank was started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
 _REMEDY = "Compare what the ranks do at the lines that are named: all of them have to come to the same collectives."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ddpdoctor.diagnosis.live.lasting_waits import told_wait
@@ -55,3 +56,37 @@ def test_what_a_function_of_the_users_waits_for_is_told_of_its_own_line() -> Non
     fetch = Frame(SCRIPT, 12, "fetch")
     told = said(Frame(f"{LIBRARY}/socket.py", 706, "readinto"), fetch)
     assert told.endswith(", which waits in `fetch` at train.py:12 for a connection")
+
+
+def told_from(*seen: int, store: bool = False) -> str:
+    """Said by one that sees some ranks of four, of which ranks 0 and 2 wait."""
+    watch, job = Watch(), healthy_job(4)
+    if store:
+        for rank in (0, 2):
+            job.wait_in_store("init_process_group", 20, rank)
+    else:
+        job.call((0, 2), "barrier", 70)
+        job.wait_in_last(0, 2)
+    job.tick(14_000)
+    record = job.record()
+    record = msgspec.structs.replace(
+        record,
+        ranks=tuple(rank for rank in record.ranks if rank.rank in seen),
+        collectives=tuple(track for track in record.collectives if track.rank in seen),
+        waits=tuple(wait for wait in record.waits if wait.rank in seen),
+    )
+    live_verdict(watch, record, job.now_ns)
+    assert watch.wait is not None
+    return told_wait(watch.wait, job.now_ns)
+
+
+def test_of_ranks_that_are_not_seen_nobody_is_accused() -> None:
+    assert told_from(0, 2) == "ranks 0 and 2 have waited 14 s for some of ranks 1 and 3, which nobody sees from here"
+
+
+def test_a_rank_that_is_seen_not_to_have_come_goes_before_those_that_may_have() -> None:
+    assert told_from(2, 3).startswith("rank 2 has waited 14 s for rank 3, ")
+
+
+def test_a_rank_that_never_joined_is_missing() -> None:
+    assert told_from(0, 2, store=True) == "ranks 0 and 2 have waited 14 s for rank 1, of which nothing was heard"

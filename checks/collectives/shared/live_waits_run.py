@@ -160,6 +160,8 @@ def _open_calls(
 def _in_gradients(record: RunRecord) -> Iterator[LiveWait]:
     """The longest wait in a backward, for each set of ranks that average gradients."""
     for meeting in gradient_meetings(record, measured_steps(record)):
+        if meeting.ranks != meeting.members:
+            continue
         group = _group_of(record, meeting.ranks)
         waits = meeting.waiting_ns()
         longest = max(range(len(meeting.step)), key=lambda at: max(column[at] for column in waits))

@@ -24,6 +24,9 @@ _WAITED_FOR = (
 """Functions that return when somebody else has done something: ends of their files, their names, and what that is."""
 
 
+_UNSEEN = "which nobody sees from here"
+
+
 class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
     """One rank that others wait for."""
 
@@ -41,6 +44,8 @@ class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
     """The line of the user's in the innermost function that the late rank has been in all the time."""
     stacks: tuple[tuple[int, tuple[Frame, ...]], ...] = ()
     """Of the late rank and of one that waits."""
+    unseen: tuple[int, ...] = ()
+    """Where it is for ranks that run elsewhere: those of which some have not come, ``late`` the first of them."""
 
 
 def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWait | None:
@@ -51,8 +56,12 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
     for rank, entry in held.items():
         for missing in entry.missing:
             waiters.setdefault(missing, set()).add(rank)
+    known = {rank.rank: rank for rank in record.ranks}
+    absent = set(waiters) - set(held) - gone
+    # Who is in a process group was started, if out of sight; whether it has come is not known of it.
+    unseen = {late for late in absent - set(known) if any(held[rank].wait is None for rank in waiters[late])}
     found = []
-    for late in set(waiters) - set(held) - gone:
+    for late in absent if absent == unseen else absent - unseen:
         reached, front = set[int](), [late]
         while front:
             new = waiters.get(front.pop(), set()) - reached
@@ -64,7 +73,6 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
     since_ns, late, waiting = min(found)
     first = min((held[rank] for rank in waiting), key=lambda entry: entry.since_ns)
     timeout_ns = record.groups[first.group].timeout_ns if first.group is not None else 0
-    known = {rank.rank: rank for rank in record.ranks}
     turn = elsewhere(record, late, known.get(late), None)
     theirs = elsewhere(record, first.rank, known.get(first.rank), first)
     at = _function_it_is_in(record, turn)
@@ -74,10 +82,13 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
         waiting=waiting,
         since_ns=since_ns,
         timeout_ns=timeout_ns,
-        doing=_doing(turn, at, _waited_for(record, turn, at), seen=late in known),
+        doing=_UNSEEN if late in unseen else _doing(turn, at, _waited_for(record, turn, at), seen=late in known),
         locations=tuple(dict.fromkeys(where for where in places if where is not None)),
         place=at,
-        stacks=((late, turn.stack or turn.frames), (first.rank, theirs.stack or theirs.frames)),
+        stacks=tuple(
+            (turn.rank, stack) for turn in (turn, theirs) if (stack := turn.stack or turn.frames) or turn.rank in known
+        ),
+        unseen=tuple(sorted(rank for rank in unseen if waiters[rank] & set(waiting))) if late in unseen else (),
     )
 
 
@@ -86,7 +97,9 @@ def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
     waited = duration_text(now_ns - wait.since_ns)
     has = "had" if over else verb(wait.waiting, "has", "have")
     when = ", when the job was ended" if over else ""
-    return f"{rank_list(wait.waiting)} {has} waited {waited} for rank {wait.late}, {wait.doing}{when}"
+    some = "some of " if len(wait.unseen) > 1 else ""
+    whom = some + rank_list(wait.unseen or (wait.late,))
+    return f"{rank_list(wait.waiting)} {has} waited {waited} for {whom}, {wait.doing}{when}"
 
 
 def _doing(turn: NextCall, at: Frame | None, waited_for: str, *, seen: bool) -> str:
