@@ -72,9 +72,9 @@ def _is_never_compiling() -> bool:
 class _AfterImport(importlib.abc.Loader):
     """Wraps a module's own loader and calls back after it."""
 
-    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader = loader
-        self._callback = callback
+        self._finder = finder
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
         return self._loader.create_module(spec)
@@ -85,11 +85,15 @@ class _AfterImport(importlib.abc.Loader):
         if spec is not None:
             spec.loader = self._loader
         self._loader.exec_module(module)
-        self._callback(module)
+        self._finder.imported(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Answers for one module name once, by asking the finders behind it."""
+    """Answers for one module name until it is imported, by asking the finders behind it.
+
+    A library may only ask whether there is such a module (``importlib.util.find_spec("torch")``, as ``datasets`` does),
+    and import it later, or never.
+    """
 
     def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -100,15 +104,21 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> Optional[importlib.machinery.ModuleSpec]:
         if fullname != self._name:
             return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
+        for finder in behind:
+            if not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                sys.meta_path.remove(self)
-                spec.loader = _AfterImport(spec.loader, self._callback)
+                spec.loader = _AfterImport(spec.loader, self)
                 return spec
         return None
+
+    def imported(self, module: ModuleType) -> None:
+        """The import has finished."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback(module)
 
 
 def after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
