@@ -21,6 +21,7 @@ from .indices import Indices
 from .lengths import Lengths
 from .less_data import may_come_of_less_data
 from .short_pass import ShortPass, is_cut
+from .workers import few_workers
 
 
 class Loaders:
@@ -83,7 +84,8 @@ class Loaders:
                 return iterate(loader)
             loaders._ending.check()
             site = journal.here()
-            inner = iterate(loader)
+            with few_workers(loader, loaders._torch):
+                inner = iterate(loader)
             trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1), harms=("passes",))
             return inner if trail is None else ShortPass(loaders, trail, inner)
 

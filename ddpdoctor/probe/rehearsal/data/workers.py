@@ -1,0 +1,38 @@
+"""Fewer workers for the few batches of a rehearsal, where each takes long to start."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+AT_MOST = 1
+"""Workers of a pass that yields a few batches. In a rank that ``mp.spawn`` started a worker is no fork, but a Python of
+its own that imports the script and torch again: 2 ranks with 4 workers took 110 s on two cores before the first batch.
+One worker still shows what cannot be pickled."""
+
+
+@contextlib.contextmanager
+def few_workers(loader: Any, torch: Any) -> Iterator[None]:
+    """Let the iterator that is made meanwhile start few workers, where they are spawned.
+
+    A data set that divides itself among its workers keeps them all. What was set stays what the script reads.
+    """
+    asked = loader.num_workers
+    divides = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    if asked <= AT_MOST or divides or not _spawns(loader):
+        yield
+        return
+    loader.num_workers = AT_MOST
+    try:
+        yield
+    finally:
+        loader.num_workers = asked
+
+
+def _spawns(loader: Any) -> bool:
+    """Tell whether the workers of a loader are started anew, and not forked."""
+    context = loader.multiprocessing_context
+    method = multiprocessing.get_start_method(allow_none=True) if context is None else context.get_start_method()
+    return method in ("spawn", "forkserver")

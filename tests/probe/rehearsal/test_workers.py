@@ -1,0 +1,41 @@
+"""Workers that are spawned are few in a rehearsal, and the script reads what it has set."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from ddpdoctor.probe.rehearsal.data.workers import few_workers
+
+DATA = TensorDataset(torch.zeros(8, 1))
+
+
+class Stream(IterableDataset[int]):  # type: ignore[misc]
+    """Divides itself among its workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("data", "method", "workers", "meanwhile"),
+    [
+        (DATA, "spawn", 2, 1),
+        (DATA, "forkserver", 2, 1),
+        (DATA, "fork", 2, 2),
+        (DATA, "spawn", 1, 1),
+        (Stream(), "spawn", 2, 2),
+    ],
+)
+def test_a_pass_starts_one_worker_where_workers_are_no_forks(
+    data: TensorDataset | Stream, method: str, workers: int, meanwhile: int
+) -> None:
+    context = multiprocessing.get_context(method)
+    loader: DataLoader[object] = DataLoader(data, num_workers=workers, multiprocessing_context=context)
+    with few_workers(loader, torch):
+        assert loader.num_workers == meanwhile
+    assert loader.num_workers == workers
