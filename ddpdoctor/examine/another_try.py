@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TRIES = 3
 """Rehearsals of one script at most: as chosen, with CUDA served by the CPU, with whole batches."""
 
+USAGE = 2
+"""The exit code of a script that does not know its arguments."""
+
 _SPEAKS_OF_GPUS = re.compile(r"cuda|\bn?gpus?\b|nvidia|nccl|accelerator device", re.IGNORECASE)
 _LAST_LINES = 4
 """Of a traceback: the line that raised, as the source has it, and the message."""
@@ -68,8 +71,8 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
         return None
     raised = list(_exceptions(record))
     # A script that counts GPUs and finds too few says so and leaves, without an exception.
-    found_none = any(map(_is_about_gpus, raised)) if raised else request.may_use_gpus and not record.wraps
-    if not found_none:
+    left = request.may_use_gpus and not record.wraps and not any(rank.exit_code == USAGE for rank in record.ranks)
+    if not (any(map(_is_about_gpus, raised)) if raised else left):
         return None
     why = f"without a GPU the script came to no step: {section.reason}; rehearsed again with the CPU in a GPU's place"
     return Try(msgspec.structs.replace(request, device="stand-in"), why)

@@ -260,13 +260,15 @@ def _rehearsed(
     from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearsal import rehearse
-    from ddpdoctor.source.queries.rendezvous import required_local_rank
+    from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
     from ddpdoctor.source.queries.start_up import wants_cuda
 
     layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
     spawns_ranks = _spawns_ranks(request, script)
     if layout.nodes > 1:
         refuse_layout(layout, request.launch, request.target, spawns_ranks=spawns_ranks)
+    by_old_launcher = request.launch.starter == "torch.distributed.launch"
+    passed = unknown_to_the_launcher(script) if by_old_launcher else ""
     rehearsal = RehearsalRequest(
         script=script.path if request.launch.module else root / request.target,
         module=request.target if request.launch.module else "",
@@ -284,7 +286,7 @@ def _rehearsed(
         stall_after_s=request.stall_after_s,
         python=request.python,
         device=request.device,
-        local_rank_option=required_local_rank(script),
+        local_rank_option=required_local_rank(script) or passed,
         asks_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,

@@ -46,7 +46,7 @@ _HINTS = {
 }
 _PARTINGS = DIVERGENCES | SUSPECTED | {"DDP305"}
 _ENDED_BY_US = frozenset(
-    {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "stand-in", "overlay"}
+    {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "rendezvous", "stand-in", "overlay"}
 )
 _NO_WRAP = frozenset({"DDP214"})
 _SENTENCES = {

@@ -105,7 +105,8 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
     options = request.launch.python_options
     if request.spawns_ranks:
         return [python, *options, "-u", *flags, *script, *request.arguments]
-    passes_local_rank = request.launch.starter == "torch.distributed.launch"
+    by_old_launcher = request.launch.starter == "torch.distributed.launch"
+    passes_local_rank = by_old_launcher and not given_local_rank(request)
     if options:
         # torch's launcher starts its own Python, without options, unless it is told to start none.
         flags, script = ["--no-python"], [python, *options, "-u", *flags, *script]

@@ -71,6 +71,12 @@ def module_places(launch: Launch, python: str | None, *, static: bool) -> tuple[
     return tuple(place for place in dict.fromkeys(places) if place.is_dir())
 
 
+def option_passed(request: RehearsalRequest) -> str:
+    """The option that the command's own launcher writes in another way than the script takes it; or nothing."""
+    by_old_launcher = request.launch.starter == "torch.distributed.launch"
+    return request.local_rank_option if by_old_launcher and given_local_rank(request) else ""
+
+
 def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
     """What a rehearsal on ``device`` does otherwise than the command, in sentences."""
     launch = request.launch
@@ -80,7 +86,8 @@ def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
         )
     if given_local_rank(request):
         option = request.local_rank_option
-        yield f"the script requires {option}, which torch's launcher does not pass; each rank got its own"
+        does = "takes" if launch.starter == "torch.distributed.launch" else "requires"
+        yield f"the script {does} {option}, which torch's launcher does not pass; each rank got its own"
     precision = launch.environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if device == "cpu" and precision != on_cpu(launch.environment).get("ACCELERATE_MIXED_PRECISION", precision):
         yield f"mixed precision {precision} needs a GPU; it was rehearsed in full precision"

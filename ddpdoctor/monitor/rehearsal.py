@@ -28,7 +28,14 @@ from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.job_machine import job_machine
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
-from ddpdoctor.launch.rehearsal_plan import batch_size, notes_after, notes_before, ranks_per_core, time_limit_s
+from ddpdoctor.launch.rehearsal_plan import (
+    batch_size,
+    notes_after,
+    notes_before,
+    option_passed,
+    ranks_per_core,
+    time_limit_s,
+)
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.runs.created_files import Left, remove_created
 from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, temporary_run_directory
@@ -110,6 +117,7 @@ class _Rehearsal:
             tool_version=__version__,
             layout=str(Layout(request.nodes, request.nproc // request.nodes)),
             ranks_of_job=request.launch.ranks or 0,
+            option_passed=option_passed(request),
             machine=job_machine(request, device),
             device=device,
             stress=request.stress,

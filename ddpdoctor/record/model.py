@@ -66,6 +66,7 @@ StopReason = Literal[
     "cut",
     "slow",
     "memory",
+    "rendezvous",
     "stand-in",
     "overlay",
 ]
@@ -139,6 +140,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks wrote to an overlay, and not to the user's files."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
+    option_passed: str = ""
+    """An option for the local rank that the command's launcher writes otherwise, and that the rehearsal passed."""
     pretended: tuple[str, ...] = ()
     """What the machine lacks and the rehearsal served in its place: ``MNIST of torchvision (random images)``."""
     notes: tuple[str, ...] = ()

@@ -36,6 +36,12 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
         (Launch(), "cpu", {"local_rank_option": "--local_rank", "arguments": ("--local_rank", "0")}, []),
         (Launch(), "cpu", {"local_rank_option": "--local_rank", "spawns_ranks": True}, []),
         (Launch(starter="torch.distributed.launch"), "cpu", {"local_rank_option": "--local-rank"}, []),
+        (
+            Launch(starter="torch.distributed.launch"),
+            "cpu",
+            {"local_rank_option": "--local_rank"},
+            ["takes --local_rank", "each rank got its own"],
+        ),
         (Launch(starter="torchrun", ranks=1), "cpu", {}, ["starts 1 rank", "2 were rehearsed"]),
         (Launch(starter="accelerate", environment={"ACCELERATE_MIXED_PRECISION": "fp16"}), "cpu", {}, ["fp16 needs"]),
         (Launch(starter="accelerate", environment={"ACCELERATE_MIXED_PRECISION": "bf16"}), "cpu", {}, []),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shlex
 import shutil
 import statistics
@@ -61,6 +62,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 0
     seconds: float = 0.0
     """Of the whole command."""
+    cpu_seconds: float = 0.0
+    """Of all its processes: on a machine that others use, the wall clock says little."""
     status: str = ""
     reason: str = ""
     exit_code: int = -1
@@ -84,11 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m tests.real_code.rehearse")
     options.add_argument("mirror", type=Path, nargs="?")
     options.add_argument("--python", default=sys.executable, help="Interpreter of the ranks.")
-    options.add_argument("--only", default="", help="Only starts whose name contains this.")
+    options.add_argument("--only", default="", help="Only starts whose name contains one of these, by commas.")
+    options.add_argument("--time-limit", help="Of each rehearsal, in seconds.")
     options.add_argument("--packages", action="store_true", help="Print what the starts need, and end.")
     options.add_argument("--json", type=Path, help="Write each outcome here, too.")
     chosen = options.parse_args(arguments)
-    starts = [start for start in read_starts() if chosen.only in start.name]
+    starts = [start for start in read_starts() if any(part in start.name for part in chosen.only.split(","))]
+    options_of_check = ["--python", chosen.python, *(("--time-limit", chosen.time_limit) if chosen.time_limit else ())]
     if chosen.packages:
         print("\n".join(sorted({package for start in starts for package in start.packages})))
         return 0
@@ -97,10 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     with scratch_directory() as scratch:
         for start in starts:
-            outcomes.append(run(start, chosen.mirror, scratch, chosen.python))
+            outcomes.append(run(start, chosen.mirror, scratch, options_of_check))
             print(line_of(outcomes[-1]), flush=True)
-    if chosen.json:
-        chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
+            if chosen.json:
+                chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
     met = True
     for text, holds in figures(outcomes):
         print(text + ("" if holds else "  MISSED"))
@@ -108,27 +113,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if met else 1
 
 
-def run(start: Start, mirror: Path, scratch: Path, python: str) -> Outcome:
+def run(start: Start, mirror: Path, scratch: Path, options: Sequence[str]) -> Outcome:
     """Lay the repository out, examine the script there, and take everything away again."""
     place = scratch / "repository"
     try:
         lay_out(mirror, start.repo, start.commit, place)
     except Missing as missing:
         return Outcome(start=start, status="missing", reason=str(missing))
-    began = time.monotonic()
+    began, used_s = time.monotonic(), _cpu_s()
     try:
-        report, exit_code, said = _examined(start, place, scratch, python)
+        report, exit_code, said = _examined(start, place, scratch, options)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    seconds = time.monotonic() - began
+    seconds, cpu_seconds = time.monotonic() - began, _cpu_s() - used_s
     if report is None:
-        return Outcome(start=start, seconds=seconds, status="no report", reason=said[-300:], exit_code=exit_code)
+        return Outcome(
+            start=start,
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            status="no report",
+            reason=said[-300:],
+            exit_code=exit_code,
+        )
     rehearsal = report["rehearsal"]
     return Outcome(
         start=start,
         steps=rehearsal["steps"],
         ranks=rehearsal["ranks"],
         seconds=seconds,
+        cpu_seconds=cpu_seconds,
         status=rehearsal["status"],
         reason=rehearsal["reason"],
         exit_code=exit_code,
@@ -137,11 +150,19 @@ def run(start: Start, mirror: Path, scratch: Path, python: str) -> Outcome:
     )
 
 
-def _examined(start: Start, place: Path, scratch: Path, python: str) -> tuple[dict[str, Any] | None, int, str]:
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _examined(
+    start: Start, place: Path, scratch: Path, options: Sequence[str]
+) -> tuple[dict[str, Any] | None, int, str]:
     home = scratch / "home"
     home.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", "--python", python]
-    environment = with_our_tree(HOME=str(home), XDG_STATE_HOME=str(home / "state"), PATH=_path(python))
+    command = [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", *options]
+    path = os.pathsep.join((str(Path(options[1]).parent), os.environ.get("PATH", "")))
+    environment = with_our_tree(HOME=str(home), XDG_STATE_HOME=str(home / "state"), PATH=path)
     try:
         done = subprocess.run(
             [*command, *shlex.split(start.command)],
@@ -158,21 +179,18 @@ def _examined(start: Start, place: Path, scratch: Path, python: str) -> tuple[di
     return report, done.returncode, done.stderr or done.stdout
 
 
-def _path(python: str) -> str:
-    return os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
-
-
 def _loud(findings: Sequence[dict[str, Any]]) -> Iterator[str]:
     for finding in findings:
         if finding["severity"] != "advice" and set(finding["basis"]) != {"source"}:
             place: dict[str, Any] = next(iter(finding["locations"]), {})
-            yield f"{finding['severity']} {finding['code']} {place.get('path')}:{place.get('line')} {finding['title']}"
+            yield f"{finding['severity']} {finding['code']} {place.get('file')}:{place.get('line')} {finding['title']}"
 
 
 def line_of(outcome: Outcome) -> str:
     """One start, and below it what ended it early and what was found."""
     mark = "ok  " if outcome.trained else "FAIL"
-    head = f"{mark} {outcome.seconds:6.1f} s {outcome.steps:3} steps {outcome.status:10} {outcome.start.name}"
+    times = f"{outcome.seconds:6.1f} s ({outcome.cpu_seconds:5.1f} s CPU)"
+    head = f"{mark} {times} {outcome.steps:3} steps {outcome.status:10} {outcome.start.name}"
     below = [f"exit {outcome.exit_code}: {outcome.reason}"] if outcome.reason else []
     return "\n".join([head, *(f"       {text}" for text in (*below, *outcome.notes, *outcome.loud))])
 
@@ -187,7 +205,8 @@ def figures(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bool]]:
     )
     seconds = [one.seconds for one in outcomes] or [0.0]
     median, worst = statistics.median(seconds), max(seconds)
-    yield f"median {median:.1f} s, bound {MOST_MEDIAN_S:g} s", median < MOST_MEDIAN_S
+    cpu_s = statistics.median([one.cpu_seconds for one in outcomes] or [0.0])
+    yield f"median {median:.1f} s ({cpu_s:.1f} s CPU), bound {MOST_MEDIAN_S:g} s", median < MOST_MEDIAN_S
     yield f"worst {worst:.1f} s, bound {MOST_S:g} s", worst < MOST_S
     said = all(one.reason for one in outcomes if not one.trained)
     yield f"every failure is said with its cause: {'yes' if said else 'no'}", said

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.queries.rendezvous import legacy_launches
 from ddpdoctor.source.script.script import Script
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP503",
     name="deprecated-launcher",
-    severity={"source": Severity.WARNING, "log": Severity.ERROR},
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "log": Severity.ERROR},
+    needs=frozenset({"ranks"}),
     triggers=("local_rank", "local-rank", "launch"),
 )
 _TITLES = {
@@ -60,6 +61,24 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report what only the old launcher serves."""
     for launch in legacy_launches(script):
         yield CHECK.finding("source", _TITLES[launch.form], remedy=_REMEDIES[launch.form], locations=(launch.location,))
+
+
+def in_run(record: RunRecord) -> Iterator[Finding]:
+    """Report an argument of the launch command that the script does not know, and that was passed in its own words."""
+    if record.job.option_passed:
+        title = "torch.distributed.launch passes --local-rank, which this script does not take: its ranks end at once"
+        yield CHECK.finding(
+            record.job.kind,
+            title,
+            remedy='Launch with torchrun and read int(os.environ["LOCAL_RANK"]); or let the script take --local-rank.',
+            evidence=(
+                Fact(
+                    text=f"the script takes {record.job.option_passed}, and was rehearsed with it; since torch 2.0 the "
+                    "launcher writes the option with a hyphen, which argparse refuses",
+                    basis=record.job.kind,
+                ),
+            ),
+        )
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

@@ -59,8 +59,22 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
             followed=followed,
             remedy="Leave init_method out: the launcher's MASTER_ADDR and MASTER_PORT are used then.",
         )
+    yield from _taken(record)
     yield from _too_many(record)
     yield from _ports_in_use(record)
+
+
+def _taken(record: RunRecord) -> Iterator[Misled]:
+    """Numbers under which several ranks of a launcher join."""
+    for wait in record.waits:
+        if wait.rank_taken >= 0:
+            yield Misled(
+                sentence=f"several ranks join the group as rank {wait.rank_taken}, whatever the launcher calls them",
+                location=site_location(record.site(wait.site)),
+                ranks=_ranks([wait]),
+                followed="no other rank comes for the numbers that are left: init_process_group waits for its timeout",
+                remedy='Leave rank and world_size out, or take them from the environment: int(os.environ["RANK"]).',
+            )
 
 
 def _too_many(record: RunRecord) -> Iterator[Misled]:

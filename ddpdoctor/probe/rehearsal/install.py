@@ -52,7 +52,7 @@ class Rehearsal:
         self._modules: Optional[Modules] = None
         self._lines = Lines(journal)
         self._stress = Stress(journal)
-        self._rendezvous = Rendezvous(journal)
+        self._rendezvous = Rendezvous(journal, self._ending)
         self._pretence = Pretence(journal) if journal.plan.get("pretend") else None
 
     def before_torch(self) -> None:

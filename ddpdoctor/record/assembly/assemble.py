@@ -285,8 +285,9 @@ class Assembly:
 
     def _on_led(self, pid: int, event: dict[str, Any]) -> None:
         key = max(key for key in self._waits if key[0] == pid)  # led while it waits
-        told = {"led_from": str(event["address"])} if "address" in event else {"ranks_asked": int(event["ranks"])}
-        self._waits[key] = msgspec.structs.replace(self._waits[key], **told)
+        names = {"address": "led_from", "ranks": "ranks_asked", "rank": "rank_taken"}
+        told = {names[name]: event[name] for name in names.keys() & event.keys()}
+        self._waits[key] = msgspec.convert({**msgspec.structs.asdict(self._waits[key]), **told}, Wait)
 
     def _on_wait_ended(self, pid: int, event: dict[str, Any]) -> None:
         wait = self._waits[pid, event["number"]]

@@ -11,7 +11,7 @@ from ddpdoctor.record.model import StopReason
 def ending_of(event: dict[str, Any], rank: int) -> tuple[StopReason, str]:
     """The reason in an event of an ending of ours, and the sentence for the user; ``rank`` is -1 for none."""
     reason, text = str(event["reason"]), str(event.get("text", ""))
-    if reason in ("slow", "memory"):
+    if reason in ("slow", "memory", "rendezvous"):
         return reason, text  # type: ignore[return-value]
     said = text.strip().partition("\n")[0]
     tail = f": {said}" if said else ""

@@ -27,6 +27,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which the script would have met, and where nobody listens; empty when it met where it said."""
     ranks_asked: int = 0
     """For how many ranks the script makes its group, where fewer were started; 0 otherwise."""
+    rank_taken: int = -1
+    """The number under which the rank would have joined, as another one had before it; -1 for one of its own."""
     error: str = ""
     """Type and message of the exception that it raised; empty when it raised none."""
     named_device: bool = False

@@ -98,6 +98,18 @@ def required_local_rank(script: Script) -> str:
     return ""
 
 
+def unknown_to_the_launcher(script: Script) -> str:
+    """``--local_rank``, where a script takes it and not ``--local-rank``, which torch.distributed.launch passes."""
+    taken: set[object] = set()
+    if any("parse_known_args" in module.text for module in script.modules):
+        return ""  # what it does not know, it leaves alone
+    for module in script.modules:
+        for node in module.index.of(ast.Call) if "--local" in module.text else ():
+            if _declares_local_rank(node):
+                taken |= {entry.value for entry in node.args if isinstance(entry, ast.Constant)}
+    return "--local_rank" if "--local_rank" in taken and "--local-rank" not in taken else ""
+
+
 def _is_required(call: ast.Call) -> bool:
     required = keyword(call, "required")
     return isinstance(required, ast.Constant) and required.value is True

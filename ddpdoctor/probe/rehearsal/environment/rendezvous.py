@@ -14,12 +14,13 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, Optional
 from urllib.parse import parse_qs, urlparse
 
 from ...journal import Journal
+from ..stop import Ending
 
-FILE = "ports.json"
 SPAWNED_VARIABLE = "DDPDOCTOR_SPAWNED_RANKS"
 """How many processes ``mp.spawn`` has started, for those processes."""
 _LAUNCHER_HAS_THE_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -29,9 +30,10 @@ _HERE = "127.0.0.1"
 class Rendezvous:
     """Changes where ranks meet and how many they are, where they would wait in vain."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, ending: Ending) -> None:
         """Made before the user's first line: what the launcher has said may be overwritten by it."""
         self._journal = journal
+        self._ending = ending
         self._launched = os.environ.get(_LAUNCHER_HAS_THE_STORE) == str(True)
         self._address = os.environ.get("MASTER_ADDR", "")
         self._port = os.environ.get("MASTER_PORT", "")
@@ -91,26 +93,44 @@ class Rendezvous:
 
     def _other(self, port: int) -> int:
         """The port that stands for ``port`` in this rehearsal; the first rank that asks chooses it."""
-        path = os.path.join(self._journal.run_directory, FILE)
-        with open(path, "a+", encoding="utf-8") as file:
+        return self._chosen("ports.json", str(port), _free_port)
+
+    def _chosen(self, name: str, key: str, choose: Callable[[], int]) -> int:
+        """What the first rank that asked has chosen, in a file that all of them share."""
+        with open(os.path.join(self._journal.run_directory, name), "a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             chosen: dict[str, int] = json.loads(file.read() or "{}")
-            if str(port) not in chosen:
-                chosen[str(port)] = _free_port()
+            if key not in chosen:
+                chosen[key] = choose()
                 file.truncate(0)
                 json.dump(chosen, file)
-            return int(chosen[str(port)])
+            return int(chosen[key])
 
-    def _fitted(self, url: str, rank: int, world_size: int) -> Optional[tuple[int, int]]:
+    def _fitted(self, url: str, rank: Any, world_size: Any) -> Optional[tuple[int, int]]:
         """Rank and number of ranks where the script asks for more ranks than were started; None where it does not."""
         started = self._started()
+        if not isinstance(rank, int) or not isinstance(world_size, int):
+            return None  # torch words the error
         asked = world_size if world_size >= 0 else _told(url, "world_size", "WORLD_SIZE")
         own = rank if rank >= 0 else _told(url, "rank", "RANK")
+        if self._launched and own is not None:
+            self._refuse_a_second(own)
         if not started or asked is None or own is None or asked <= started or started < 2:
             return None
         self._journal.event("led", ranks=asked)
         return own % started, started
+
+    def _refuse_a_second(self, rank: int) -> None:
+        """End the rehearsal where two ranks of a launcher join under one number: each would wait for the others."""
+        pid = os.getpid()
+        first = self._chosen("ranks.json", str(rank), lambda: pid)
+        if first == pid or self._journal.rank in (None, rank):
+            return
+        self._journal.event("led", rank=rank)
+        self._ending.end(
+            "rendezvous", f"two ranks join the group as rank {rank}, so that it never has all of its ranks"
+        )
 
     def _started(self) -> int:
         """Processes that were started as ranks; 0 when it is not known."""
