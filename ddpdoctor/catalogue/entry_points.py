@@ -44,7 +44,7 @@ def third_party_modules() -> tuple[Offer, ...]:
 
 
 def may_offer(path_entry: str) -> bool:
-    """Tell whether a package below this entry of ``sys.path`` names the group; unsure (a zip file) counts as yes."""
+    """Return whether a package below this entry of ``sys.path`` names the group; unsure (a zip file) counts as yes."""
     directory = path_entry or os.curdir
     if os.path.isfile(directory):
         return True

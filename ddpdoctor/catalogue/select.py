@@ -64,7 +64,7 @@ def pre_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
 
 
 def wants_unused_suppressions(select: Sequence[str], ignore: Sequence[str], settings: Settings) -> bool:
-    """Tell whether comments that suppress nothing are to be reported."""
+    """Return whether comments that suppress nothing are to be reported."""
     ignored = ignore or (() if select else settings.ignore)
     selected = select or settings.select
     return (not selected or any(map(_means_unused, selected))) and not any(map(_means_unused, ignored))

@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def excludes(self, path: Path) -> bool:
-        """Tell whether a file is not to be examined."""
+        """Return whether a file is not to be examined."""
         relative = self.relative(path)
         return relative is not None and matches_below(self.exclude, relative)
 

@@ -111,7 +111,7 @@ def _killed(divergence: Divergence) -> bool:
 
 
 def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:
-    """Tell whether some ranks stand in DDP's constructor and the others have ended, or trained, without one."""
+    """Return whether some ranks stand in DDP's constructor and the others have ended, or trained, without one."""
     building = {turn.rank for turn in divergence.turns if _origin(turn) == "ddp-construct"}
     others = [turn for turn in divergence.turns if turn.rank not in building]
     trained = {backward.rank for backward in record.backwards if not backward.wraps}
@@ -142,7 +142,7 @@ def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[NextCall, ...
 
 
 def _did_before_what_they_do_apart(divergence: Divergence, record: RunRecord) -> bool:
-    """Tell whether every rank had run, in earlier steps, each of the lines at which they now part.
+    """Return whether every rank had run, in earlier steps, each of the lines at which they now part.
 
     Then no rank test parts them: each decides by something of its own that changes from step to step.
     """

@@ -26,7 +26,7 @@ def parse_patterns(lines: Iterable[str]) -> tuple[Pattern, ...]:
 
 
 def matches(patterns: Sequence[Pattern], path: str, *, directory: bool) -> bool | None:
-    """Tell whether the last pattern that speaks of ``path`` matches it; None when none does."""
+    """Return whether the last pattern that speaks of ``path`` matches it; None when none does."""
     for pattern in reversed(patterns):
         if (directory or not pattern.directories_only) and _fits(pattern.segments, path.split("/")):
             return not pattern.negated
@@ -34,7 +34,7 @@ def matches(patterns: Sequence[Pattern], path: str, *, directory: bool) -> bool 
 
 
 def matches_below(patterns: Sequence[Pattern], path: str) -> bool:
-    """Tell whether a file, or a directory above it, is matched; nothing below a matched directory is taken back."""
+    """Return whether a file, or a directory above it, is matched; nothing below a matched directory is taken back."""
     parts = path.split("/")
     for length in range(1, len(parts)):
         if matches(patterns, "/".join(parts[:length]), directory=True):

@@ -11,14 +11,14 @@ from ddpdoctor.finding import Frame, Location
 
 
 def meets(one: Location, other: Location) -> bool:
-    """Tell whether the lines of two locations overlap in the same file."""
+    """Return whether the lines of two locations overlap in the same file."""
     if same_lines(one, other):
         return True
     return same_lines(other, one)
 
 
 def same_lines(outer: Location, inner: Location) -> bool:
-    """Tell whether ``inner`` starts inside the lines of ``outer``; symbolic links to one file are the same file."""
+    """Return whether ``inner`` starts inside the lines of ``outer``; symbolic links to one file are the same file."""
     return outer.line <= inner.line <= max(outer.line, outer.end_line) and same_file(outer.file, inner.file)
 
 
@@ -53,7 +53,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def in_user_code(file: str) -> bool:
-    """Tell whether a file is neither the standard library's, nor an installed package's, nor ours."""
+    """Return whether a file is neither the standard library's, nor an installed package's, nor ours."""
     parts = file.replace("\\", "/").split("/")
     if "site-packages" in parts or "dist-packages" in parts or file.startswith("<"):
         return False

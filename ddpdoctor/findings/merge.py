@@ -107,7 +107,7 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
 
 
 def _same_condition(one: Finding, other: Finding) -> bool:
-    """Tell whether two partings seen in the source are those of one condition, which is the last of their places."""
+    """Return whether two partings seen in the source are those of one condition, which is the last of their places."""
     return {one.code, other.code} <= SUSPECTED and bool(one.locations[1:]) and one.locations[-1] == other.locations[-1]
 
 

@@ -143,7 +143,7 @@ def _position(node: ast.expr | ast.keyword) -> tuple[int, int]:
 
 
 def _in_parentheses(module: Module, call: ast.Call, last: ast.expr) -> bool:
-    """Whether something other than a comma and the closing parenthesis follows the last argument: ``f((a))``."""
+    """Return whether something other than a comma and the closing parenthesis follows the last argument: ``f((a))``."""
     place, end = module.location(last), module.location(call)
     if isinstance(last, ast.GeneratorExp):
         return True

@@ -119,7 +119,7 @@ def _per_step(amounts: Sequence[Sequence[int]], windows: Sequence[int]) -> float
 
 
 def _varies(share: Share) -> bool:
-    """Tell whether the size of what a line sends depends on the data: then it differs between runs, too."""
+    """Return whether the size of what a line sends depends on the data: then it differs between runs, too."""
     if share.metric != "bytes_sent" or "(" in share.what:
         return False
     sent = [amount for row in share.amounts for amount in row if amount]

@@ -60,7 +60,7 @@ def entry_of(examination: Examination, record: RunRecord) -> Entry:
 
 
 def may_be_agreed_on(examination: Examination) -> bool:
-    """Tell whether a baseline may be written of this: the rehearsal came to its end, and nothing hung or parted."""
+    """Return whether a baseline may be written of this: the rehearsal came to its end, and nothing hung or parted."""
     return examination.rehearsal.status == "completed" and not any(map(_is_never_known, examination.findings))
 
 

@@ -84,7 +84,7 @@ class Tracebacks:
         return bool(self._open or self._closed)
 
     def begins(self, marked: str, text: str) -> bool:
-        """Tell whether a line begins a traceback."""
+        """Return whether a line begins a traceback."""
         return HEADER in text and not text.lstrip().startswith("Original")
 
     def begin(self, raised: Raised) -> None:
@@ -203,7 +203,7 @@ def parse(text: str) -> Raised | None:
 
 
 def _is_wrapped(last: Raised, text: str) -> bool:
-    """Tell whether a line goes on with a message because its first word had no place on the line before."""
+    """Return whether a line goes on with a message because its first word had no place on the line before."""
     words = text.split(maxsplit=1)
     return bool(words) and not text[:1].isspace() and last.reach + 1 + len(words[0]) > last.width >= len(text.rstrip())
 

@@ -67,7 +67,7 @@ class OutputFile:
             raise _cannot(self._name, error) from error
 
     def _is_kept(self) -> bool:
-        """Whether the report becomes a file of its own, which the next one may find."""
+        """Return whether the report becomes a file of its own, which the next one may find."""
         return not self._appends and (os.path.isfile(self._name) or not os.path.exists(self._name))
 
     def _write_file(self, content: bytes) -> None:
@@ -122,7 +122,7 @@ class OutputFile:
 
 
 def is_step_summary(name: str) -> bool:
-    """Tell whether a file is the summary of a step of GitHub Actions, which several programs append to."""
+    """Return whether a file is the summary of a step of GitHub Actions, which several programs append to."""
     summary = os.environ.get(STEP_SUMMARY)
     return bool(name and summary) and os.path.realpath(name) == os.path.realpath(summary or "")
 
@@ -185,7 +185,7 @@ def _is_no_summary(name: str, status: os.stat_result) -> str:
 
 
 def _holds_code(content: bytes) -> bool:
-    """Tell whether a text is an object of JSON, or statements to Python, for which it takes settings as well.
+    """Return whether a text is an object of JSON, or statements to Python, for which it takes settings as well.
 
     A line of Markdown may be an expression (``Done``, ``- item``) and a comment (``# Results``), but no statement.
     """

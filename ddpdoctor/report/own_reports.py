@@ -78,7 +78,7 @@ def encoded(text: str) -> bytes:
 
 
 def is_own_report(content: bytes) -> bool:
-    """Tell whether all of a file's content is a report of ours, or nothing that could be lost."""
+    """Return whether all of a file's content is a report of ours, or nothing that could be lost."""
     if content in _NOTHING:
         return True
     if content.startswith(b"\x1f\x8b"):

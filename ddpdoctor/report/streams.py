@@ -94,19 +94,19 @@ def one_sentence(message: str) -> str:
 
 
 def colours_wanted(no_color: bool) -> bool:
-    """Tell whether stdout is a terminal whose user has not declined colours."""
+    """Return whether stdout is a terminal whose user has not declined colours."""
     declined = no_color or os.environ.get("NO_COLOR", "") != "" or os.environ.get("TERM") == "dumb"
     return not declined and _is_terminal(sys.stdout)
 
 
 def screen_possible() -> bool:
-    """Tell whether a user sits at a terminal that can show a screen."""
+    """Return whether a user sits at a terminal that can show a screen."""
     able = os.environ.get("TERM", "") not in {"", "dumb"}
     return able and all(map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
 
 
 def is_interactive() -> bool:
-    """Tell whether a user can be asked something, and answer."""
+    """Return whether a user can be asked something, and answer."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 

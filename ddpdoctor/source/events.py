@@ -236,7 +236,7 @@ def shape_of(tree: Tree) -> int:
 
 
 def same(one: Tree, other: Tree) -> bool:
-    """Whether two trees with exits worked in run the same kinds of collectives in the same order."""
+    """Return whether two trees with exits worked in run the same kinds of collectives in the same order."""
     return one is other or (len(one) == len(other) and shape_of(one) == shape_of(other))
 
 
@@ -359,6 +359,6 @@ def wider(previous: Event, event: Event) -> Event:
 
 
 def all_raise(sinks: Sinks, ranks: int) -> bool:
-    """Whether the arm ended by an exception on every rank that took it."""
+    """Return whether the arm ended by an exception on every rank that took it."""
     ends = [sink[-1] if sink else None for rank, sink in enumerate(sinks) if ranks >> rank & 1]
     return all(isinstance(end, Jump) and end.kind == "raise" for end in ends)

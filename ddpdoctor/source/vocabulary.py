@@ -185,7 +185,7 @@ def canonical(name: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def is_first_rank_name(name: str) -> bool:
-    """Tell whether a name promises to be true on one rank only; bare ``main`` and ``master`` need an ``is_``."""
+    """Return whether a name promises to be true on one rank only; bare ``main`` and ``master`` need an ``is_``."""
     if name in {"main", "master", "_main", "_master", "primary", "chief", "local", "global"}:
         return False
     return FIRST_RANK_NAMES.match(name) is not None
@@ -193,7 +193,7 @@ def is_first_rank_name(name: str) -> bool:
 
 @lru_cache(maxsize=4_096)
 def speaks_of_ranks(text: str) -> bool:
-    """Tell whether the text of a condition hints at a rank test that could not be resolved."""
+    """Return whether the text of a condition hints at a rank test that could not be resolved."""
     return _RANK_WORDS.search(text) is not None
 
 

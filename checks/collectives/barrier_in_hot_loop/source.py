@@ -53,7 +53,7 @@ def _as_often(event: Event, backward: Event) -> bool:
 
 
 def _for_logging(event: Event) -> bool:
-    """Whether the name says loss or metric, and no condition, backward or assignment to an attribute uses it."""
+    """Return whether the name says loss or metric, and no condition, backward or assignment to an attribute uses it."""
     arguments = getattr(event.node, "args", [])
     if not arguments or not isinstance(arguments[0], ast.Name) or not event.positional:
         return False

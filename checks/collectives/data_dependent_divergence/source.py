@@ -64,7 +64,7 @@ def _assigns(statement: ast.Assign, name: str) -> bool:
 
 
 def _are_strings(elements: list[ast.expr]) -> bool:
-    """Whether several different texts are written out: numbers have the same order in every process."""
+    """Return whether several different texts are written out: numbers have the same order in every process."""
     texts = {element.value for element in elements if isinstance(element, ast.Constant)}
     return len(texts) > 1 and all(isinstance(text, str) for text in texts) and len(elements) >= len(texts)
 

@@ -68,7 +68,7 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
 
 
 def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event]) -> bool:
-    """Whether a rank goes on after a failure of its own without a word to the others."""
+    """Return whether a rank goes on after a failure of its own without a word to the others."""
     if not _catches_local_failures(handler) or _ends(handler.body):
         return False
     return not any(led_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
@@ -136,12 +136,12 @@ def _catches_local_failures(handler: ast.ExceptHandler) -> bool:
 
 
 def _goes_on(arm: Sequence[ast.stmt]) -> bool:
-    """Whether one arm of a condition leaves the handler without a word to anybody."""
+    """Return whether one arm of a condition leaves the handler without a word to anybody."""
     return bool(arm) and isinstance(arm[-1], (ast.Continue, ast.Break, ast.Return)) and not _ends(arm)
 
 
 def _ends(body: Sequence[ast.stmt]) -> bool:
-    """Whether a handler ends the rank, so that its peers learn of it."""
+    """Return whether a handler ends the rank, so that its peers learn of it."""
     for statement in body:
         if isinstance(statement, ast.Raise):
             return True

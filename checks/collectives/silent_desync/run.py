@@ -64,7 +64,7 @@ def batches_ahead(record: RunRecord) -> Iterator[Ahead]:
 
 
 def _keeps_together(loader: LoaderOnRanks) -> bool:
-    """Tell whether every rank goes through the loader by the same passes, in a ``for`` statement."""
+    """Return whether every rank goes through the loader by the same passes, in a ``for`` statement."""
     lengths = {entry.true_length for entries in loader.passes for entry in entries}
     counts = sorted(len(entries) for entries in loader.passes)
     if not counts or not counts[0] or counts[-1] - counts[0] > 1 or len(lengths) != 1 or None in lengths:

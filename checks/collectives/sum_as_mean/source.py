@@ -67,7 +67,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
         return any(map(self.is_sum, returned))
 
     def is_sum(self, node: ast.expr) -> bool:
-        """Whether an expression is one of the variables, or its number."""
+        """Return whether an expression is one of the variables, or its number."""
         while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AS_IT_IS:
             node = node.func.value
         return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in self.names
@@ -163,7 +163,7 @@ def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
 
 
 def _is_share(event: Event, function: ast.AST, name: str) -> bool:
-    """Whether what is summed was divided before, where its variable is assigned: shares add up to the mean."""
+    """Return whether what is summed was divided before, where its variable is assigned: shares add up to the mean."""
     return any(
         isinstance(node, ast.Assign)
         and any(ast.unparse(target) == name for target in node.targets)
@@ -175,7 +175,7 @@ def _is_share(event: Event, function: ast.AST, name: str) -> bool:
 
 
 def _divides(node: ast.AST, names: frozenset[str]) -> bool:
-    """Whether a node makes a mean of one of some variables."""
+    """Return whether a node makes a mean of one of some variables."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, _DIVIDING) and mentions(node, names)
     if isinstance(node, ast.AugAssign):
@@ -185,7 +185,7 @@ def _divides(node: ast.AST, names: frozenset[str]) -> bool:
 
 
 def _says_mean(call: ast.Call) -> bool:
-    """Whether what is shown is called a loss, an accuracy or a mean, and no sum, by a text beside it."""
+    """Return whether what is shown is called a loss, an accuracy or a mean, and no sum, by a text beside it."""
     texts = [node.value for part in call.args for node in descend(part) if isinstance(node, ast.Constant)]
     words = " ".join(text for text in texts if isinstance(text, str))
     return _MEANS.search(words) is not None and not _SUMS.search(words)

@@ -76,7 +76,7 @@ def _own_path(event: Event) -> bool:
 
 
 def _rank_by_rank(projection: Projection, event: Event) -> bool:
-    """Whether some ranks wait in a barrier of their own before, as where rank 0 goes first."""
+    """Return whether some ranks wait in a barrier of their own before, as where rank 0 goes first."""
     return any(
         barrier.name in {"barrier", "monitored_barrier", "wait_for_everyone"}
         and barrier.ranks != ALL_RANKS
@@ -86,7 +86,7 @@ def _rank_by_rank(projection: Projection, event: Event) -> bool:
 
 
 def _done_before(events: list[Event], event: Event) -> bool:
-    """Whether fewer ranks did the same before, so that the others find everything in place."""
+    """Return whether fewer ranks did the same before, so that the others find everything in place."""
     return any(
         earlier.name == event.name and earlier.ranks != ALL_RANKS and earlier.ordinal < event.ordinal
         for earlier in events

@@ -66,7 +66,7 @@ def _draws(projection: Projection, dataset: Instance) -> Iterator[tuple[Library,
 
 
 def _has_generator(call: ast.Call) -> bool:
-    """Tell whether a draw is made from a generator of its own, which no seed of the script reaches."""
+    """Return whether a draw is made from a generator of its own, which no seed of the script reaches."""
     return any(keyword.arg == "generator" for keyword in call.keywords)
 
 

@@ -95,7 +95,7 @@ def _all_shard(loader: LoaderOnRanks) -> bool:
 
 
 def _averages(record: RunRecord, entries: tuple[Pass, ...]) -> bool:
-    """Tell whether every rank averages something over the ranks right after it evaluated, before it trains on."""
+    """Return whether every rank averages something over the ranks right after it evaluated, before it trains on."""
     for entry in entries:
         track = record.track(entry.rank)
         evaluated = [

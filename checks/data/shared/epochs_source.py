@@ -81,7 +81,7 @@ def _told(projection: Projection) -> set[int] | None:
 
 
 def _says_the_same(event: Event) -> bool:
-    """Whether every turn of a loop tells the same number, as ``set_epoch(0)`` does."""
+    """Return whether every turn of a loop tells the same number, as ``set_epoch(0)`` does."""
     number = event.argument("epoch", 0)
     return number is not None and isinstance(number, Const) and any(not loop.once for loop in event.loops)
 

@@ -135,7 +135,7 @@ def _shared_after(projection: Projection, event: Event) -> bool:
 
 
 def _splits(event: Event) -> bool:
-    """Whether the result of a draw divides a data set."""
+    """Return whether the result of a draw divides a data set."""
     if event.name in _SPLITS:
         shuffle = event.named.get("shuffle", NONE)
         return constant(shuffle) is not False
@@ -144,7 +144,7 @@ def _splits(event: Event) -> bool:
 
 
 def _is_taken_by_rank(event: Event) -> bool:
-    """Whether each rank takes a part of what a draw has put in order, by its number."""
+    """Return whether each rank takes a part of what a draw has put in order, by its number."""
     body, drawn_at = event.module.body_around(event.node), getattr(event.node, "lineno", 0)
     return any(
         subscript.lineno >= drawn_at

@@ -133,14 +133,14 @@ def _part_of_instance(machine: Machine, value: Instance) -> Part | None:
 
 
 def _returns_length(method: ast.AST) -> bool:
-    """Whether ``__len__`` gives the length of what is held, as it is."""
+    """Return whether ``__len__`` gives the length of what is held, as it is."""
     body = getattr(method, "body", [])
     last = body[-1] if isinstance(body, list) and body else None
     return isinstance(last, ast.Return) and isinstance(last.value, ast.Call) and last_name(last.value.func) == "len"
 
 
 def _may_go_on(module: Module, cls: ast.ClassDef) -> bool:
-    """Whether a class may begin anew when its data ends, or end before."""
+    """Return whether a class may begin anew when its data ends, or end before."""
     index = module.index
     if any(isinstance(node, (ast.While, ast.Break)) for node in descend(cls)):
         return True
@@ -154,7 +154,7 @@ def _may_go_on(module: Module, cls: ast.ClassDef) -> bool:
 
 
 def _is_bare(iterable: Value) -> bool:
-    """Whether a loop goes over one thing to its end: ``zip`` ends with the shortest."""
+    """Return whether a loop goes over one thing to its end: ``zip`` ends with the shortest."""
     return not (
         isinstance(iterable, SequenceValue) and iterable.values and isinstance(iterable.values[0], SequenceValue)
     )

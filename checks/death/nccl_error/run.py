@@ -75,7 +75,7 @@ class NcclError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_nccl_error(raised: RankException) -> bool:
-    """Tell whether an exception is NCCL's own, be it only that a peer was gone."""
+    """Return whether an exception is NCCL's own, be it only that a peer was gone."""
     return _ERROR.search(raised.message) is not None
 
 
@@ -119,7 +119,7 @@ def _kind(raised: RankException) -> str:
 
 
 def _explains(rank: Rank) -> bool:
-    """Tell whether a rank ended by something that leaves its peers with a lost connection."""
+    """Return whether a rank ended by something that leaves its peers with a lost connection."""
     if rank.end == "signalled":
         return not rank.main_finished
     return any(not raised.communication and not is_nccl_error(raised) for raised in rank.exceptions)

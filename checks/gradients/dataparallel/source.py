@@ -34,7 +34,7 @@ def data_parallel_uses(script: Script) -> Iterator[Location]:
 
 
 def _dead(module: Module, node: ast.AST) -> bool:
-    """Whether a node stands under ``if False:`` or ``if TYPE_CHECKING:``."""
+    """Return whether a node stands under ``if False:`` or ``if TYPE_CHECKING:``."""
     inner = node
     for around in module.ancestors(node):
         if isinstance(around, ast.If) and inner in around.body:

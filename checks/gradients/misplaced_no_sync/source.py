@@ -214,7 +214,7 @@ def _off_by(event: Event) -> ast.expr | None:
 
 
 def _excludes(one: ast.expr, other: ast.expr) -> bool:
-    """Whether a condition is the opposite of another, as those of an ``if`` and its ``else`` are."""
+    """Return whether a condition is the opposite of another, as those of an ``if`` and its ``else`` are."""
     return isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) and one.operand is other
 
 

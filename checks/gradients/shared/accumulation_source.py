@@ -145,7 +145,7 @@ def _accumulates(projection: Projection, backward: Event, step: Event) -> Accumu
 
 
 def _follows_at_once(backward: Event, step: Event) -> bool:
-    """Whether some optimizer steps after every one of these backward passes."""
+    """Return whether some optimizer steps after every one of these backward passes."""
     return loop_nodes(step) == loop_nodes(backward) and is_prefix(step.conditions, backward.conditions)
 
 
@@ -166,7 +166,7 @@ def _counts(backward: Event, condition: str) -> bool:
 
 
 def _is_one(backward: Event, name: str) -> bool:
-    """Whether the module sets a variable to 1 and to nothing else: then every batch makes a step."""
+    """Return whether the module sets a variable to 1 and to nothing else: then every batch makes a step."""
     values = [
         ast.unparse(node.value)
         for node in backward.module.index.of(ast.Assign)
@@ -192,7 +192,7 @@ def _over_loader(found: Accumulation) -> bool:
 
 
 def _counts_turns(loop: ast.For, condition: ast.If) -> bool:
-    """Whether a test is ``(index + 1) % n == 0`` alone, with the index of ``enumerate`` of its loop."""
+    """Return whether a test is ``(index + 1) % n == 0`` alone, with the index of ``enumerate`` of its loop."""
     test = condition.test
     if (
         not isinstance(test, ast.Compare)

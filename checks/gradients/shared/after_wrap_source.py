@@ -152,7 +152,7 @@ def late_conversions(projection: Projection) -> Iterator[tuple[Event, Event]]:
 
 
 def _comes_first_in_turn(event: Event, wrap: Event) -> bool:
-    """Whether each turn of the loop around both converts a model that it has made before it wraps it."""
+    """Return whether each turn of the loop around both converts a model that it has made before it wraps it."""
     loop = innermost_loop(event)
     if loop is None or loop is not innermost_loop(wrap) or event.module is not wrap.module:
         return False
@@ -201,7 +201,7 @@ def _loops_over(event: Event) -> Iterator[tuple[ast.For, bool]]:
 
 
 def _is_whole(projection: Projection, event: Event, number: int) -> bool:
-    """Whether an event is of a wrapped model as a whole."""
+    """Return whether an event is of a wrapped model as a whole."""
     module = projection.machine.events[number].argument("module", 0)
     return event.receiver is not None and all(
         ddp_objects(option) or option == module
@@ -258,7 +258,7 @@ def _wrap_of(projection: Projection, event: Event) -> int | None:
 
 
 def _trained_after(projection: Projection, change: Change, number: int) -> bool:
-    """Whether a forward with gradients follows the change, or stands in a loop with it."""
+    """Return whether a forward with gradients follows the change, or stands in a loop with it."""
     event = change.event
     around = {loop.node for loop in event.loops}
     for forward in training_forwards(projection, number):

@@ -131,7 +131,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
 
 
 def _takes_the_place_of_a_wrap(record: RunRecord, step: ReplicaStep) -> bool:
-    """Tell whether the line of the backward before a step has reached a wrap before, of as many parameters."""
+    """Return whether the line of the backward before a step has reached a wrap before, of as many parameters."""
     rank = min(step.steps)
     own = [entry for entry in record.backwards if entry.rank == rank and entry.time_ns < step.steps[rank].time_ns]
     if not own:

@@ -135,7 +135,7 @@ def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
 
 
 def _names_ddp(script: Script) -> bool:
-    """Whether DDP is called or passed around anywhere, reached or not."""
+    """Return whether DDP is called or passed around anywhere, reached or not."""
     return any(
         module.resolve(node) == DDP
         for module in script.modules
@@ -146,7 +146,7 @@ def _names_ddp(script: Script) -> bool:
 
 
 def _trains_known_models(projection: Projection, optimizer: Event) -> bool:
-    """Whether everything that an optimizer holds was made by code that certainly does not wrap it."""
+    """Return whether everything that an optimizer holds was made by code that certainly does not wrap it."""
     held = holders(projection, optimizer)
     return bool(held) and all(_is_known_model(optimizer.module, optimizer, value) for value in held)
 
@@ -162,7 +162,7 @@ def _is_known_model(module: Module, optimizer: Event, value: Value) -> bool:
 
 
 def _made_by_known_library(module: Module, optimizer: Event) -> bool:
-    """Whether the variables in an optimizer's arguments are assigned from calls of well-known libraries only."""
+    """Return whether the variables in an optimizer's arguments are assigned from calls of well-known libraries only."""
     names = {node.id for node in descend(optimizer.node) if isinstance(node, ast.Name)}
     found = False
     for node in module.index.of(ast.Assign):

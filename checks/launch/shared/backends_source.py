@@ -94,7 +94,7 @@ def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
 
 
 def _on_purpose(projection: Projection, event: Event) -> bool:
-    """Whether anything else in the text speaks of backends or of a platform that has no NCCL."""
+    """Return whether anything else in the text speaks of backends or of a platform that has no NCCL."""
     for module in projection.machine.script.modules:
         text = module.text
         if module is event.module and isinstance(event.node, ast.expr):
@@ -113,7 +113,7 @@ def _trains_on_gpu(projection: Projection) -> bool:
 
 
 def _may_destroy(projection: Projection, module: Module) -> bool:
-    """Whether a module destroys a group outside of functions that nobody calls."""
+    """Return whether a module destroys a group outside of functions that nobody calls."""
     if _DESTROYS not in module.text or _DESTROYS not in module.words:
         return False
     visited = projection.machine.visited
@@ -176,7 +176,7 @@ def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast
 
 
 def _is_text(module: Module, value: ast.expr) -> bool:
-    """Whether a value is certainly no tensor: what ``socket`` or ``os`` gives."""
+    """Return whether a value is certainly no tensor: what ``socket`` or ``os`` gives."""
     return isinstance(value, ast.Call) and module.resolve(value.func).startswith(("socket.", "os.", "time."))
 
 
@@ -210,7 +210,7 @@ def _is_cpu_factory(module: Module, call: ast.Call) -> bool:
 
 
 def _is_plain_data(node: ast.expr) -> bool:
-    """Whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
+    """Return whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, (ast.List, ast.Tuple, ast.ListComp)):
@@ -224,7 +224,7 @@ def _is_plain_data(node: ast.expr) -> bool:
 
 
 def _under_other_default(module: Module, node: ast.AST) -> bool:
-    """Whether a ``with`` statement around a construction may name another device."""
+    """Return whether a ``with`` statement around a construction may name another device."""
     return any(
         isinstance(around, ast.With) and "device" in ast.unparse(around.items[0].context_expr)
         for around in module.ancestors(node)

@@ -86,7 +86,7 @@ def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]
 
 
 def _uses_current(projection: Projection) -> bool:
-    """Whether something takes the current GPU unasked: a collective without a tensor, or pinned memory."""
+    """Return whether something takes the current GPU unasked: a collective without a tensor, or pinned memory."""
     if any(event.name in _GUESSES and "device_ids" not in event.named for event in projection.in_course("collective")):
         return True
     pinned = (event.named.get("pin_memory") for event in projection.in_course("loader"))
@@ -133,7 +133,7 @@ def _moves_to_current(event: Event) -> bool:
 
 
 def initialises_cuda(event: Event) -> bool:
-    """Tell whether CUDA is certainly initialised after an event, if it was not before."""
+    """Return whether CUDA is certainly initialised after an event, if it was not before."""
     if event.kind == "call":
         return event.name == "cuda" or event.name in _INITIALISING
     if event.kind != "device" or event.name == "device":

@@ -48,7 +48,7 @@ def _expression_at(module: Module, place: Location) -> ast.expr | None:
 
 
 def _needs_nothing(script: Script, module: Module, guard: ast.expr, finding: Finding) -> bool:
-    """Whether the function can be called without arguments, by its definition or by how others call it."""
+    """Return whether the function can be called without arguments, by its definition or by how others call it."""
     for fact in finding.evidence:
         if fact.location is not None and fact.location != finding.location:
             return _takes_nothing(script, fact.location, method=isinstance(guard, ast.Attribute))

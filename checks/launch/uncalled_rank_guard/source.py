@@ -134,7 +134,7 @@ def _word(node: ast.AST) -> object:
 
 
 def _is_plain(definition: ast.FunctionDef) -> bool:
-    """Whether no decorator may turn the function into a property or a value."""
+    """Return whether no decorator may turn the function into a property or a value."""
     names = {
         ast.unparse(entry.func if isinstance(entry, ast.Call) else entry).rpartition(".")[2]
         for entry in definition.decorator_list

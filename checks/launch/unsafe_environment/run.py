@@ -84,7 +84,7 @@ def _is_on(values: Mapping[str, str], name: str) -> bool:
 
 
 def _is_there(wanted: str, interfaces: tuple[str, ...]) -> bool:
-    """Tell whether a list of interface names fits this machine; ``=`` asks for whole names, ``^`` excludes."""
+    """Return whether a list of interface names fits this machine; ``=`` asks for whole names, ``^`` excludes."""
     if not wanted or not interfaces or wanted.startswith("^"):
         return True
     names = [name.strip().partition(":")[0] for name in wanted.removeprefix("=").split(",")]

@@ -46,7 +46,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
 
 
 def _says_otherwise(event: Event) -> bool:
-    """Whether an index is called local, though it was read as global, or is the remainder by a node's GPUs."""
+    """Return whether an index is called local, though it was read as global, or is the remainder by a node's GPUs."""
     text = ast.unparse(event.node).lower()
     return "local" in text or "%" in text
 

@@ -97,6 +97,6 @@ def _is_local_rank(projection: Projection, rank: Value) -> bool:
 
 
 def _joins_with(projection: Projection, size: int) -> bool:
-    """Whether the script itself fixes the size of its process group to the same number, or joins none."""
+    """Return whether the script itself fixes the size of its process group to the same number, or joins none."""
     found = list(initialisations(projection))
     return not found or any(constant(event.argument("world_size") or Const(None)) == size for event in found)

@@ -55,7 +55,7 @@ def slow_loaders(projection: Projection) -> Iterator[SlowLoader]:
 
 
 def trains_on_cuda(projection: Projection) -> bool:
-    """Tell whether ranks certainly work on GPUs: one is chosen or asked for outside of conditions on the mode."""
+    """Return whether ranks certainly work on GPUs: one is chosen or asked for outside of conditions on the mode."""
     if not may_use_cuda(projection.machine.script):
         return False
     for event in projection.in_course("device", "call"):
@@ -66,7 +66,7 @@ def trains_on_cuda(projection: Projection) -> bool:
 
 
 def _does_work(dataset: Value) -> bool:
-    """Whether a data set reads or computes something for each item."""
+    """Return whether a data set reads or computes something for each item."""
     for option in options_of(dataset):
         if isinstance(option, ExternalObject):
             last = option.name.rpartition(".")[2]
@@ -81,7 +81,7 @@ def _does_work(dataset: Value) -> bool:
 
 
 def _reads_files(cls: ast.ClassDef) -> bool:
-    """Whether ``__getitem__`` opens, loads or transforms what it returns."""
+    """Return whether ``__getitem__`` opens, loads or transforms what it returns."""
     for method in cls.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
             for node in descend(method):

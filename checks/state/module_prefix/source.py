@@ -52,7 +52,7 @@ def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
 
 
 def _saved_states(save: Event, states: Mapping[ast.AST, Value | None]) -> Mapping[str, bool]:
-    """Whether what is saved is the state dict of the wrapper (True) or of a bare module, by its key in a dict.
+    """Return whether what is saved is the state dict of the wrapper (True) or of a bare module, by its key in a dict.
 
     The key of a state dict that is saved itself is empty; what cannot be told is left out.
     """

@@ -38,7 +38,7 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
 
 
 def _saves_on_cpu(save: Event) -> bool:
-    """Whether what is saved was moved to the CPU before, in the call or where its variables are assigned."""
+    """Return whether what is saved was moved to the CPU before, in the call or where its variables are assigned."""
     body = save.module.body_around(save.node)
     return any(
         isinstance(node, (ast.Call, ast.DictComp)) and _TO_CPU.search(ast.unparse(node)) is not None
@@ -47,12 +47,12 @@ def _saves_on_cpu(save: Event) -> bool:
 
 
 def is_read_by_several(event: Event) -> bool:
-    """Tell whether several ranks load from one path, with no hint of a rank test around it."""
+    """Return whether several ranks load from one path, with no hint of a rank test around it."""
     return may_be_one_path(event, event.argument("f", 0))
 
 
 def may_be_one_path(event: Event, path: Value | None) -> bool:
-    """Tell whether several ranks do something with a path that is the same for them."""
+    """Return whether several ranks do something with a path that is the same for them."""
     several = event.ranks & (event.ranks - 1)
     if path is None or not several or event.in_parent or not is_one_path(path):
         return False
@@ -60,7 +60,7 @@ def may_be_one_path(event: Event, path: Value | None) -> bool:
 
 
 def _is_checkpoint(event: Event) -> bool:
-    """Whether what is loaded is a model's state rather than data, by its use, its name or its path."""
+    """Return whether what is loaded is a model's state rather than data, by its use, its name or its path."""
     call, module = event.node, event.module
     if isinstance(call, ast.Call) and call.args and _CHECKPOINT.search(ast.unparse(call.args[0])):
         return True

@@ -155,7 +155,7 @@ def _source(event: Event) -> str:
 
 
 def _is_preparation(event: Event) -> bool:
-    """Whether the function around a call, its callers' lines or its path prepare data for all ranks."""
+    """Return whether the function around a call, its callers' lines or its path prepare data for all ranks."""
     if _PREPARATION.search(event.function) or _PREPARATION.search(_source(event)):
         return True
     for around in event.module.ancestors(event.node):
@@ -167,7 +167,7 @@ def _is_preparation(event: Event) -> bool:
 
 
 def _is_tried(module: Module, node: ast.AST) -> bool:
-    """Whether a failure of a call is expected: it stands in a ``try`` or under ``suppress``."""
+    """Return whether a failure of a call is expected: it stands in a ``try`` or under ``suppress``."""
     for around in module.ancestors(node):
         if isinstance(around, ast.Try) and around.handlers:
             return True

@@ -49,7 +49,7 @@ def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
 
 
 def _by_one(ranks: int) -> bool:
-    """Whether one rank writes: the first of the job, or of every node."""
+    """Return whether one rank writes: the first of the job, or of every node."""
     return not ranks & (ranks - 1) or ranks == 0b0101
 
 
@@ -70,7 +70,7 @@ def _promises_to_wait(name: str) -> bool:
 
 
 def _waits_somewhere_unknown(projection: Projection) -> bool:
-    """Whether something is called by a name that promises to wait, and was not seen to be a collective."""
+    """Return whether something is called by a name that promises to wait, and was not seen to be a collective."""
     known = {event.node for event in projection.events if event.kind == "collective"}
     for module in projection.machine.script.modules:
         for last, calls in module.calls_by_name.items():

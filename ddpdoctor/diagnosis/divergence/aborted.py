@@ -149,13 +149,13 @@ def last_stack(record: RunRecord, rank: Rank) -> tuple[Frame, ...]:
 
 
 def was_terminated(record: RunRecord, rank: Rank) -> bool:
-    """Tell whether a rank was ended by a SIGTERM, as launchers send to those whose peer is dead."""
+    """Return whether a rank was ended by a SIGTERM, as launchers send to those whose peer is dead."""
     told = rank.signal is None and bool(last_stack(record, rank))
     return was_ended_by_launcher(rank) or (rank.end == "signalled" and told)
 
 
 def is_in_backward(turn: NextCall) -> bool:
-    """Tell whether a rank that went another way was in backward."""
+    """Return whether a rank that went another way was in backward."""
     if turn.signature is not None:
         return turn.signature.origin == "ddp-backward"
     return _runs_backward(turn.stack) or (turn.exception is not None and _IN_BACKWARD in turn.exception.traceback)
@@ -213,7 +213,7 @@ def _judged(
 
 
 def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
-    """Tell whether a rank of which everything is known went on, or failed, without a call that it had come to."""
+    """Return whether a rank of which everything is known went on, or failed, without a call that it had come to."""
     rank, pulse = record.of_rank(member), _pulse(record, member)
     if rank is None or pulse is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
@@ -226,19 +226,19 @@ def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
 
 
 def _is_beyond(record: RunRecord, member: int, call: Call) -> bool:
-    """Tell whether a rank has later calls in the lane: this one is then lost, or was never waited for."""
+    """Return whether a rank has later calls in the lane: this one is then lost, or was never waited for."""
     track = _track(record, member)
     return track is not None and any(at[0] == call.at[0] and at[1] > call.at[1] for at in lane(track, call.group))
 
 
 def _outlasted_its_group(record: RunRecord, rank: Rank, call: Call) -> bool:
-    """Tell whether the rank waited for as long as its group may: then the timeout ended it."""
+    """Return whether the rank waited for as long as its group may: then the timeout ended it."""
     pulse, timeout_ns = _pulse(record, rank.rank), record.groups[call.group].timeout_ns
     return pulse is not None and 0 < timeout_ns <= pulse.beat_at_ns - call.entered_at_ns
 
 
 def _failed_in(record: RunRecord, call: Call) -> bool:
-    """Tell whether the lost connection that a rank reports came out of a call, or the launcher ended it in there."""
+    """Return whether the lost connection that a rank reports came out of a call, or the launcher ended it in there."""
     rank, innermost = record.of_rank(call.rank), call.site.innermost
     last = _last_call(record, call.rank)
     if rank is None or innermost is None or last is None or (last.at, last.group) != (call.at, call.group):
@@ -290,7 +290,7 @@ def _call(record: RunRecord, track: CallTrack, row: int) -> Call:
 
 
 def _ended_natively(record: RunRecord, rank: Rank) -> bool:
-    """Tell whether a thread of gloo's or NCCL's own ended a rank."""
+    """Return whether a thread of gloo's or NCCL's own ended a rank."""
     return rank.signal in CRASHES and any(dump.native_end for dump in record.stacks if dump.rank == rank.rank)
 
 

@@ -61,7 +61,7 @@ def unmatched_group(record: RunRecord, matcher: Matcher, rank: Rank) -> int | No
 
 
 def _ended_the_others(record: RunRecord, rank: Rank) -> bool:
-    """Tell whether a rank died or failed and the launcher ended all others before they could come to wait for it."""
+    """Return whether a rank died or failed and the launcher ended all others before they could come to wait for it."""
     failed = rank.end == "left-by-exit" and rank.exit_code not in (0, None)
     died = rank.end == "signalled" and not rank.main_finished and not was_ended_by_launcher(rank)
     others = [other for other in record.ranks if other.rank != rank.rank]
@@ -69,7 +69,7 @@ def _ended_the_others(record: RunRecord, rank: Rank) -> bool:
 
 
 def _was_lost(record: RunRecord, rank: Rank) -> bool:
-    """Tell whether others failed because a rank was gone, if only in a collective that it had entered itself."""
+    """Return whether others failed because a rank was gone, if only in a collective that it had entered itself."""
     died = rank.end == "left-by-exit" or (rank.end == "signalled" and not rank.main_finished)
     others = [other for other in record.ranks if other.rank != rank.rank]
     lost = any(other.end == "raised" and is_echo(other) for other in others)

@@ -290,7 +290,7 @@ def _aborted_title(divergence: Divergence) -> str:
 
 
 def _is_call(turn: NextCall) -> bool:
-    """Tell whether a turn of an abort is the disputed call, of which there is a row of the calls alone."""
+    """Return whether a turn of an abort is the disputed call, of which there is a row of the calls alone."""
     return turn.action == "collective" and turn.row is None
 
 

@@ -128,7 +128,7 @@ class Matcher:
         """Groups in which `join()` is at work: ranks may run different numbers of steps."""
 
     def is_comparable(self, group: int) -> bool:
-        """Tell whether the ranks of a group have to come to the same number of entries."""
+        """Return whether the ranks of a group have to come to the same number of entries."""
         return group not in self._joined and group not in self._lost
 
     def advance(self, record: RunRecord) -> FirstMismatch | None:

@@ -95,11 +95,11 @@ class Lanes:
         return self._lines[site]
 
     def reduces_gradients(self, rank: int, row: int) -> bool:
-        """Tell whether DDP issued an entry in backward."""
+        """Return whether DDP issued an entry in backward."""
         return self.record.signatures[self.tracks[rank].signature[row]].origin == "ddp-backward"
 
     def held_at(self, held: Blocked | None, position: int) -> bool:
-        """Tell whether a rank waits in the entry at a position, or in a later one that the same line made with it."""
+        """Return whether a rank waits in the entry at a position, or in a later one that the same line made with it."""
         if held is None or held.position is None or held.row is None or held.rank not in self.lanes:
             return False
         own = self.row(held.rank, position)
@@ -245,7 +245,7 @@ def thread_that_keeps(record: RunRecord, rank: int) -> StackDump | None:
 
 
 def _is_shutdown(frame: Frame) -> bool:
-    """Tell whether Python waits at its end for the threads that are left."""
+    """Return whether Python waits at its end for the threads that are left."""
     return frame.function == "_shutdown" and frame.file.endswith("threading.py")
 
 
@@ -268,7 +268,7 @@ def _seen_ago_ns(record: RunRecord, rank: int) -> int:
 
 
 def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
-    """Tell whether the newest pulse of a rank came well after its newest stack, from another place."""
+    """Return whether the newest pulse of a rank came well after its newest stack, from another place."""
     dump = _main_dump(record, rank)
     pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
     if dump is None or pulse is None:
@@ -292,7 +292,7 @@ def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...
 
 
 def _is_beside(file: str, directory: str) -> bool:
-    """Tell whether a file is the user's, and in the directory of the script or below."""
+    """Return whether a file is the user's, and in the directory of the script or below."""
     return directory != os.sep and file.startswith(directory) and in_user_code(file)
 
 

@@ -68,12 +68,12 @@ def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
 
 
 def waits_in_vain(record: RunRecord, number: int) -> bool:
-    """Tell whether DDP could not finish a reduction of a wrap: what it had reduced by then is not averaged either."""
+    """Return whether DDP could not finish a reduction of a wrap: what it had reduced by then is not averaged either."""
     return bool(_missing_by_rank(record, number, {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}))
 
 
 def explains(record: RunRecord, turns: Iterable[NextCall]) -> bool:
-    """Tell whether missing gradients are the cause of what the ranks did: the other ranks then wait in backward.
+    """Return whether missing gradients are the cause of what the ranks did: the other ranks then wait in backward.
 
     True for DDP's own error on a rank with missing gradients, and where one rank reduces gradients while another, which
     lacks other gradients than the first, went on without.

@@ -143,7 +143,7 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
 
 
 def _meets(call: OpenCall, other: OpenCall | None) -> bool:
-    """Tell whether the peer is in the call that belongs to this one, so that what they send is on its way."""
+    """Return whether the peer is in the call that belongs to this one, so that what they send is on its way."""
     if other is None or other.peer != call.rank or other.group != call.group:
         return False
     return {call.signature.kind.lstrip("i"), other.signature.kind.lstrip("i")} == {"send", "recv"}
@@ -171,12 +171,12 @@ def left_on_their_own(record: RunRecord) -> list[Rank]:
 
 
 def was_ended_by_launcher(rank: Rank) -> bool:
-    """Tell whether a rank died as the launcher ends those whose peer is dead."""
+    """Return whether a rank died as the launcher ends those whose peer is dead."""
     return rank.end == "signalled" and rank.signal == signal.SIGTERM and not rank.main_finished
 
 
 def is_echo(rank: Rank) -> bool:
-    """Tell whether the first thing that went wrong on a rank was that a peer had left."""
+    """Return whether the first thing that went wrong on a rank was that a peer had left."""
     return bool(rank.exceptions) and min(rank.exceptions, key=lambda entry: entry.time_ns).communication
 
 
@@ -208,7 +208,7 @@ def standing_still(blocked: Mapping[int, Blocked], stuck: frozenset[int]) -> fro
 
 
 def _terminated(rank: Rank) -> bool:
-    """Tell whether a rank ended as a launcher, a user or a failed peer makes it end; an unknown signal may be one."""
+    """Return whether a rank ended as a launcher, a user or a failed peer makes it end; an unknown signal may be one."""
     usual = (None, signal.SIGTERM, signal.SIGKILL, signal.SIGABRT, signal.SIGINT)
     return rank.end == "signalled" and rank.signal in usual
 

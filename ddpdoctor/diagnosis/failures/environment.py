@@ -101,7 +101,7 @@ def install_line(module: str) -> str:
 
 
 def _was_made(message: str, record: RunRecord) -> bool:
-    """Tell whether a path in a message, or the directory that it is in, is of the ranks' own making."""
+    """Return whether a path in a message, or the directory that it is in, is of the ranks' own making."""
     paths = [PurePath(path) for path in _QUOTED.findall(message)]
     made = {PurePath(event.path) for event in record.files if not event.existed and event.action != "child-process"}
     made |= {PurePath(access.path) for access in record.accesses if access.action == "make"}

@@ -29,7 +29,7 @@ class WrongIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
-    """Tell whether an exception came of the global rank as the index of a GPU."""
+    """Return whether an exception came of the global rank as the index of a GPU."""
     match = _NO_SUCH_GPU.search(raised.message)
     return match is not None and int(match[1]) == rank.rank != rank.local_rank
 

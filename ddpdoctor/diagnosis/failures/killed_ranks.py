@@ -72,7 +72,7 @@ def killed_rank(record: RunRecord) -> Killed | None:
 
 
 def may_yet_be_told(record: RunRecord, rank: Rank) -> bool:
-    """Tell whether a rank crashed just now, and why may be seen by what becomes of those that still run."""
+    """Return whether a rank crashed just now, and why may be seen by what becomes of those that still run."""
     others_run = any(other.end == "running" for other in record.ranks if other.rank != rank.rank)
     crashed = rank.end == "signalled" and rank.signal in CRASHES
     return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_TELL_WITHIN_NS

@@ -8,7 +8,7 @@ _LOG_SUFFIXES = frozenset({".log", ".out", ".err", ".lock", ".pid", ".pyc", ".tm
 
 
 def is_incidental(path: str) -> bool:
-    """Tell whether a path is that of a log, a lock, a cache or a temporary file, by its name."""
+    """Return whether a path is that of a log, a lock, a cache or a temporary file, by its name."""
     parts = PurePath(path).parts
     name = parts[-1] if parts else ""
     hidden = any(part.startswith(".") for part in parts) or "__pycache__" in parts

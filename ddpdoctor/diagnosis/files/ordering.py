@@ -47,12 +47,12 @@ class Order:
         self._known: dict[tuple[int, int, int], dict[int, int]] = {}
 
     def follows(self, rank: int, time_ns: int, other: int, other_ns: int) -> bool:
-        """Tell whether the moment of ``other`` certainly comes after that of ``rank``."""
+        """Return whether the moment of ``other`` certainly comes after that of ``rank``."""
         reached = self._reached(rank, time_ns).get(other)
         return reached is not None and reached <= other_ns
 
     def unordered(self, rank: int, time_ns: int, other: int, other_ns: int) -> bool:
-        """Tell whether nothing orders two moments of two ranks."""
+        """Return whether nothing orders two moments of two ranks."""
         return not self.follows(rank, time_ns, other, other_ns) and not self.follows(other, other_ns, rank, time_ns)
 
     def _reached(self, rank: int, time_ns: int) -> dict[int, int]:

@@ -17,7 +17,7 @@ again. A rehearsal has no disk of the cluster's and a time limit instead."""
 
 
 def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
-    """Tell whether it is not proved yet that the ranks will stand for good.
+    """Return whether it is not proved yet that the ranks will stand for good.
 
     That is so for a sleep that ends before the group's timeout, for what another program may make, for a rank that
     works, and in a live run for the first minute in which a rank that lives does nothing.

@@ -43,7 +43,7 @@ def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["
 
 
 def at_rest(samples: Sequence[Sample], stall_after_s: float) -> bool:
-    """Tell whether a process tree has done nothing for ``stall_after_s`` seconds but ask for something and sleep."""
+    """Return whether a process tree has done nothing for ``stall_after_s`` seconds but ask for something and sleep."""
     return _is_idle(_last_seconds(samples, stall_after_s), POLLING_CPU_SHARE)
 
 

@@ -252,7 +252,7 @@ def _judged(
 
 
 def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
-    """Tell whether an incident surely came after the first one."""
+    """Return whether an incident surely came after the first one."""
     if one.kind == "signalled" and one.signal == SIGTERM:
         return True  # How launchers and schedulers end the ranks that are left.
     if one.kind == "signalled" and one.type == "launcher" and first.type != "launcher":

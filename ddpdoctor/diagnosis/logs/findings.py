@@ -57,7 +57,7 @@ def from_dumps(
 
 
 def explains_the_death(record: RunRecord) -> bool:
-    """Tell whether dumps show where ranks part, and no log tells of a failure that comes before that."""
+    """Return whether dumps show where ranks part, and no log tells of a failure that comes before that."""
     if parting_of(record) is None:
         return False
     causes = causes_of(record)

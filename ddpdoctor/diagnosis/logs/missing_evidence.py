@@ -46,5 +46,5 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
 
 
 def _spoke(record: RunRecord, ranks: tuple[int, ...]) -> bool:
-    """Tell whether something that one of the ranks wrote was seen."""
+    """Return whether something that one of the ranks wrote was seen."""
     return bool(set(ranks) & set(record.logs.ranks)) or any(one.rank in ranks for one in record.logs.incidents)

@@ -131,7 +131,7 @@ def _counts(buffer: TensorInfo) -> bool:
 
 
 def _trained_twice_in_a_row(record: RunRecord, number: int, rank: int) -> bool:
-    """Tell whether a rank's training forwards ever followed each other: an evaluation between them broadcasts too."""
+    """Return whether a rank's training forwards ever followed each other: an evaluation between them broadcasts too."""
     own = [forward for forward in record.forwards if (forward.wrap, forward.rank) == (number, rank)]
     return any(one.gradients and one.training and other.gradients and other.training for one, other in pairwise(own))
 

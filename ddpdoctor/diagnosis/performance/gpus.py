@@ -60,7 +60,7 @@ def mean_utilisation(record: RunRecord) -> tuple[float | None, float | None]:
 
 
 def waits_on_the_gpu(record: RunRecord) -> bool:
-    """Tell whether waiting for other ranks is a kernel on the GPU, as with NCCL; gloo waits on the CPU."""
+    """Return whether waiting for other ranks is a kernel on the GPU, as with NCCL; gloo waits on the CPU."""
     return "nccl" in " ".join([record.job.backend, *(group.backend for group in record.groups)])
 
 

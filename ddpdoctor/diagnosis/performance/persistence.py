@@ -29,7 +29,7 @@ def enough_steps(record: RunRecord) -> RunSummary:
 
 
 def holds(record: RunRecord, claim: Callable[[RunSummary], bool]) -> bool:
-    """Tell whether a claim is true of the whole run and of at least three of its four quarters."""
+    """Return whether a claim is true of the whole run and of at least three of its four quarters."""
     if not claim(enough_steps(record)):
         return False
     return sum(map(claim, quarters(record))) >= HOLDS_IN

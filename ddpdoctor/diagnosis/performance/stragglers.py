@@ -111,7 +111,7 @@ def late_ranks(summary: RunSummary, share: float) -> tuple[tuple[int, ...], floa
 
 
 def _beyond_chance(record: RunRecord, late: tuple[int, ...]) -> bool:
-    """Tell whether the others wait for these ranks by more than the steps differ among themselves.
+    """Return whether the others wait for these ranks by more than the steps differ among themselves.
 
     With two ranks that are late at random one of them is always the later one, often in most of the run.
     """

@@ -64,7 +64,7 @@ def loaders_on_all_ranks(record: RunRecord) -> Iterator[LoaderOnRanks]:
 
 
 def feeds_ddp(record: RunRecord, loader: Loader) -> bool:
-    """Tell whether batches of a loader went into a training forward of a DDP module on its rank."""
+    """Return whether batches of a loader went into a training forward of a DDP module on its rank."""
     return any(
         forward.rank == loader.rank
         and forward.pass_loader == loader.loader

@@ -111,7 +111,7 @@ def _length(entry: Pass) -> int | None:
 
 
 def _survived(loader: LoaderOnRanks, uneven: UnevenPass) -> bool:
-    """Tell whether every rank used up the uneven pass and then trained on a further one."""
+    """Return whether every rank used up the uneven pass and then trained on a further one."""
     later = [
         [entry for entry in passes if entry.ordinal > uneven.ordinal and entry.backwards] for passes in loader.passes
     ]

@@ -78,7 +78,7 @@ def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Ba
 
 
 def follows_a_cut(record: RunRecord, step: OptimizerStep, last_ns: int) -> bool:
-    """Tell whether a pass was cut by the rehearsal after the time given, and before the step."""
+    """Return whether a pass was cut by the rehearsal after the time given, and before the step."""
     return any(
         entry.rank == step.rank and entry.end in ("cut", "counted") and last_ns < entry.ended_ns < step.time_ns
         for entry in record.passes
@@ -86,7 +86,7 @@ def follows_a_cut(record: RunRecord, step: OptimizerStep, last_ns: int) -> bool:
 
 
 def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
-    """Tell whether the user's collectives moved as much as half of so many elements in a training step of a rank."""
+    """Return whether the user's collectives moved as much as half of so many elements in a training step of a rank."""
     track = record.track(rank)
     if track is None or not elements:
         return False
@@ -103,7 +103,7 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
 
 
 def trained_by_hand(record: RunRecord) -> bool:
-    """Tell whether every rank stepped, wrapped nothing, and reduced as much as it trains by calls of the user's own.
+    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by calls of the user's own.
 
     Scattered reductions are another wrapper's, whose state no rank holds whole.
     """
@@ -116,7 +116,7 @@ def trained_by_hand(record: RunRecord) -> bool:
 
 
 def may_be_averaged_later(record: RunRecord) -> bool:
-    """Tell whether the user's files hold a call that could average a model and that no rank came to."""
+    """Return whether the user's files hold a call that could average a model and that no rank came to."""
     reached = {
         (frame.file, frame.line)
         for track in record.collectives

@@ -111,7 +111,7 @@ def _end_of(rank: Rank) -> str:
             return f"killed by {signal.Signals(rank.signal).name}"
         except ValueError:
             return f"killed by signal {rank.signal}"
-    return {"finished": "finished", "left-by-exit": "exited", "raised": "failed"}.get(rank.end, "gone without a word")
+    return {"finished": "finished", "left-by-exit": "exited", "raised": "failed"}.get(rank.end, "ended, cause unknown")
 
 
 def _with_figures(view: RankView, figure: RankSummary) -> RankView:

@@ -18,12 +18,12 @@ def render(examination: Examination) -> str:
 
 
 def leaves_doubt(examination: Examination) -> bool:
-    """Tell whether a reader has to be told that not everything was examined: no finding says why."""
+    """Return whether a reader has to be told that not everything was examined: no finding says why."""
     return examination.verdict == "inconclusive" or not (examination.complete or _seen_in_a_run(examination))
 
 
 def _seen_in_a_run(examination: Examination) -> bool:
-    """Tell whether a finding says why the run did not complete."""
+    """Return whether a finding says why the run did not complete."""
     return any(finding.basis - {"source"} for finding in examination.findings)
 
 

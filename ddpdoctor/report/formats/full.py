@@ -105,7 +105,7 @@ def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
 def _last_words(rehearsal: RehearsalSection, width: int) -> list[Text]:
     lines: list[Text] = []
     if rehearsal.output.strip():
-        lines.append(Text("  its last words:", "dim"))
+        lines.append(Text("  the end of its output:", "dim"))
         for words in visible(rehearsal.output).splitlines():
             lines += [Text.assemble(("  | ", "dim"), line) for line in paragraph(Text(words), width - 4, indent=0)]
     if rehearsal.hint:

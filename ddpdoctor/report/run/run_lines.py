@@ -110,7 +110,7 @@ class RunLines:
 
 
 def _same_stall(known: StallView, stall: StallView) -> bool:
-    """Tell whether a standstill is the one that was told; the time that a rank still sleeps shrinks all the while."""
+    """Return whether a standstill is the one that was told; the time that a rank still sleeps shrinks all the while."""
     titles = [_LENGTH.sub("", view.title) for view in (known, stall)]
     return titles[0] == titles[1] and known.may_go_on == stall.may_go_on
 

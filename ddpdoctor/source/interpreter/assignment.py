@@ -180,7 +180,7 @@ def one_of_classes(registry: DictValue) -> Value | None:
 
 
 def _makes_optimizers(value: Value) -> bool:
-    """Whether a function returns what it makes of ``torch.optim``, or of classes of its own by such a name."""
+    """Return whether a function returns what it makes of ``torch.optim``, or of classes of its own by such a name."""
     if not isinstance(value, Function):
         return False
     results = [node.value for node in descend(value.node) if isinstance(node, ast.Return) and node.value is not None]

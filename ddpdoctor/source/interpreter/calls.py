@@ -175,7 +175,7 @@ def _call_option(
 
 
 def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
-    """Whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
+    """Return whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
     if not machine.loops or not isinstance(node, ast.Call) or not all(isinstance(one, Function) for one in options):
         return False
     target = getattr(machine.loops[-1].around.node, "target", None)

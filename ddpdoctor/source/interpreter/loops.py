@@ -91,7 +91,7 @@ def _counts(machine: Machine, loop: ast.AST) -> bool:
 
 
 def _finds_the_same(machine: Machine, loop: ast.AST, missed: set[str], number: int) -> bool:
-    """Whether a turn finds in every variable what the turn before found in it, or writes it before it reads it.
+    """Return whether a turn finds in every variable what the turn before found in it, or writes it before it reads it.
 
     ``missed`` are the names that it looked up in vain, and ``number`` is smaller than the numbers of what it made.
     """
@@ -116,7 +116,7 @@ _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise)
 
 
 def _may_read_turn_before(machine: Machine, loop: ast.AST, name: str) -> bool:
-    """Whether a turn may read what the turn before left in a variable of the function around the loop."""
+    """Return whether a turn may read what the turn before left in a variable of the function around the loop."""
     if isinstance(loop, ast.For) and any(_is_name(node, name) for node in descend(loop.target)):
         return False
     function = machine.frame.owner
@@ -133,7 +133,7 @@ def _may_read_turn_before(machine: Machine, loop: ast.AST, name: str) -> bool:
 
 
 def _holds_functions(machine: Machine, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
-    """Whether functions are made in a function: they may read its variables whenever they are called."""
+    """Return whether functions are made in a function: they may read its variables whenever they are called."""
     index, first, last = machine.frame.module.index, function.lineno, function.end_lineno or 0
     made: tuple[ast.stmt | ast.expr, ...]
     made = (*index.of(ast.FunctionDef), *index.of(ast.Lambda), *index.of(ast.AsyncFunctionDef))

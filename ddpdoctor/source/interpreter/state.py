@@ -213,7 +213,7 @@ class Machine:
         return self._mentions
 
     def can_skip(self, node: ast.AST) -> bool:
-        """Whether a function can be passed over: walks of it recorded, changed and told apart nothing."""
+        """Return whether a function can be passed over: walks of it recorded, changed and told apart nothing."""
         return self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS
 
     def note_walk(self, node: ast.AST, *, barren: bool) -> None:

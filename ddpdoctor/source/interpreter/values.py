@@ -196,12 +196,12 @@ def _by_rank(function: Callable[..., Value], inputs: Sequence[Value]) -> Value:
 
 
 def is_guessed(*values: Value) -> bool:
-    """Whether any of the values varies only because of its name."""
+    """Return whether any of the values varies only because of its name."""
     return any(isinstance(value, PerRank) and value.guessed for value in values)
 
 
 def is_varying(value: Value) -> bool:
-    """Whether a value may differ between ranks."""
+    """Return whether a value may differ between ranks."""
     kind = value.__class__
     if kind is Unknown:
         return value.varying  # type: ignore[union-attr]
@@ -326,7 +326,7 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
 
 
 def is_agreed(value: Value) -> bool:
-    """Tell whether a value is what a collective made the same on every rank."""
+    """Return whether a value is what a collective made the same on every rank."""
     return isinstance(value, Unknown) and not value.varying and ("agreed", 0) in value.tags
 
 
@@ -376,7 +376,7 @@ def constant(value: Value) -> object:
 
 
 def truth(value: Value) -> bool | None:
-    """Whether a value (of one rank) is true; None when that is not known."""
+    """Return whether a value (of one rank) is true; None when that is not known."""
     kind = value.__class__
     if kind is Unknown:
         return None

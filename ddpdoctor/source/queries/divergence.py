@@ -281,7 +281,7 @@ def _guarded(
 
 
 def _made_elsewhere(projection: Projection, event: Event, guard: Guard, others: int) -> bool:
-    """Whether the other ranks come to the same call by another way: something that is made at its first use."""
+    """Return whether the other ranks come to the same call by another way: something that is made at its first use."""
     if event.kind != "wrap" and len(event.conditions) <= guard.conditions:
         return False
     return any(

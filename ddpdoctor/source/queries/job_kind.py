@@ -69,7 +69,7 @@ def _frameworks(projection: Projection) -> Iterator[str]:
 
 
 def is_distributed(projection: Projection) -> bool:
-    """Tell whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so."""
+    """Return whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so."""
     if any(projection.of_kind("wrap")):
         return True
     if any(event.name == "init_process_group" for event in projection.of_kind("collective")):
@@ -78,12 +78,12 @@ def is_distributed(projection: Projection) -> bool:
 
 
 def joins_by_framework(projection: Projection) -> bool:
-    """Tell whether a framework makes the process group of a job."""
+    """Return whether a framework makes the process group of a job."""
     return any(event.name in _JOINING for event in projection.of_kind("object", "call"))
 
 
 def may_spawn(script: Script) -> bool:
-    """Tell whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
+    """Return whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
     return script.spawns_ranks is not None or mentions_any(script, ("spawn(", "start_processes", "Process("))
 
 
@@ -100,7 +100,7 @@ _THIS_MACHINE = re.compile(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
 
 
 def is_single_node(projection: Projection) -> bool:
-    """Tell whether a job cannot have two nodes: its world is the GPUs of one, or its address is this machine's."""
+    """Return whether a job cannot have two nodes: its world is the GPUs of one, or its address is this machine's."""
     joined = list(initialisations(projection))
     for event in joined:
         size, address = event.argument("world_size", 3), event.argument("init_method", 1)
@@ -129,7 +129,7 @@ def backend_of(initialisation: Event) -> Value | None:
 
 
 def is_nccl_only(projection: Projection) -> bool:
-    """Tell whether every process group of a job is certainly NCCL's and nothing else's."""
+    """Return whether every process group of a job is certainly NCCL's and nothing else's."""
     found = list(initialisations(projection))
     return bool(found) and all(event.complete and _is_nccl(backend_of(event)) for event in found)
 
@@ -140,7 +140,7 @@ def _is_nccl(backend: Value | None) -> bool:
 
 
 def may_use_cuda(script: Script) -> bool:
-    """Tell whether CUDA or NCCL is mentioned anywhere."""
+    """Return whether CUDA or NCCL is mentioned anywhere."""
     return mentions_any(script, ("cuda", "nccl", "CUDA", "NCCL"))
 
 
@@ -150,7 +150,7 @@ def noted(projection: Projection, *names: str) -> Iterator[Event]:
 
 
 def on_every_rank(event: Event) -> bool:
-    """Tell whether all ranks come to an event, with no hint of a rank test around it."""
+    """Return whether all ranks come to an event, with no hint of a rank test around it."""
     return (
         event.ranks == ALL_RANKS
         and not event.guards
@@ -160,7 +160,7 @@ def on_every_rank(event: Event) -> bool:
 
 
 def depends_on_mode(event: Event) -> bool:
-    """Tell whether conditions around an event may choose between a job with ranks and one without."""
+    """Return whether conditions around an event may choose between a job with ranks and one without."""
     return any(_CHOICES_OF_MODE.search(condition) for condition in event.conditions)
 
 

@@ -27,12 +27,12 @@ class Misplaced(msgspec.Struct, frozen=True, eq=False):
 
 
 def is_optimizer(value: Value) -> bool:
-    """Tell whether a value is an optimizer of torch."""
+    """Return whether a value is an optimizer of torch."""
     return isinstance(value, ExternalObject) and _is_optimizer_name(value.name)
 
 
 def is_training_state(value: Value) -> bool:
-    """Tell whether a value is an optimizer, a learning-rate scheduler or a gradient scaler."""
+    """Return whether a value is an optimizer, a learning-rate scheduler or a gradient scaler."""
     return isinstance(value, ExternalObject) and (
         value.name.startswith("torch.optim.") or value.name.endswith(".GradScaler")
     )
@@ -105,7 +105,7 @@ def _once(optimizer: Event) -> bool:
 
 
 def _made_in(projection: Projection, held: list[Value], loop: ast.AST | None) -> bool:
-    """Whether a model that an optimizer holds is made in the same loop, or where it cannot be told."""
+    """Return whether a model that an optimizer holds is made in the same loop, or where it cannot be told."""
     for value in held:
         for option in options_of(value):
             if isinstance(option, ExternalObject):

@@ -142,7 +142,7 @@ def _has_parameters(machine: Machine, value: Value) -> bool:
 
 
 def _is_used(machine: Machine, part: Instance, name: str) -> bool:
-    """Whether anything but methods that nobody calls mentions an attribute by its name."""
+    """Return whether anything but methods that nobody calls mentions an attribute by its name."""
     if name in _forward_attributes(machine, part.cls):
         return True
     known: dict[ProjectClass, set[str] | None] = machine.script.__dict__.setdefault("_reached_text", {})

@@ -72,7 +72,7 @@ def _depends_on_rank(event: Event) -> bool:
 
 
 def _reports_failure(module: Module, node: ast.AST) -> bool:
-    """Whether a node stands in an ``except``, or in a block that leaves the program."""
+    """Return whether a node stands in an ``except``, or in a block that leaves the program."""
     inner = node
     for around in module.ancestors(node):
         if isinstance(around, ast.ExceptHandler):
@@ -159,7 +159,7 @@ def _says_whose(event: Event) -> bool:
 
 
 def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:
-    """Whether a value comes from a loader that divides a data set to evaluate on between the ranks."""
+    """Return whether a value comes from a loader that divides a data set to evaluate on between the ranks."""
     machine = projection.machine
     loaders = {number for kind, number in tags_of(value) if kind == "batch"} - training
     made = [machine.events.get(number) for number in loaders]
@@ -177,12 +177,12 @@ def communicates(projection: Projection, event: Event) -> bool:
 
 
 def is_local(value: Value) -> bool:
-    """Whether a value comes from a rank's own batches and was not reduced since."""
+    """Return whether a value comes from a rank's own batches and was not reduced since."""
     return is_varying(value) and any(kind in ("batch", "ddp") for kind, _ in tags_of(value))
 
 
 def is_of_whole_set(projection: Projection, value: Value) -> bool:
-    """Whether a value comes from batches of a loader that gives every rank the whole of one data set.
+    """Return whether a value comes from batches of a loader that gives every rank the whole of one data set.
 
     Names of another loop's batch are used again, and leave their loader among the origins.
     """
@@ -200,7 +200,7 @@ def _gives_all(loader: Event | None) -> bool:
 
 
 def _is_in_pass(event: Event) -> bool:
-    """Whether an event happens in a loop over batches."""
+    """Return whether an event happens in a loop over batches."""
     return any(
         isinstance(option, ExternalObject) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
         for loop in event.loops

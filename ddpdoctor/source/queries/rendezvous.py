@@ -78,7 +78,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
 
 
 def _asks_for_version(module: Module, node: ast.AST) -> bool:
-    """Whether an option is declared for versions of torch only whose launcher passes it."""
+    """Return whether an option is declared for versions of torch only whose launcher passes it."""
     return any(
         isinstance(around, ast.If) and "version" in ast.unparse(around.test).lower()
         for around in module.ancestors(node)
@@ -171,7 +171,7 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
 
 
 def _is_tested(module: Module, node: ast.AST) -> bool:
-    """Whether a test other than that of ``__name__`` stands around a node in its function."""
+    """Return whether a test other than that of ``__name__`` stands around a node in its function."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.If, ast.Try)) and "__name__" not in ast.unparse(getattr(around, "test", around)):
             return True
@@ -202,5 +202,5 @@ def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]
 
 
 def _sets(script: Script, name: str) -> bool:
-    """Whether a variable is named anywhere in quotes, so that it may be set."""
+    """Return whether a variable is named anywhere in quotes, so that it may be set."""
     return mentions_any(script, (f'"{name}"', f"'{name}'", f"{name}="))

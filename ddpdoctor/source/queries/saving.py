@@ -65,7 +65,7 @@ def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
 
 
 def is_one_path(path: Value) -> bool:
-    """Tell whether a path is certainly the same on every rank and names a file."""
+    """Return whether a path is certainly the same on every rank and names a file."""
     for option in options_of(path):
         if is_varying(option) or (isinstance(option, Unknown) and option.opaque):
             return False
@@ -91,7 +91,7 @@ def _local_guard(event: Event) -> Guard | None:
 
 
 def _is_result(use: FileUse) -> bool:
-    """Whether what is written is for later, not a log, a cache or a lock, and by each rank that calls it."""
+    """Return whether what is written is for later, not a log, a cache or a lock, and by each rank that calls it."""
     event = use.event
     if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
         return event.name == "torch.save"

@@ -14,7 +14,7 @@ _ON_CUDA = frozenset({"torch.device", "torch.cuda.set_device"})
 
 
 def starts_own_ranks(script: Script, arguments: Sequence[str], *, by_python: bool) -> bool:
-    """Tell whether a script starts its ranks itself when it gets these arguments.
+    """Return whether a script starts its ranks itself when it gets these arguments.
 
     One that serves a launcher too does so where a flag among the arguments chooses it
     (``if args.multiprocessing_distributed: mp.spawn(...)``), or where ``by_python`` says that plain Python runs it.
@@ -29,7 +29,7 @@ def starts_own_ranks(script: Script, arguments: Sequence[str], *, by_python: boo
 
 
 def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:
-    """Tell whether a script demands CUDA or NCCL, by name or by what an option or a variable holds.
+    """Return whether a script demands CUDA or NCCL, by name or by what an option or a variable holds.
 
     A variable or an option that holds something else as well ("cpu" in one place, "cuda" in another) demands nothing.
     """

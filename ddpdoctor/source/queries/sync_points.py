@@ -54,14 +54,14 @@ def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def mentions(node: ast.AST, names: Iterable[str]) -> bool:
-    """Whether an expression holds one of some variables or dotted attributes."""
+    """Return whether an expression holds one of some variables or dotted attributes."""
     wanted = names if isinstance(names, (set, frozenset)) else set(names)
     last = {name.rpartition(".")[2] for name in wanted}
     return any(last_name(inner) in last and ast.unparse(inner) in wanted for inner in descend(node))
 
 
 def stores(node: ast.AST, name: str) -> bool:
-    """Whether a node is a variable or attribute of this name that is assigned."""
+    """Return whether a node is a variable or attribute of this name that is assigned."""
     return (
         isinstance(node, (ast.Name, ast.Attribute))
         and isinstance(node.ctx, ast.Store)

@@ -137,7 +137,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
 
 
 def through_ddp(projection: Projection, backward: Event) -> bool:
-    """Whether what a backward starts from was computed by a DDP model."""
+    """Return whether what a backward starts from was computed by a DDP model."""
     tags = tags_of(backward.receiver) if backward.receiver is not None else frozenset()
     wraps = {number for kind, number in tags if kind == "ddp"}
     return any(event.ordinal in wraps for event in projection.of_kind("wrap"))
@@ -185,7 +185,7 @@ def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
 
 
 def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
-    """Whether a data set may hold something else on each rank."""
+    """Return whether a data set may hold something else on each rank."""
     if is_varying(dataset) or isinstance(dataset, OneOf):
         return True
     if isinstance(dataset, Instance):

@@ -36,7 +36,7 @@ def ddp_objects(value: Value | None) -> frozenset[int]:
 
 
 def is_ddp(value: Value | None) -> bool:
-    """Tell whether a value is certainly a DDP object."""
+    """Return whether a value is certainly a DDP object."""
     if value is None:
         return False
     options = list(options_of(value))
@@ -58,7 +58,7 @@ def training_forwards(projection: Projection, wrap: int) -> list[Event]:
 
 
 def averages_by_hand(script: Script) -> bool:
-    """Tell whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
+    """Return whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
     if not mentions_any(script, _AVERAGERS):
         return False
     for module in script.modules:
@@ -116,6 +116,6 @@ def loop_nodes(event: Event) -> list[ast.AST]:
 
 
 def is_prefix(one: Iterable[object], other: Iterable[object]) -> bool:
-    """Tell whether a sequence begins with another, compared by equality; of trees that is identity."""
+    """Return whether a sequence begins with another, compared by equality; of trees that is identity."""
     shorter, longer = list(one), list(other)
     return longer[: len(shorter)] == shorter

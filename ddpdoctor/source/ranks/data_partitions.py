@@ -145,7 +145,7 @@ def as_written(module: Module, around: ast.AST) -> Part | None:
 
 
 def may_even_out(module: Module, *, with_rest: bool) -> bool:
-    """Whether a module does arithmetic that can make the parts of all ranks equal, or speaks of it.
+    """Return whether a module does arithmetic that can make the parts of all ranks equal, or speaks of it.
 
     Where the rest goes to one rank, the division that the rest is left by says nothing.
     """
@@ -198,7 +198,7 @@ def _is_turn(node: ast.expr) -> bool:
 
 
 def _is_length(module: Module, node: ast.expr) -> bool:
-    """Whether an expression is ``len(something)``, or a variable that is given that only."""
+    """Return whether an expression is ``len(something)``, or a variable that is given that only."""
     value = node if isinstance(node, ast.Call) else _assigned(module, node)
     return isinstance(value, ast.Call) and last_name(value.func) == "len"
 
@@ -222,7 +222,7 @@ def _assigned(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def _takes_rest(module: Module, upper: ast.expr) -> bool:
-    """Whether the end of a part is another one for the last rank, or rounded up and then limited."""
+    """Return whether the end of a part is another one for the last rank, or rounded up and then limited."""
     values = [upper]
     for statement in module.index.of(ast.Assign):
         if isinstance(upper, ast.Name) and any(_is_named(target, upper.id) for target in statement.targets):
@@ -255,7 +255,7 @@ def _is_last_rank(test: ast.expr) -> bool:
 
 
 def _grows(module: Module, around: ast.AST) -> bool:
-    """Whether a list is made longer or cut, by itself or another: it may be padded."""
+    """Return whether a list is made longer or cut, by itself or another: it may be padded."""
     if any(True for node in module.index.within(around, ast.AugAssign) if not isinstance(node.value, ast.Constant)):
         return True
     if any(last_name(node.func) == "extend" for node in module.index.within(around, ast.Call)):
@@ -279,5 +279,5 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 
 
 def is_rank_key(key: Value) -> bool:
-    """Whether a key is another number on each rank."""
+    """Return whether a key is another number on each rank."""
     return isinstance(key, PerRank) and all(isinstance(entry, Const) for entry in key.values)

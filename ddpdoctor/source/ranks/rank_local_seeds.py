@@ -69,14 +69,14 @@ def _draws(machine: Machine, player: Instance) -> bool:
 
 
 def _is_own(receiver: Value) -> bool:
-    """Whether an object may draw for the rank alone: torch's generator, or anything that is not torch's."""
+    """Return whether an object may draw for the rank alone: torch's generator, or anything that is not torch's."""
     return isinstance(receiver, ExternalObject) and (
         receiver.name == _GENERATOR or not receiver.name.startswith("torch.")
     )
 
 
 def _is_guessed(machine: Machine, node: ast.AST) -> bool:
-    """Whether a rank in the arguments is one by its name alone: environments are numbered so as well."""
+    """Return whether a rank in the arguments is one by its name alone: environments are numbered so as well."""
     arguments = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
     names = (inner for argument in arguments for inner in descend(argument) if isinstance(inner, ast.Name))
     return any(is_guessed(machine.evaluate(machine, inner)) for inner in names)

@@ -80,13 +80,13 @@ def origin_of(name: str) -> frozenset[Tag]:
 
 
 def asks_for_file(name: str) -> bool:
-    """Whether a method without arguments asks the file system of the rank's machine: ``Path.exists()``."""
+    """Return whether a method without arguments asks the file system of the rank's machine: ``Path.exists()``."""
     return name in _FILE_METHODS
 
 
 @lru_cache(maxsize=16_384)
 def agrees_by_name(name: str) -> bool:
-    """Whether the name of a function that cannot be read promises the same result on every rank."""
+    """Return whether the name of a function that cannot be read promises the same result on every rank."""
     return _AGREED.search(name) is not None
 
 
@@ -113,7 +113,7 @@ def members_of(name: str, result: Unknown) -> Unknown:
 
 
 def makes_members(name: str) -> bool:
-    """Whether a function is ``set``, ``unique`` or the like, by its full name."""
+    """Return whether a function is ``set``, ``unique`` or the like, by its full name."""
     return name.rpartition(".")[2] in _MEMBERS
 
 
@@ -194,7 +194,7 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
 
 
 def _is_own_loader(machine: Machine, number: int) -> bool:
-    """Whether a loader may give every rank other batches: by a sampler, by shuffling, or by its data."""
+    """Return whether a loader may give every rank other batches: by a sampler, by shuffling, or by its data."""
     made = machine.events.get(number)
     if made is None:
         return not machine.quiet
@@ -222,7 +222,7 @@ def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
 
 
 def _varies(machine: Machine, node: ast.AST) -> bool:
-    """Whether what can differ between ranks in a condition is data, not only the form of data."""
+    """Return whether what can differ between ranks in a condition is data, not only the form of data."""
     if isinstance(node, ast.Name):
         return _name_varies(machine, node.id)
     if isinstance(node, ast.Attribute):
@@ -273,7 +273,7 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
 
 
 def _runs_project_code(machine: Machine, function: ast.expr) -> bool:
-    """Whether a called name is a function of the project, whose result was read."""
+    """Return whether a called name is a function of the project, whose result was read."""
     root = function
     while isinstance(root, ast.Attribute):
         root = root.value
@@ -311,7 +311,7 @@ def _is_from_batch(machine: Machine, node: ast.AST) -> bool:
 
 
 def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
-    """Whether a name is what a loop over a loader gives it: None stands for a batch that could not be made."""
+    """Return whether a name is what a loop over a loader gives it: None stands for a batch that could not be made."""
     if not isinstance(node, ast.Name):
         return False
     for loop in machine.loops:

@@ -72,7 +72,7 @@ def variable(machine: Machine, name: object) -> Value:
 
 
 def is_set(machine: Machine, name: object) -> Value:
-    """Whether a variable is in the environment of a rank."""
+    """Return whether a variable is in the environment of a rank."""
     if not machine.spawns and name in LAUNCHER_VARIABLES and not str(name).startswith(("SLURM", "OMPI", "PMI", "MPI")):
         return Const(True)
     return UNIFORM

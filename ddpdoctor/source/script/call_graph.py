@@ -48,7 +48,7 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
 
 
 def adds_key(node: ast.If) -> bool:
-    """Whether a condition decides whether a dict gets a key: who goes over the dict has to know."""
+    """Return whether a condition decides whether a dict gets a key: who goes over the dict has to know."""
     return any(
         isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
         for statement in node.body

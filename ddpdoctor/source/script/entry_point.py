@@ -28,7 +28,7 @@ def may_be_entry(raw: bytes) -> bool:
 
 
 def is_entry(script: Script) -> bool:
-    """Tell whether a script, when it is run, may start or join a distributed job.
+    """Return whether a script, when it is run, may start or join a distributed job.
 
     It does something when it is run (below a test of ``__name__``, or calls at its top level), and it or a module that
     it imports makes a process group or wraps a model.

@@ -63,7 +63,7 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
 
 
 def reads_launcher_rank(module: Module) -> bool:
-    """Tell whether a module reads RANK or LOCAL_RANK from the environment."""
+    """Return whether a module reads RANK or LOCAL_RANK from the environment."""
     if not any(word in module.text for word in ("RANK", "PROCID", "LOCALID")):
         return False
     names = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES
@@ -142,7 +142,7 @@ def _says_cuda(node: ast.expr) -> bool:
 
 
 def asks_first(module: Module, node: ast.AST) -> bool:
-    """Tell whether a node stands under a condition that asks for a GPU, or under a ``try``."""
+    """Return whether a node stands under a condition that asks for a GPU, or under a ``try``."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.If, ast.IfExp, ast.While)):
             test = ast.unparse(around.test).lower()

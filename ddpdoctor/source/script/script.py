@@ -61,7 +61,7 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
         return self._by_name.get(name)
 
     def is_package(self, name: str) -> bool:
-        """Tell whether a project module with a dotted name below this one was read."""
+        """Return whether a project module with a dotted name below this one was read."""
         return name in self._packages
 
     @cached_property

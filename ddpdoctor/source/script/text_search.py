@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def mentions_any(script: Script, words: Iterable[str]) -> bool:
-    """Tell whether one of the words occurs anywhere in the text of a script's modules; answers are kept with it."""
+    """Return whether one of the words occurs anywhere in the text of a script's modules; answers are kept with it."""
     known: _Known | None = script.__dict__.get("_words")
     if known is None:
         known = script.__dict__["_words"] = _Known(script.modules)

@@ -54,7 +54,7 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_buffers(machine: Machine, module: Value) -> bool:
-    """Whether a module certainly holds buffers."""
+    """Return whether a module certainly holds buffers."""
     return any(
         (isinstance(part, ExternalObject) and _holds_statistics(part.name))
         or (
@@ -66,7 +66,7 @@ def has_buffers(machine: Machine, module: Value) -> bool:
 
 
 def _is_certain(machine: Machine, part: Instance, registration: Registration) -> bool:
-    """Whether no condition decides about a buffer: causal masks are for where there is no flash attention."""
+    """Return whether no condition decides about a buffer: causal masks are for where there is no flash attention."""
     module = machine.script.module(part.cls.module)
     for around in module.ancestors(registration[1]) if module is not None else ():
         if isinstance(around, ast.If):

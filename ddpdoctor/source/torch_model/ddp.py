@@ -82,7 +82,7 @@ def call_wrapped(
 
 
 def _holds_buffers(machine: Machine, module: Value) -> bool:
-    """Whether a wrapped module holds buffers, looked up at its first forward: DDP itself looks when it wraps."""
+    """Return whether a wrapped module holds buffers, looked up at its first forward: DDP itself looks when it wraps."""
     if not isinstance(module, (Instance, ExternalObject)):
         return has_buffers(machine, module)
     known: dict[int, bool] = machine.script.__dict__.setdefault("_holding_buffers", {})
@@ -92,7 +92,7 @@ def _holds_buffers(machine: Machine, module: Value) -> bool:
 
 
 def synchronises_buffers(made: Event) -> bool:
-    """Whether a DDP construction leaves the synchronisation of buffers on."""
+    """Return whether a DDP construction leaves the synchronisation of buffers on."""
     options = ("broadcast_buffers", "forward_sync_buffers")
     return made.complete and not any(constant(made.named.get(name, UNIFORM)) is False for name in options)
 
@@ -117,7 +117,7 @@ _ADDED = frozenset({"__init__", _HANDS_ON})
 
 
 def is_thin_wrap(machine: Machine, cls: ProjectClass) -> bool:
-    """Whether a class derives from DDP directly and changes nothing that checks know about DDP."""
+    """Return whether a class derives from DDP directly and changes nothing that checks know about DDP."""
     known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_thin_wraps", {})
     if cls.node not in known:
         module = machine.script.module(cls.module)

@@ -51,7 +51,7 @@ def note_method(
 
 
 def is_noted_method(name: str) -> bool:
-    """Whether some calls of a method may be kept."""
+    """Return whether some calls of a method may be kept."""
     return name == "cuda" or name in READING_METHODS or bool(_kinds_of_method(name))
 
 
