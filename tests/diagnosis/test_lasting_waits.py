@@ -14,7 +14,7 @@ from tests.diagnosis.jobs import SCRIPT, healthy_job
 
 LOOP = Frame(SCRIPT, 60, "train")
 LIBRARY = "/usr/lib/python3.11"
-LOADER = "/site-packages/torch/utils/data/dataloader.py"
+IN_LOADER = Frame("/site-packages/torch/utils/data/dataloader.py", 1291, "_MultiProcessingDataLoaderIter._try_get_data")
 
 
 def said(*inside: Frame) -> str:
@@ -41,9 +41,9 @@ def test_a_rank_that_works_is_busy() -> None:
 @pytest.mark.parametrize(
     ("what", "inside"),
     [
-        ("its loader's workers", (Frame(f"{LIBRARY}/queue.py", 171, "get"), Frame(LOADER, 1275, "_try_get_data"))),
+        ("its loader's workers", (Frame(f"{LIBRARY}/multiprocessing/queues.py", 113, "Queue.get"), IN_LOADER)),
         ("a child process", (Frame(f"{LIBRARY}/subprocess.py", 1264, "wait"),)),
-        ("a queue", (Frame(f"{LIBRARY}/threading.py", 320, "wait"), Frame(f"{LIBRARY}/queue.py", 171, "get"))),
+        ("a queue", (Frame("threading.py", 320, "Condition.wait"), Frame(f"{LIBRARY}/queue.py", 171, "Queue.get"))),
         ("another thread", (Frame(f"{LIBRARY}/threading.py", 1112, "join"),)),
         ("a connection", (Frame(f"{LIBRARY}/socket.py", 706, "readinto"),)),
     ],

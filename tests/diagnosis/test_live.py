@@ -3,7 +3,9 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.divergence.describe import title
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
-from tests.diagnosis.jobs import JobBuilder, healthy_job
+from ddpdoctor.finding import Frame
+from ddpdoctor.record.streams.stacks import StackDump
+from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 
 
 def look(watch: Watch, job: JobBuilder, milliseconds: int = 100) -> Divergence | None:
@@ -149,3 +151,20 @@ def test_a_rank_that_stands_in_a_collective_which_all_have_reached_is_the_one_th
     assert found is not None
     assert (found.form, found.culprit) == ("stuck", 1)
     assert title(found).startswith("rank 1 is stopped"), title(found)
+
+
+def test_a_rank_whose_exit_handler_stands_keeps_its_process() -> None:
+    job = healthy_job()
+    job.leave(0, "finished", main_finished=True)
+    job.of_rank[1]["stuck"] = True
+    job.job["kind"] = "run"
+    handler, module = Frame(SCRIPT, 12, "upload"), Frame(SCRIPT, 90, "<module>")
+    for frames, keeps in (((handler,), True), ((handler, module), False)):
+        watch = Watch()
+        job.streams["stacks"] = (StackDump(rank=1, thread="main", main=True, frames=frames, time_ns=job.now_ns),)
+        found = look_for(watch, job, 2)
+        assert (found is not None) == keeps
+        if found is not None:
+            assert title(found) == (
+                "the script of rank 1 is over, but its exit handler `upload` at train.py:12 keeps the process"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import pytest
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
@@ -83,3 +84,18 @@ def test_a_rank_that_has_just_come_does_not_wait_yet() -> None:
 def test_a_receive_from_anybody_waits_for_nobody_in_particular() -> None:
     blocked = blocked_ranks(job(("recv", -1), ("recv", 0)), Matcher())
     assert (blocked[0].missing, blocked[1].missing) == ((), (0,))
+
+
+def test_who_has_not_come_to_a_monitored_barrier_is_missing() -> None:
+    record = job(("monitored_barrier", -1), ("recv", 0))
+    first, second = record.call_tracks
+    tracks = msgspec.structs.replace(first, sequence=array("q", [7])), second
+    busy = msgspec.structs.replace(record.pulses[1], collective="")
+    alone = msgspec.structs.replace(record, call_tracks=tracks, pulses=(record.pulses[0], busy))
+    blocked = blocked_ranks(alone, Matcher())
+    assert {rank: entry.missing for rank, entry in blocked.items()} == {0: (1,)}
+    there = tuple(msgspec.structs.replace(track, sequence=array("q", [7])) for track in record.call_tracks)
+    kinds = tuple(msgspec.structs.replace(track, kind=there[0].kind, peer=array("q", [-1])) for track in there)
+    pulses = tuple(msgspec.structs.replace(pulse, collective="monitored_barrier") for pulse in record.pulses)
+    both = msgspec.structs.replace(record, call_tracks=kinds, pulses=pulses)
+    assert {entry.missing for entry in blocked_ranks(both, Matcher()).values()} == {()}

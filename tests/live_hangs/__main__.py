@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.live_hangs.cases import HANGS, MOST_S
+from tests.live_hangs.cases import MOST_S
 from tests.live_hangs.healthy import NEAR_HANGS
 from tests.live_hangs.run import ENDINGS, Outcome, run_hang, run_healthy
+from tests.live_hangs.table import HANGS
 from tests.scratch import scratch_directory
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from tests.faults.cases import FAULTS
 from tests.faults.script import HEAD
 from tests.live_hangs.script import STRIKES_AT, script
 
@@ -45,14 +44,14 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 BOTH = ((0, 1), (0,), (1,))
 
 
-def _stuck(within: str, **more: object) -> Hang:
+def stuck(within: str, **more: object) -> Hang:
     """Rank 1 does something in the midst of training that never returns."""
     top = str(more.pop("top", "pass"))
     options: dict[str, object] = {"codes": ("DDP305",), "kind": "stuck"} | more
     return msgspec.convert({"script": script(within=within, top=top)} | options, Hang)
 
 
-_AT = "if rank == 1 and struck and fault(): "
+AT = "if rank == 1 and struck and fault(): "
 _FIFO = """
 def fifo():
     name = f"fifo-{os.getpid()}"
@@ -162,7 +161,7 @@ if os.environ["RANK"] == "1":
 
 NEW: dict[str, Hang] = {
     # A rank that does nothing.
-    "a FIFO that nobody writes to": _stuck(_AT + "open(fifo()).read()  # here", top=_FIFO, quick=True),
+    "a FIFO that nobody writes to": stuck(AT + "open(fifo()).read()  # here", top=_FIFO, quick=True),
     "a collate function that reads a FIFO": Hang(
         script=script(
             top=_FIFO,
@@ -172,10 +171,10 @@ NEW: dict[str, Hang] = {
         codes=("DDP305",),
         kind="stuck",
     ),
-    "a lock that is never released": _stuck(
-        _AT + "lock = threading.Lock(); lock.acquire(); lock.acquire()  # here", ending="ctrl-c"
+    "a lock that is never released": stuck(
+        AT + "lock = threading.Lock(); lock.acquire(); lock.acquire()  # here", ending="ctrl-c"
     ),
-    "a file lock that another process holds": _stuck(
+    "a file lock that another process holds": stuck(
         """
         if rank == 1 and struck:
             other_file, own_file = open("lock", "w"), open("lock", "w")
@@ -184,8 +183,8 @@ NEW: dict[str, Hang] = {
             fcntl.flock(own_file, fcntl.LOCK_EX)  # here
         """
     ),
-    "store.get of a key that nobody sets": _stuck(
-        _AT + "dist.distributed_c10d._get_default_store().get('never')  # here", codes=("DDP305", "DDP301")
+    "store.get of a key that nobody sets": stuck(
+        AT + "dist.distributed_c10d._get_default_store().get('never')  # here", codes=("DDP305", "DDP301")
     ),
     "a prefetch thread that died": Hang(
         script=script(top=_PREFETCH, after_wrap="loader = Prefetch(loader)"), codes=("DDP305",), kind="stuck"
@@ -197,9 +196,9 @@ NEW: dict[str, Hang] = {
         codes=("DDP305",),
         kind="stuck",
     ),
-    "a socket that never answers": _stuck(_AT + "silent_server().recv(1)  # here", top=_SERVER),
-    "a child that reads a FIFO": _stuck(_AT + "subprocess.run(['cat', fifo()])  # here", top=_FIFO),
-    "a join of a thread that stands": _stuck(
+    "a socket that never answers": stuck(AT + "silent_server().recv(1)  # here", top=_SERVER),
+    "a child that reads a FIFO": stuck(AT + "subprocess.run(['cat', fifo()])  # here", top=_FIFO),
+    "a join of a thread that stands": stuck(
         """
         if rank == 1 and struck and fault():
             thread = threading.Thread(target=threading.Event().wait, daemon=True)
@@ -207,17 +206,17 @@ NEW: dict[str, Hang] = {
             thread.join()  # here
         """
     ),
-    "an event that nobody sets": _stuck(_AT + "threading.Event().wait()  # here"),
-    "signal.pause": _stuck(_AT + "signal.pause()  # here", ending="kill"),
-    "SIGSTOP in the midst of training": _stuck(_AT + "os.kill(os.getpid(), 19)", says="stopped"),
-    "a C call that holds the interpreter and stands": _stuck(_AT + "ctypes.PyDLL(None).pause()  # here"),
-    "a sleep of three hours": _stuck(_AT + "time.sleep(10_000)  # here", says="sleeps", ending="term"),
-    "a child that sleeps for three hours": _stuck(_AT + "subprocess.run(['sleep', '10000'])  # here"),
-    "stuck on rank 2 of 3": _stuck(
+    "an event that nobody sets": stuck(AT + "threading.Event().wait()  # here"),
+    "signal.pause": stuck(AT + "signal.pause()  # here", ending="kill"),
+    "SIGSTOP in the midst of training": stuck(AT + "os.kill(os.getpid(), 19)", says="stopped"),
+    "a C call that holds the interpreter and stands": stuck(AT + "ctypes.PyDLL(None).pause()  # here"),
+    "a sleep of three hours": stuck(AT + "time.sleep(10_000)  # here", says="sleeps", ending="term"),
+    "a child that sleeps for three hours": stuck(AT + "subprocess.run(['sleep', '10000'])  # here"),
+    "stuck on rank 2 of 3": stuck(
         "if rank == 2 and struck and fault(): threading.Event().wait()  # here", ranks=3, culprits=((2,),)
     ),
     "stuck until the group's timeout": Hang(
-        script=script(group_options=", timeout=timedelta(seconds=14)", within=_AT + "threading.Event().wait()  # here"),
+        script=script(group_options=", timeout=timedelta(seconds=14)", within=AT + "threading.Event().wait()  # here"),
         codes=("DDP305",),
         kind="stuck",
         ending="itself",
@@ -380,7 +379,7 @@ NEW: dict[str, Hang] = {
     ),
     "a rank leaves early and others wait": Hang(
         script=script(
-            within=_AT + "os._exit(0)",
+            within=AT + "os._exit(0)",
         ).replace("loss.backward()", "loss.backward()  # here"),
         codes=("DDP306",),
         kind="end",
@@ -401,7 +400,7 @@ NEW: dict[str, Hang] = {
         says="thread",
     ),
     "training in another thread, one rank stands": Hang(
-        script=script(call=_IN_A_THREAD, within=_AT + "threading.Event().wait()  # here"),
+        script=script(call=_IN_A_THREAD, within=AT + "threading.Event().wait()  # here"),
         codes=("DDP305",),
         kind="stuck",
     ),
@@ -419,74 +418,3 @@ NEW: dict[str, Hang] = {
     ),
     "Accelerate, started by ddpdoctor": Hang(script=_ACCELERATE, codes=("DDP301", "DDP302"), culprits=BOTH),
 }
-
-_LIVE_CODES = {
-    "SIGKILL": ("DDP703", "DDP306"),
-    "early return": ("DDP306",),
-    "skipped backward on both, other steps": ("DDP312", "DDP302"),
-    "continue on a bad batch": ("DDP302", "DDP312", "DDP103"),
-    "loss keys of the batch": ("DDP302", "DDP301"),
-    "another group": ("DDP304", "DDP301", "DDP305"),
-    "a wait beyond the timeout": ("DDP307", "DDP308"),
-    "port in use": ("DDP706", "DDP504", "DDP705"),
-    "different models": ("DDP304", "DDP706"),
-    "DDP on a subset": ("DDP314", "DDP301"),
-    "an infinite loop": ("DDP307", "DDP305"),
-    "a rank polls for what its peer makes later": ("DDP307", "DDP305"),
-    "new_group by two of 3": ("DDP309", "DDP306"),
-}
-_NO_HANG = frozenset(
-    {
-        "another reduce operation",
-        "rank 0 forward, buffers, no gradients",
-        "swapped same-shape calls",
-        "one loop in two orders",
-        "skipped backward on both, other steps",
-        "mp.spawn with no worker",
-        "another root",
-        "another group",
-    }
-)
-"""Faults after which the job ends well: a rehearsal, which sees every call, knows more of them."""
-_MAY_ABORT, _ABORTED = frozenset({"DDP301", "DDP302", "DDP304"}), ("DDP703",)
-"""Where sizes do not fit gloo ends a process at once, perhaps before its peer has told what it was in."""
-_ENDS_ITSELF = frozenset({"DDP706", "DDP703", "DDP306", "DDP201"})
-
-
-_LIVE_LINES = {"continue on a bad batch": "for step, x in enumerate(loader):"}
-"""Faults of which a live run knows another line: not where a batch was passed over, but the loop that drew it."""
-
-
-_IMPORTED = {"DDP on a subset": "import torch._dynamo\n"}
-"""DDP's first constructor imports torch's compiler, for seconds in which its rank works and nobody stands still."""
-
-
-def _marked(script: str, line: str) -> str:
-    """The script with the mark at another line, if one is given."""
-    return script if not line else script.replace("  # here", "").replace(line, f"{line}  # here")
-
-
-def _of_rehearsal() -> dict[str, Hang]:
-    rows = {}
-    for name, fault in FAULTS.items():
-        if name in _NO_HANG:
-            continue
-        kind: Kind = "stuck" if fault.basis == "strong" else "proof"
-        if name in ("an infinite loop", "a rank polls for what its peer makes later"):
-            kind = "busy"
-        elif fault.code in _ENDS_ITSELF or fault.code == "DDP304" or name in ("a wait beyond the timeout",):
-            kind = "end"
-        loose = fault.culprit is None or fault.either
-        rows[f"rehearsal: {name}"] = Hang(
-            script=_IMPORTED.get(name, "") + _marked(fault.script, _LIVE_LINES.get(name, "")),
-            codes=(*_LIVE_CODES.get(name, (fault.code,)), *(_ABORTED if fault.code in _MAY_ABORT else ())),
-            culprits=tuple({tuple(range(fault.ranks)), *((rank,) for rank in range(fault.ranks))})
-            if loose or fault.culprit is None
-            else ((fault.culprit,), *(((0, 1),) if fault.ranks == 2 else ())),
-            kind=kind,
-            ranks=fault.ranks,
-        )
-    return rows
-
-
-HANGS: dict[str, Hang] = {**_of_rehearsal(), **NEW}

@@ -65,6 +65,31 @@ if torch.utils.data.get_worker_info() is not None:
     from torch.fx.experimental import symbolic_shapes
     from torch.export import exported_program
 """
+_POOL = """
+import multiprocessing
+def work(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end: sum(range(10_000))
+def spread():
+    with multiprocessing.get_context("fork").Pool(1) as pool: pool.map(work, [14])
+"""
+_EXECUTOR = """
+from concurrent.futures import ThreadPoolExecutor
+def work(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end: sum(range(10_000))
+"""
+_AT_EXIT = """
+import atexit
+def upload():
+    if int(os.environ["RANK"]) == 1: subprocess.run(["sleep", "14"])
+atexit.register(upload)
+"""
+_STOPPED_LAUNCHER = """
+launcher = os.getppid()
+subprocess.Popen(["sh", "-c", f"kill -STOP {launcher}; sleep 6; kill -CONT {launcher}"])
+time.sleep(9)
+"""
 _SERVER = """
 def slow_server(seconds):
     server = socket.socket(); server.bind(("127.0.0.1", 0)); server.listen()
@@ -102,6 +127,22 @@ NEAR_HANGS: dict[str, str] = {
     "a child that sleeps 15 s": _on_rank_1("subprocess.run(['sleep', '15'])"),
     "SIGSTOP for 5 s": script(within="if rank == 1 and struck:\n    " + _STOPPED.strip().replace("\n", "\n    ")),
     "a loader worker that takes 9 s": script(sample=_SLOW_WORKERS, loader_options=", num_workers=1"),
+    "a loader worker that takes 16 s": script(
+        sample="if index // 2 == 160 and index % 2: time.sleep(16)", loader_options=", num_workers=1"
+    ),
+    "a pool that works for 14 s": _on_rank_1("spread()", _POOL),
+    "a task of an executor that works for 14 s": _on_rank_1(
+        "ThreadPoolExecutor(1).submit(work, 14).result()", _EXECUTOR
+    ),
+    "an event loop that sleeps for 14 s": _on_rank_1("asyncio.run(asyncio.sleep(14))", "import asyncio"),
+    "monitored_barrier that rank 1 reaches late": script(
+        top=_EVALUATE,
+        within="if struck:\n    if rank == 1: evaluate(12)\n    dist.monitored_barrier(timeout=timedelta(seconds=60))",
+    ),
+    "an exit handler that takes 14 s": script(top=_AT_EXIT),
+    "a launcher that is stopped for 6 s": script(
+        within="if rank == 0 and struck:\n    " + _STOPPED_LAUNCHER.strip().replace("\n", "\n    ")
+    ),
     "a slow server": _on_rank_1("slow_server(15)", _SERVER),
     "rank 0 prepares the data first": script(top=_EVALUATE, after_init="if rank == 0: evaluate(20)\ndist.barrier()"),
     "all ranks sleep between epochs": script(epochs=2, end_of_epoch="time.sleep(9)"),
@@ -126,3 +167,8 @@ NEAR_HANGS: dict[str, str] = {
 }
 QUICK = ("a child that sleeps 15 s",)
 """Also run by the tests."""
+SAID = {
+    "a loader worker that takes 16 s": "which waits in `main` at train.py:52 for its loader's workers",
+    "an evaluation of 30 s on rank 0": "busy in `evaluate`",
+}
+"""What the wait of some is told as."""

@@ -29,6 +29,7 @@ from ddpdoctor.tui.view import View
 from tests.faults.script import STAMPS_VARIABLE
 from tests.jobs_of_tests import kill_marked, marked
 from tests.live_hangs.cases import MOST_S, TWO_OF_THREE, Ending, Hang
+from tests.live_hangs.healthy import SAID
 
 ENDINGS: tuple[Ending, ...] = ("ctrl-c", "term", "launcher", "kill")
 START_WITHIN_S = 120.0
@@ -105,6 +106,8 @@ def run_healthy(name: str, script: str, folder: Path) -> Outcome:
     if not report:
         wrong.append("no report")
     waits = [text for text in told if "waited" in text and not text.startswith("warning")]
+    if name in SAID and not any(SAID[name] in text for text in waits):
+        wrong.append(f"did not say {SAID[name]!r} but {waits}")
     return Outcome(
         name=name, wrong=tuple(wrong), told_after_s=None, live=waits[0] if waits else "", final=_verdict(report)
     )

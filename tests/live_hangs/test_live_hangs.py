@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.live_hangs.cases import HANGS
 from tests.live_hangs.healthy import NEAR_HANGS, QUICK
 from tests.live_hangs.run import ENDINGS, run_hang, run_healthy
+from tests.live_hangs.table import HANGS
 
 LATE = "told only after"
 """How soon a row is told is a matter of the table, on a machine that does nothing else."""

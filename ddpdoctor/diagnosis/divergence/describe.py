@@ -56,7 +56,7 @@ def title(divergence: Divergence) -> str:
             over = [turn for turn in divergence.turns if turn.kept_by == stuck.kept_by]
             numbers = [turn.rank for turn in over]
             return (
-                f"the script of {rank_list(numbers)} is over, but its thread {stuck.kept_by} at {place(stuck.line)} "
+                f"the script of {rank_list(numbers)} is over, but its {stuck.kept_by} at {place(stuck.line)} "
                 f"keeps the {verb(numbers, 'process', 'processes')}"
             )
         if stuck.seen_ago_ns and not known:
@@ -220,7 +220,7 @@ def _doing(turns: list[NextCall]) -> str:
         case "finished":
             return f"ran to {verb(numbers, 'its', 'their')} end and left"
     if turn.kept_by:
-        return f"{verb(numbers, 'is', 'are')} over but for the thread {turn.kept_by} at {place(turn.line)}"
+        return f"{verb(numbers, 'is', 'are')} over but for the {turn.kept_by} at {place(turn.line)}"
     if turn.loops:
         within = f" in {turn.line.function}" if turn.line is not None and turn.line.function != "<module>" else ""
         return f"{verb(numbers, 'seems', 'seem')} to be in an endless loop{within} at {place(turn.line)}"

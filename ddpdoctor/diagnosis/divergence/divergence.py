@@ -17,8 +17,8 @@ from ddpdoctor.diagnosis.divergence.next_calls import (
     NextCall,
     elsewhere,
     last_common_position,
-    thread_that_keeps,
     turns,
+    what_keeps,
 )
 from ddpdoctor.diagnosis.divergence.reordered_calls import find_crossing, find_swap
 from ddpdoctor.diagnosis.divergence.unused_parameters import explains
@@ -238,9 +238,9 @@ def from_standstill(
 
 
 def from_kept(record: RunRecord) -> Divergence | None:
-    """Describe processes whose scripts are over and that a thread keeps; None while another rank is at work."""
+    """Describe processes whose scripts are over and that are kept; None while another rank is at work."""
     alive = [rank for rank in record.ranks if rank.end == "running"]
-    kept = [rank for rank in alive if rank.stuck and thread_that_keeps(record, rank.rank) is not None]
+    kept = [rank for rank in alive if rank.stuck and what_keeps(record, rank.rank) is not None]
     if not kept or len(kept) < len(alive):
         return None
     return Divergence(

@@ -22,6 +22,8 @@ OLD_NS = 2_000_000_000
 """A stack that may have changed since and is older is told as such."""
 _BEAT_NS = 400_000_000
 _ONE_LOOK_NS = 500_000_000
+_MOST_FRAMES = 100
+"""``faulthandler`` writes no more of a stack."""
 WALK_BOUND = 10_000
 """Entries that are walked back at most."""
 
@@ -54,7 +56,7 @@ class NextCall(msgspec.Struct, frozen=True, kw_only=True):
     loops: bool = False
     """It works at one place for so long that it seems to be in an endless loop."""
     kept_by: str = ""
-    """The thread that keeps the process though its script is over; ``frames`` is where that stands."""
+    """The thread or exit handler that keeps the process though its script is over; ``frames`` is where that stands."""
     seen_ago_ns: int = 0
     """How long before the end of the record it was seen there, where it may be elsewhere by then."""
     stack: tuple[Frame, ...] = ()
@@ -206,9 +208,9 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             signal=rank.signal,
             frames=() if first is None else first.frames,
         )
-    if (keeper := thread_that_keeps(record, number)) is not None:
-        kept_at = user_frames(record, keeper.frames)
-        return NextCall(rank=number, action="elsewhere", kept_by=keeper.thread, frames=kept_at, stack=keeper.frames)
+    if (keeper := what_keeps(record, number)) is not None:
+        what, frames = keeper
+        return NextCall(rank=number, action="elsewhere", kept_by=what, frames=user_frames(record, frames), stack=frames)
     frames = user_frames(record, stack)
     seen_ago_ns = _seen_ago_ns(record, number)
     if not frames or _is_newer_than_stack(record, number):
@@ -233,15 +235,38 @@ def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:
     return () if dump is None else dump.frames
 
 
-def thread_that_keeps(record: RunRecord, rank: int) -> StackDump | None:
-    """The thread that keeps the process of a rank whose script is over; None where the script is not."""
+def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | None:
+    """The thread or exit handler that keeps the process of a rank whose script is over, and where it stands.
+
+    None where the script is not over.
+    """
     dump = _main_dump(record, rank)
-    if dump is None or not dump.frames or not _is_shutdown(dump.frames[-1]):
+    if dump is None or not dump.frames:
         return None
+    if not _is_shutdown(dump.frames[-1]):
+        return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(record) else None
     threads = [other for other in record.stacks if other.rank == rank and not other.main and not other.daemon]
     newest_ns = max((other.time_ns for other in threads), default=0)
     # What is written of the threads of one moment is written at once.
-    return next((other for other in threads if newest_ns - other.time_ns < _ONE_LOOK_NS), None)
+    keeper = next((other for other in threads if newest_ns - other.time_ns < _ONE_LOOK_NS), None)
+    return None if keeper is None else (f"thread {keeper.thread}", keeper.frames)
+
+
+def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
+    """The function that Python calls at its end; None where a thread trained, which stands for the main thread."""
+    outermost = dump.frames[-1]
+    return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
+
+
+def _all_scripts_are_over(record: RunRecord) -> bool:
+    """Tell whether below nothing that the living ranks do is the code of a module, as it is below all of a script."""
+    dumps = [_main_dump(record, rank.rank) for rank in record.ranks if rank.end == "running"]
+    return all(
+        dump is not None
+        and 0 < len(dump.frames) < _MOST_FRAMES
+        and not any(frame.function == "<module>" for frame in dump.frames)
+        for dump in dumps
+    )
 
 
 def _is_shutdown(frame: Frame) -> bool:

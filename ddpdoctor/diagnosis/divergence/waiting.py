@@ -9,21 +9,26 @@ from collections.abc import Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Lane, Matcher
+from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord, Signature, Site
+from ddpdoctor.record.streams.measured import CallTrack
 from ddpdoctor.record.streams.waits import Wait
 
 _COUNTERPARTS = {"send": "recv", "recv": "send"}
-_KINDS = frozenset({"send", "recv", "isend", "irecv"})
+_BARRIER = "monitored_barrier"
+_KINDS = frozenset({"send", "recv", "isend", "irecv", _BARRIER})
 STANDS_MS = 500
 """A thread is held by the call that it is in once its stack has stood for so long."""
 
 
 class OpenCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A send or receive that a living rank is held by: torch's flight recorder knows none of gloo's."""
+    """A send, receive or monitored barrier that holds a living rank: torch's flight recorder has none of gloo's."""
 
     rank: int
     peer: int
-    """-1 where any may be it."""
+    """-1 where any may be it, or where there is none."""
+    absent: tuple[int, ...]
+    """Ranks that have not come to the barrier that it is."""
     group: int
     signature: Signature
     site: Site
@@ -32,7 +37,7 @@ class OpenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_calls(record: RunRecord) -> dict[int, OpenCall]:
-    """By rank the send or receive that it stands in."""
+    """By rank the send, receive or monitored barrier that it stands in."""
     found = {}
     alive = {rank.rank for rank in record.ranks if rank.end == "running"}
     standing = {pulse.rank for pulse in record.pulses if pulse.unchanged_ms >= STANDS_MS and pulse.collective in _KINDS}
@@ -45,6 +50,7 @@ def open_calls(record: RunRecord) -> dict[int, OpenCall]:
             found[track.rank] = OpenCall(
                 rank=track.rank,
                 peer=peer,
+                absent=_absent(record, track, row) if kind == _BARRIER else (),
                 group=track.group[row],
                 signature=Signature(kind=kind, root=peer if peer >= 0 else None, size_bytes=track.size_bytes[row]),
                 site=record.site(track.site[row]),
@@ -135,11 +141,22 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
     calls = open_calls(record)
     for call in calls.values():
         if not _meets(call, calls.get(call.peer)):
-            missing = () if call.peer < 0 else (call.peer,)
+            missing = call.absent if call.peer < 0 else (call.peer,)
             found[call.rank] = Blocked(rank=call.rank, missing=missing, since_ns=call.entered_at_ns, call=call)
     for entry in _store_waits(record):
         found.setdefault(entry.rank, entry)
     return found
+
+
+def _absent(record: RunRecord, track: CallTrack, row: int) -> tuple[int, ...]:
+    """The members of a group that have not made a call which stands in a rank's row, nor a later one."""
+    group, place = track.group[row], (False, track.sequence[row])
+    reached = {
+        other.rank
+        for other in record.call_tracks
+        if any(at[0] == place[0] and at[1] >= place[1] for at in lane(other, group))
+    }
+    return tuple(member for member in record.groups[group].ranks if member not in reached)
 
 
 def _meets(call: OpenCall, other: OpenCall | None) -> bool:

@@ -16,9 +16,10 @@ from ddpdoctor.record.model import RunRecord
 _WAITED_FOR = (
     (("torch/utils/data/dataloader.py",), frozenset({"_try_get_data", "_get_data"}), "its loader's workers"),
     (("/subprocess.py",), frozenset({"wait", "_wait", "communicate", "_communicate"}), "a child process"),
-    (("/queue.py",), frozenset({"get", "put"}), "a queue"),
+    (("/queue.py", "/multiprocessing/queues.py"), frozenset({"get", "put"}), "a queue"),
     (("/threading.py",), frozenset({"join", "wait", "_wait_for_tstate_lock"}), "another thread"),
     (("/multiprocessing/popen_fork.py", "/multiprocessing/process.py"), frozenset({"wait", "join"}), "a child process"),
+    (("/multiprocessing/connection.py",), frozenset({"wait", "poll", "recv", "recv_bytes"}), "another process"),
     (("/socket.py", "/ssl.py"), frozenset({"readinto", "recv", "read", "accept", "create_connection"}), "a connection"),
 )
 """Functions that return when somebody else has done something: ends of their files, their names, and what that is."""
@@ -123,7 +124,7 @@ def _waited_for(record: RunRecord, turn: NextCall, at: Frame | None) -> str:
         return ""
     inside = turn.stack[: turn.stack.index(frames[0])]
     for ends, functions, what in _WAITED_FOR:
-        if any(frame.function in functions and frame.file.endswith(ends) for frame in inside):
+        if any(frame.function.rpartition(".")[2] in functions and frame.file.endswith(ends) for frame in inside):
             return what
     return ""
 
