@@ -18,12 +18,14 @@ from ddpdoctor.launch.environment import free_port, observed
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
-from ddpdoctor.what_if.observed import observe
+from ddpdoctor.what_if.observed import FEWEST_STEPS, observe
 from ddpdoctor.what_if.predict import Model
 from ddpdoctor.what_if.settings import parse
 from tests.jobs_of_tests import kill_marked, marked
 from tests.what_if.training import WARM_UP
 
+MOST_CHAPTERS = 64
+"""A record tells of so many wraps of a rank, and each chapter has one."""
 SCRIPT = Path(__file__).with_name("training.py")
 
 
@@ -61,11 +63,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.low_ms <= self.true_ms <= self.high_ms
 
 
-def run_chapters(directory: Path, ranks: int, steps: int, specs: Sequence[str], rounds: int = 3) -> dict[str, Done]:
+def run_chapters(directory: Path, ranks: int, steps: int, specs: Sequence[str], rounds: int = 2) -> dict[str, Done]:
     """Train chapters in one observed job, ahead of them one for the warm-up of the process.
 
     All are trained ``rounds`` times; of each the round counts in which the machine disturbed it least.
     """
+    assert 1 + rounds * len(specs) <= MOST_CHAPTERS
+    assert steps - WARM_UP >= FEWEST_STEPS
     run, output = directory / f"run-{ranks}", directory / f"told-{ranks}"
     run.mkdir(mode=0o700)
     trained = (specs[0], *(list(specs) * rounds))

@@ -184,7 +184,8 @@ def main() -> None:
     output, steps, *specs = sys.argv[1:]
     torch.set_num_threads(1)
     with suppress(PermissionError):
-        os.nice(-20)  # Ranks that sleep have to wake up in time on a machine that does other things as well.
+        # Ranks that sleep have to wake up in time on a machine that does other things as well.
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     dist.init_process_group("gloo")
     stream = Stream(dist.new_group())
     told = [chapter(spec, int(steps), stream) for spec in specs]
