@@ -45,6 +45,15 @@ _CASES_HEAD = re.compile(r"\A# .*\n+")
 _HELP = re.compile(r"^<!-- options: (\w+) -->$", re.MULTILINE)
 
 
+def on_config(config: Any) -> Any:
+    """List pages that the menu does not name under a heading of their own, so that each can be reached."""
+    listed = str(config["nav"])
+    more = sorted(path.name for path in (ROOT / "docs").glob("*.md") if f"'{path.name}'" not in listed)
+    if more:
+        config["nav"].append({"More": more})
+    return config
+
+
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the pages and pictures."""
     for name, source in DOCUMENTS.items():
