@@ -45,6 +45,9 @@ def hint_for(raised: RankException | None) -> str:
     lack = lack_behind(raised)
     if lack is not None and lack.kind == "package":
         return _module_hint(lack.name)
+    if lack is not None and lack.kind == "version":
+        wanted = f"Install the version of {lack.name} that the script's README names for the Python of the ranks"
+        return f"{wanted}, or {_ELSEWHERE}; `--static` reads the source only."
     if raised.type == "EOFError" and "reading a line" in raised.message:
         return _INPUT_HINT
     if lack is not None and lack.kind == "network":

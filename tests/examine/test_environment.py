@@ -56,6 +56,12 @@ def test_a_rank_that_lacks_something_is_inconclusive_and_says_what_to_do(tmp_pat
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/train.csv'", "data"),
         ("FileNotFoundError", "[Errno 2] No such file or directory: 'out/model.pt'", ""),
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/work/out/other.pt'", ""),
+        (
+            "ImportError",
+            "cannot import name '_pil_interp' from 'timm.data.transforms' (/e/site-packages/timm/t.py)",
+            "version",
+        ),
+        ("ImportError", "cannot import name 'train' from 'engine' (/work/engine.py)", ""),
         ("ValueError", "too many values to unpack (expected 2)", ""),
     ],
 )

@@ -46,6 +46,7 @@ _DATA_WORDS = re.compile(
     re.IGNORECASE,
 )
 _MODULE = re.compile(r"No module named '([\w.]+)'")
+_OTHER_VERSION = re.compile(r"cannot import name '\w+' from '(\w+)[\w.]*' \(.*\b(?:site|dist)-packages\b")
 _QUOTED = re.compile(r"'([^']+)'")
 _DISTRIBUTIONS = {
     "cv2": "opencv-python-headless",
@@ -69,7 +70,8 @@ _DISTRIBUTIONS = {
 class Lack(msgspec.Struct, frozen=True):
     """What a rank needed and this machine does not have."""
 
-    kind: Literal["network", "data", "package"]
+    kind: Literal["network", "data", "package", "version"]
+    """``version``: the package is there, and is not the one that the script was written for."""
     name: str = ""
     """Of the module, where it is a package."""
 
@@ -83,7 +85,10 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
         return None
     if raised.type in ("ModuleNotFoundError", "ImportError"):
         found = _MODULE.search(f"{raised.message}\n{raised.traceback}")
-        return Lack("package", found[1]) if found else None
+        if found:
+            return Lack("package", found[1])
+        other = _OTHER_VERSION.search(raised.message)
+        return Lack("version", other[1]) if other else None
     message = headline(raised)
     if raised.type in _NETWORK_TYPES or _NETWORK_WORDS.search(raised.message):
         return Lack("network")
