@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.divergence.describe import title
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.stacks import StackDump
@@ -168,3 +170,12 @@ def test_a_rank_whose_exit_handler_stands_keeps_its_process() -> None:
             assert title(found) == (
                 "the script of rank 1 is over, but its exit handler `upload` at train.py:12 keeps the process"
             )
+
+
+def test_a_collective_that_was_over_before_a_rank_failed_is_not_what_it_failed_in() -> None:
+    job = healthy_job()
+    job.job["kind"] = "run"
+    job.fail(1, "RuntimeError", 50, "Connection reset by peer", communication=True)
+    matcher = Matcher()
+    matcher.advance(job.record())
+    assert blocked_ranks(job.record(), matcher) == {}

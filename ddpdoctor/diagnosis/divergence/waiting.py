@@ -115,7 +115,7 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
     tracks = {track.rank: track for track in record.collectives}
     for rank in record.ranks:
         track = tracks.get(rank.rank)
-        row = None if track is None else _row_waited_in(rank, track)
+        row = None if track is None else _row_waited_in(rank, track, flights=record.job.kind == "run")
         if track is None or row is None:
             continue
         if record.signatures[track.signature[row]].kind in POINT_TO_POINT:
@@ -230,10 +230,18 @@ def _terminated(rank: Rank) -> bool:
     return rank.end == "signalled" and rank.signal in usual
 
 
-def _row_waited_in(rank: Rank, track: CollectiveTrack) -> int | None:
+def _row_waited_in(rank: Rank, track: CollectiveTrack, *, flights: bool) -> int | None:
+    """The row of a track that a rank waits in, or failed in.
+
+    ``flights``: rows are of a flight recorder that may have been read long before the rank failed; one that was over
+    by then is not what it failed in.
+    """
     if rank.waiting_in is not None or not len(track):
         return rank.waiting_in
-    incomplete = track.completed_ns[len(track) - 1] == 0
+    completed_ns = track.completed_ns[len(track) - 1]
+    incomplete = completed_ns == 0
+    if flights and rank.end == "raised" and 0 < completed_ns < left_ns(rank):
+        return None
     if (rank.end == "raised" and is_echo(rank)) or (rank.end == "signalled" and incomplete and not rank.main_finished):
         return len(track) - 1
     return None
