@@ -37,7 +37,7 @@ def iterate(step_ms: list[int], *, joined_at: int = 0) -> Module:
         moments=moments,
         steps=SimpleNamespace(sampled=None),
         course=SimpleNamespace(forward_began=lambda *arguments: None),
-        journal=SimpleNamespace(guarded=lambda function, *arguments: None),
+        journal=SimpleNamespace(guarded=lambda function, *arguments, **options: None),
     )
     reductions = Reductions(observer, None, capabilities, lambda ddp: 0, SimpleNamespace(looked=None))  # type: ignore[arg-type]
     module.iteration, now_ms = joined_at, 1_000
