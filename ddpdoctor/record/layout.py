@@ -35,10 +35,13 @@ MAGIC = b"DDPDRING"
 HEAD_BYTES = 4096
 RING_ROWS = 1 << 16
 
-ROW = struct.Struct("<QQQIIIIii")
+ROW = struct.Struct("<QQQIIIIiiI12x")
 """Number of the row from 1, started_ns, completed_ns (0 while incomplete), group, sequence, signature, site, step,
-forward_site."""
+forward_site, checksum. Of 64 bytes, so that none lies on two pages: those are written one after the other."""
 ROW_BYTES = ROW.size
+CHECKED = struct.Struct("<QQIIIIii")
+"""What the CRC-32 is of: the row without the checksum and ``completed_ns``, which comes later. A reader may meet a row
+that is half written, and would take a zero for the first signature and the first site."""
 COMPLETED = struct.Struct("<Q")
 COMPLETED_OFFSET = 16
 """In a row."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Set
@@ -226,6 +227,8 @@ class RingTail:
                 if (row[0] - self._next) % layout.RING_ROWS == 0 and row[0] < self._next + _MOST_OVERTAKEN:
                     self._overtaken_by = row[0]
                 return False
+            if not _is_whole(row):
+                return False
             self._append(row)
             taken += 1
         return taken == slots
@@ -234,7 +237,11 @@ class RingTail:
         """Take in those of the rows up to ``written`` that are there, and count the others."""
         content = self._bytes_at(layout.HEAD_BYTES, layout.RING_ROWS * layout.ROW_BYTES)
         slots = layout.ROW.iter_unpack(content[: len(content) // layout.ROW_BYTES * layout.ROW_BYTES])
-        there = (row for slot, row in enumerate(slots) if row[0] and (row[0] - 1) % layout.RING_ROWS == slot)
+        there = (
+            row
+            for slot, row in enumerate(slots)
+            if row[0] and (row[0] - 1) % layout.RING_ROWS == slot and _is_whole(row)
+        )
         rows = sorted((row for row in there if self._next <= row[0] <= written), key=lambda row: row[0])
         oldest = written - layout.RING_ROWS + 1
         self.truncated |= oldest > self._next
@@ -246,7 +253,7 @@ class RingTail:
     def _append(self, row: tuple[int, ...]) -> None:
         self._next = row[0] + 1
         self._numbers.append(row[0])
-        for column, value in zip(self.columns, row[1:], strict=True):
+        for column, value in zip(self.columns, row[1:-1], strict=True):
             column.append(value)
         if not row[2]:
             self._incomplete.append(len(self._numbers) - 1)
@@ -282,6 +289,12 @@ class RingTail:
             return os.pread(self._descriptor, size, offset)
         except OSError:
             return b""
+
+
+def _is_whole(row: tuple[int, ...]) -> bool:
+    """Tell whether a row was written to its end."""
+    number, started_ns, _, *rest, checksum = row
+    return zlib.crc32(layout.CHECKED.pack(number, started_ns, *rest)) == checksum
 
 
 class RunFiles:

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+import zlib
 from array import array
 from typing import Any
 
@@ -104,10 +105,11 @@ class CollectiveRing:
     def append(self, group: int, sequence: int, signature: int, site: int, step: int, forward_site: int) -> int:
         """Log a collective that is about to start, which may end the process; its index."""
         with self._lock:
-            index = self._count
-            row = layout.ROW.pack(index + 1, time.time_ns(), 0, group, sequence, signature, site, step, forward_site)
-            self._count = index + 1
-            self._bytes += self._put(row, self._offset(index))
+            index, now_ns = self._count, time.time_ns()
+            rest = group, sequence, signature, site, step, forward_site
+            checksum = zlib.crc32(layout.CHECKED.pack(index + 1, now_ns, *rest))
+            self._bytes += self._put(layout.ROW.pack(index + 1, now_ns, 0, *rest, checksum), self._offset(index))
+            self._count = index + 1  # Not before: the head says how many are there.
         return index
 
     def complete(self, index: int) -> None:

@@ -13,7 +13,7 @@ from ddpdoctor.probe.journal import Journal
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job
-from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.reader import RingTail, RunFiles
 from ddpdoctor.record.writer import CollectiveRing, EventWriter
 
 
@@ -263,3 +263,25 @@ thread = threading.Thread(target=lambda: sys.exit(3))
     subprocess.run([sys.executable, "-c", code], check=True)
     (ended,) = (event for _, event in RunFiles(tmp_path).poll() if event["event"] == "exit")
     assert (ended["code"], ended["finished"]) == (0, True)
+
+
+def test_a_row_that_is_half_written_is_not_taken_in_before_it_is_whole(tmp_path: Path) -> None:
+    ring = CollectiveRing(str(tmp_path))
+    tail = RingTail(tmp_path / layout.ring_name(os.getpid()))
+    ring.append(0, 0, 7, 3, 1, -1)
+    ring.append(0, 1, 7, 3, 1, -1)
+    path, at = tmp_path / layout.ring_name(os.getpid()), layout.HEAD_BYTES + layout.ROW_BYTES
+    whole = path.read_bytes()[at : at + layout.ROW_BYTES]
+    with path.open("r+b", buffering=0) as file:
+        for there in (8, 24, 40, layout.ROW_BYTES - 13):
+            os.pwrite(file.fileno(), whole[:there].ljust(layout.ROW_BYTES, b"\0"), at)
+            tail.read()
+            assert list(tail.columns[3]) == [0], there
+        os.pwrite(file.fileno(), whole, at)
+    tail.read()
+    assert [list(column) for column in tail.columns[3:6]] == [[0, 1], [7, 7], [3, 3]]
+    assert tail.missing == 0
+    assert layout.HEAD_BYTES % layout.ROW_BYTES == 4096 % layout.ROW_BYTES == 0, "no row lies on two pages"
+    ring.complete(1)
+    tail.read()
+    assert tail.columns[1][1] > 0
