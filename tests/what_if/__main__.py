@@ -1,10 +1,11 @@
 """Prints what was predicted of changed jobs beside what they did; exits with 1 when the figures miss their bounds.
 
-python -m tests.what_if [STEPS] [JOB...]
+``python -m tests.what_if`` takes some minutes; with ``--steps N`` or the names of some jobs it is shorter.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from statistics import median
 
@@ -24,8 +25,11 @@ WORLDS = (2, 4)
 
 
 def main() -> int:
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    jobs = sys.argv[2:] or list(CHANGES)
+    parser = argparse.ArgumentParser(description="What was predicted of changed jobs, beside what they did.")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each job (default: 40)")
+    parser.add_argument("jobs", nargs="*", choices=[[], *CHANGES], metavar="JOB", help=", ".join(CHANGES))
+    chosen = parser.parse_args()
+    steps, jobs = chosen.steps, chosen.jobs or list(CHANGES)
     with scratch_directory() as directory:
         done = {
             ranks: run_chapters(

@@ -102,7 +102,9 @@ def _together(answer: WhatIf, width: int) -> list[Text]:
     for change in answer.combination:
         new = {name: value for name, value in change.settings.items() if name not in before}
         before |= set(change.settings)
-        lines += _row(change, ", ".join(f"+ {name}={_value(value)}" for name, value in new.items()), width)
+        alone = next((other.title for other in answer.changes if dict(other.settings) == new), "")
+        title = alone or ", ".join(f"{name}={_value(value)}" for name, value in new.items())
+        lines += _row(change, f"+ {one_line(title)}", width)
     return lines
 
 
