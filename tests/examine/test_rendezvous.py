@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.check_command import check
 
 TRAINING = """
@@ -78,8 +80,10 @@ def test_ranks_of_a_second_node_are_waited_for_by_nobody(tmp_path: Path) -> None
     assert "the script makes its group for 4 ranks; it was made for the 2 here" in rehearsal["notes"]
 
 
-def test_ranks_that_take_one_number_are_proved_in_seconds(tmp_path: Path) -> None:
-    code, report = examined(tmp_path, "dist.init_process_group('gloo', rank=0)")
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_ranks_that_take_one_number_are_proved_in_seconds(tmp_path: Path, late: str) -> None:
+    turn = f"import time; time.sleep(3 * (os.environ['RANK'] == '{late}'))"
+    code, report = examined(tmp_path, f"{turn}; dist.init_process_group('gloo', rank=0)")
     rehearsal = report["rehearsal"]
     assert (code, rehearsal["status"], shown(report)) == (1, "stopped", [("DDP504", 11)]), rehearsal
     assert rehearsal["reason"].startswith("two ranks join the group as rank 0")

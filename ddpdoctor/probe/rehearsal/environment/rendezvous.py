@@ -37,6 +37,8 @@ class Rendezvous:
         self._launched = os.environ.get(_LAUNCHER_HAS_THE_STORE) == str(True)
         self._address = os.environ.get("MASTER_ADDR", "")
         self._port = os.environ.get("MASTER_PORT", "")
+        self._joined = 0
+        """How often this process has joined a group."""
 
     def install(self) -> None:
         """Replace what makes the store, what tells the ranks, and what spawns them; torch must be imported."""
@@ -123,9 +125,12 @@ class Rendezvous:
 
     def _refuse_a_second(self, rank: int) -> None:
         """End the rehearsal where two ranks of a launcher join under one number: each would wait for the others."""
-        pid = os.getpid()
-        first = self._chosen("ranks.json", str(rank), lambda: pid)
-        if first == pid or self._journal.rank in (None, rank):
+        launched_as = self._journal.rank
+        if launched_as is None:
+            return
+        self._joined += 1
+        # By the launcher's number: a rank that is started again has another process, and either may be the first.
+        if self._chosen("ranks.json", f"{self._joined}:{rank}", lambda: launched_as) == launched_as:
             return
         self._journal.event("led", rank=rank)
         self._ending.end(
