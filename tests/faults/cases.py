@@ -385,7 +385,7 @@ FAULTS: dict[str, Fault] = {
         culprit=1,
     ),
     "mp.spawn with no worker": Fault(
-        script=whole_script(_SPAWN.replace("NPROCS", "torch.cuda.device_count()").replace("WORK", "pass")),
+        script=whole_script(_SPAWN.replace("NPROCS", "int(os.environ.get('WORKERS', 0))").replace("WORK", "pass")),
         code="",
         basis="bounded",
         says="started no rank",
