@@ -72,6 +72,10 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Innermost frame first."""
 
 
+MOST_TIMES = 100.0
+"""A gain is told up to so many times, and what is beyond it as no bound; infinity is no number in JSON."""
+
+
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """What mending one finding alone is predicted to bring."""
 
@@ -79,12 +83,13 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as many samples a second."""
     low: float
     high: float
-    """Nine in ten times it lies between these."""
+    """Nine in ten times it lies between these; no bound where it is ``MOST_TIMES``."""
 
     @property
     def text(self) -> str:
         """``1.45 times as fast, if this alone is mended (1.30 to 1.55)``."""
-        return f"{self.speedup:.2f} times as fast, if this alone is mended ({self.low:.2f} to {self.high:.2f})"
+        most = f"to {self.high:.2f}" if self.high < MOST_TIMES else "or more"
+        return f"{self.speedup:.2f} times as fast, if this alone is mended ({self.low:.2f} {most})"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

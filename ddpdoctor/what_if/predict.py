@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 
 import msgspec
 
+from ddpdoctor.finding import MOST_TIMES
 from ddpdoctor.what_if.observed import Observed
 from ddpdoctor.what_if.prediction import Interval
 from ddpdoctor.what_if.replay import Replay, Scenario, replay
@@ -71,11 +72,7 @@ class Model:
         spread = self._spread(best, work * len(self.observed.ranks) / wanted)
         step_ns = Interval(best, max(0.0, min(steps_ns) - spread), max(steps_ns) + spread)
         base = self.observed.step_ns
-        speedup = Interval(
-            work * base / best if best else math.inf,
-            work * base / step_ns.high if step_ns.high else math.inf,
-            work * base / step_ns.low if step_ns.low else math.inf,
-        )
+        speedup = Interval(*(_times(work * base, step) for step in (best, step_ns.high, step_ns.low)))
         return Outcome(step_ns=step_ns, samples=made[0].samples, speedup=speedup, best=after[0], scenario=made[0])
 
     def _spread(self, step_ns: float, work: float) -> float:
@@ -99,3 +96,8 @@ def _unsteadiness(blocks: Sequence[float]) -> float:
     if len(blocks) < 2:
         return LEAST_ERROR
     return stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
+
+
+def _times(before_ns: float, after_ns: float) -> float:
+    """By how much a step is faster, up to ``MOST_TIMES``: an interval may reach down to no time at all."""
+    return min(MOST_TIMES, before_ns / after_ns) if after_ns > 0 else MOST_TIMES

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.catalogue.registry import load, read_catalogue
-from ddpdoctor.finding import Finding
+from ddpdoctor.finding import MOST_TIMES, Finding, Gain
 from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.report.finding_text import finding_lines
@@ -101,3 +101,13 @@ def test_the_report_of_a_real_run_says_what_its_straggler_costs(ddpdoctor: Ddpdo
     assert told.returncode == 0, told.stderr
     (straggler,) = (entry for entry in json.loads(told.stdout)["findings"] if entry["code"] == "DDP403")
     assert straggler["gain"]["speedup"] > 1.1
+
+
+def test_a_gain_without_an_upper_bound_is_said_so_and_survives_the_record() -> None:
+    finding = found(
+        "DDP404", record_of(bucketed(4, 80, durations={"data_wait": 400.0, "forward": 0.1, "backward": 0.1}))
+    )
+    assert finding.gain is not None
+    assert finding.gain.high == MOST_TIMES
+    assert finding.gain.text.endswith(" or more)")
+    assert msgspec.json.decode(msgspec.json.encode(finding.gain), type=Gain) == finding.gain

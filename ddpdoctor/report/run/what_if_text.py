@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ddpdoctor.finding import MOST_TIMES
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.figures import milliseconds, percent, rate
@@ -83,7 +84,8 @@ def _change(change: Change, root: str, width: int) -> list[Text]:
 def _row(change: Change, title: str, width: int) -> list[Text]:
     gain = change.speedup
     style = "bold green" if gain.low > 1 else "bold red" if gain.high < 1 else "bold"
-    figures = f"{f'{_times(gain.value)} ({_times(gain.low)}-{_times(gain.high)})':<{_GAINS}}"
+    most = f"-{_times(gain.high)}" if gain.high < MOST_TIMES else " or more"
+    figures = f"{f'{_times(gain.value)} ({_times(gain.low)}{most})':<{_GAINS}}"
     return paragraph(Text(title, "bold"), width, Text(figures, style), _GAINS)
 
 
