@@ -186,8 +186,10 @@ def test_a_name_of_an_open_file_is_written_where_it_stands(tmp_path: Path) -> No
     assert (tmp_path / "log").read_bytes() == b"before text"
     with (tmp_path / "log").open("rb") as log, pytest.raises(UsageError, match="for reading only"):
         OutputFile(f"/dev/fd/{log.fileno()}").refuse()
-    with pytest.raises(UsageError, match="cannot write /dev/fd/999: it is not open"):
-        OutputFile("/dev/fd/999").refuse()
+    closed = os.dup(0)
+    os.close(closed)
+    with pytest.raises(UsageError, match=f"cannot write /dev/fd/{closed}: it is not open"):
+        OutputFile(f"/dev/fd/{closed}").refuse()
     OutputFile(os.devnull).write_text("text", "full")
 
 

@@ -91,7 +91,7 @@ def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
             if hasattr(module, name):
                 setattr(module, name, answer)
     for name, behind in _BEHIND.items():
-        setattr(torch._C, name, answers[behind])
+        setattr(torch._C, name, _another(answers[behind]))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _always(0))
@@ -103,6 +103,15 @@ def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
             setattr(torch, name, for_any_device(getattr(torch, name), answers[name], devices))
     if hasattr(torch, "accelerator"):
         _accelerator(torch, devices, answers)
+
+
+def _another(function: Any) -> Any:
+    """A function of its own that does the same: ``torch.compile`` refuses one that stands under two names."""
+
+    def same(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    return same
 
 
 def _always(value: Any) -> Any:
