@@ -157,7 +157,8 @@ class Accesses:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
         except (OSError, AttributeError):
             path = ""
-        self._note_access("lock", path, True, "flock")
+        if not path.startswith(self._run_directory):  # Ours: it orders nothing that the ranks do.
+            self._note_access("lock", path, True, "flock")
 
     def _is_of_interest(self, name: str) -> bool:
         if self._total >= NOTED or name.startswith((self._run_directory, *_SYSTEM, *self._libraries)):
