@@ -10,6 +10,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.data import Loader, Pass
+from ddpdoctor.record.streams.measured import Pulse
 from ddpdoctor.record.streams.stacks import StackDump
 from ddpdoctor.record.streams.training import MissingGradient
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
@@ -474,3 +475,23 @@ def test_the_divergence_of_a_record_is_found_once() -> None:
     job.wait_in_store("init_process_group", 20, 0)
     record = job.record()
     assert find_divergence(record) is find_divergence(record)
+
+
+@pytest.mark.parametrize("thrown_out", [False, True])
+def test_a_backward_left_out_shows_in_the_counts_at_the_end(thrown_out: bool) -> None:
+    """Gloo tells who waits, within a second or so, that its peer has left: its backward counts as made then."""
+    job = JobBuilder(2, kind="run")
+    for step in (1, 2):
+        job.step(job.ranks, step)
+        job.reduce_gradients(job.ranks)
+    job.step(0, 3)
+    job.reduce_gradients(0)
+    job.wait_in_last(0)
+    job.leave(1, "finished", main_finished=True)
+    if thrown_out:
+        job.fail(0, "RuntimeError", 50, "Connection closed by peer", communication=True)
+    counts = {0: 3 if thrown_out else 2, 1: 2}
+    pulses = tuple(Pulse(rank=rank, beat_at_ns=1, forwards=3, backwards=made) for rank, made in counts.items())
+    wraps = tuple(Wrap(rank=rank, wrap=0, ranks=(0, 1)) for rank in job.ranks)
+    divergence, code = diagnose(job.record(pulses=pulses, wraps=wraps))
+    assert (divergence.form, code) == ("absentee", "DDP312")

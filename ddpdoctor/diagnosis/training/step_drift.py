@@ -97,8 +97,9 @@ class SkippedBackward(msgspec.Struct, frozen=True, kw_only=True):
 
 def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackward | None:
     """Find the backward that a rank left out which then ran to its end, while others wait in one that it never made."""
-    in_backward = blocked_in_backward(divergence, record)
-    counts = {pulse.rank: (pulse.forwards, pulse.backwards + (pulse.rank in in_backward)) for pulse in record.pulses}
+    in_backward, blocked = _in_backward(divergence, record), blocked_in_backward(divergence, record)
+    # Of a rank that its peer's leaving threw out of the backward, the backward has been counted.
+    counts = {pulse.rank: (pulse.forwards, pulse.backwards + (pulse.rank in blocked)) for pulse in record.pulses}
     for members in replica_sets(record) if record.wraps else ():
         known = [counts[rank] for rank in members if rank in counts]
         made = {forwards for forwards, _ in known}
@@ -118,15 +119,18 @@ def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
 
     Of ranks that part for good one whose reduction is not over waits, be it that its pulse has not said so yet.
     """
-    running = {rank.rank for rank in record.ranks if rank.end == "running"}
-    waiting = {
+    return {rank.rank for rank in record.ranks if rank.end == "running"} & _in_backward(divergence, record)
+
+
+def _in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
+    """The ranks that part in a backward, alive or not."""
+    return {
         turn.rank
         for turn in divergence.turns + divergence.proof
         if turn.signature is not None
         and turn.signature.origin == "ddp-backward"
         and (turn.waiting or _is_under_way(record, turn))
     }
-    return running & waiting
 
 
 def _is_under_way(record: RunRecord, turn: NextCall) -> bool:
