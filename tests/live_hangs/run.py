@@ -81,7 +81,8 @@ def run_hang(name: str, hang: Hang, folder: Path, ending: Ending) -> Outcome:
     report = job.report
     others = job.report_again(), job.report_text(), job.last_screen()
     # Gloo may abort a job at once whose sizes do not fit: then nothing stood that could have been told.
-    wrong = [*(() if ended_itself else _wrong_live(hang, after_s, live)), *_wrong_final(hang, report, live), *_disagreeing(report, *others)]
+    wrong = [] if ended_itself else [*_wrong_live(hang, after_s, live)]
+    wrong += [*_wrong_final(hang, report, live), *_disagreeing(report, *others)]
     if not told and hang.kind != "end" and not ended_itself:
         wrong.append("the doctor said nothing at all")
     if not struck_ns:

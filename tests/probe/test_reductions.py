@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.probe.live.reductions import ALWAYS_MEASURED, SHORT_STEP_RATE, Reductions
+from ddpdoctor.probe.live.reductions import ALWAYS_MEASURED, Reductions
 
 MS = 1_000_000
+RATE = 10
+"""Of steps of 7 ms one of so many is measured."""
 
 
 class Module:
@@ -46,7 +48,7 @@ def iterate(step_ms: list[int], *, joined_at: int = 0) -> Module:
         module.iteration += 1
         reducer = reductions.known.get(id(module)) or reductions.meet(module)
         reductions.forward_began(reducer, True, True, now_ms * MS)
-        reducer.iterations += 1
+        reducer.forwards += 1
         if reducer.iterations > reducer.next_read:
             reductions.read(module, reducer, now_ms * MS)
     return module
@@ -60,18 +62,24 @@ def test_of_long_steps_the_logger_is_asked_about_each() -> None:
 
 def test_of_short_steps_it_is_asked_about_some_that_all_ranks_agree_on() -> None:
     module = iterate([7] * 60)
-    assert module.rate == SHORT_STEP_RATE
+    assert module.rate == RATE
     asked = [number for number in module.read if number > ALWAYS_MEASURED]
-    assert asked == list(range(20, 60, SHORT_STEP_RATE))
+    assert asked == list(range(20, 60, RATE))
 
 
 def test_a_rank_that_was_met_later_asks_about_the_same_iterations() -> None:
     module = iterate([7] * 60, joined_at=33)
-    assert [number for number in module.read if number > 40] == list(range(50, 93, SHORT_STEP_RATE))
+    assert [number for number in module.read if number > 40] == list(range(50, 93, RATE))
 
 
 @pytest.mark.parametrize("pause_ms", [200, 60_000])
 def test_pauses_between_short_steps_do_not_make_them_long(pause_ms: int) -> None:
     module = iterate([7, 7, 7, pause_ms, 7, 7, 7, 7] * 10)
-    assert module.rate == SHORT_STEP_RATE
-    assert len([number for number in module.read if number > ALWAYS_MEASURED]) <= 80 / SHORT_STEP_RATE
+    assert module.rate == RATE
+    assert len([number for number in module.read if number > ALWAYS_MEASURED]) <= 80 / RATE
+
+
+def test_of_very_short_steps_as_few_are_measured_as_torch_measures_by_itself() -> None:
+    module = iterate([1] * 900)
+    assert module.rate == 100
+    assert [number for number in module.read if number > ALWAYS_MEASURED] == list(range(100, 900, 100))

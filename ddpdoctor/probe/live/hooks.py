@@ -105,8 +105,8 @@ class Training:
             if watched:
                 try:
                     ended_ns, own = _now_ns(), iterator.__dict__
-                    fresh = iterator._num_yielded == 1 and iterator._num_workers > 0
-                    started_workers = fresh and training._has_started_workers(iterator)
+                    current = own.get("_ddpdoctor_pass")
+                    looked = current is None or current.is_looked_at
                     kind = type(batch)
                     if (kind is list or kind is tuple) and batch:
                         first = batch[0]
@@ -117,10 +117,9 @@ class Training:
                         samples = shape[0] if shape else 1
                     else:
                         samples = rows_of(batch)
-                    keep((fetch_ended, samples, started_workers, ended_ns))
-                    current = own.get("_ddpdoctor_pass")
+                    keep((fetch_ended, samples, looked and training._has_started_workers(iterator), ended_ns))
                     if current is not None:
-                        if current.is_looked_at:
+                        if looked:
                             passes.look(current, iterator, batch, sys._getframe(1))
                         current.yielded += 1
                         passes.newest = current
@@ -155,20 +154,22 @@ class Training:
         forward, training, observer = ddp_class.forward, self, self._observer
         is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
-        forward_began, read_logger = reductions.forward_began, reductions.read
+        forward_began = reductions.forward_began
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
             if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
                 return forward(ddp, *arguments, **options)
             reducer: Optional[Reducer] = None
-            synchronises = looked = False
+            looked = False
             try:
                 if is_recording():
                     reducer, synchronises = known.get(id(ddp)) or reductions.meet(ddp), ddp.require_backward_grad_sync
                     keep((forward_began, reducer, synchronises, ddp.training, _now_ns()))
                     reducer.forwards = forwards = reducer.forwards + 1
-                    if forwards >= reducer.next_look or observer.has_new_loader:
+                    if not synchronises:
+                        reducer.kept_local += 1
+                    if forwards >= reducer.next_look:
                         looked = True
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
                 else:
@@ -186,13 +187,8 @@ class Training:
             finally:
                 try:
                     keep((phase_ended, _now_ns()))
-                    if reducer is not None:
-                        if synchronises:
-                            reducer.iterations = iterations = reducer.iterations + 1
-                            if iterations > reducer.next_read:
-                                read_logger(ddp, reducer, _now_ns())
-                        if looked:
-                            training._look_at_forward_end(ddp, reducer)
+                    if looked and reducer is not None:
+                        training._look_at_forward_end(ddp, reducer, _now_ns())
                 except Exception as error:
                     observer.fault("forward", error, harms=("step_tracks",))
 
@@ -283,7 +279,9 @@ class Training:
         torch.save = save_timed
 
     def _has_started_workers(self, iterator: Any) -> bool:
-        """Tell whether a pass is the first of its workers."""
+        """Tell whether a batch is the first of its pass, and that the first of its workers."""
+        if iterator._num_yielded != 1 or not iterator._num_workers:
+            return False
         known = "_ddpdoctor_served" in iterator.__dict__
         iterator._ddpdoctor_served = True
         return not known
@@ -310,7 +308,10 @@ class Training:
             return
 
     def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
-        """A forward that records gradients has begun: one of the first, or of a loader, or on a GPU, or every 16th."""
+        """A forward that records gradients has begun: one of the first, of a loader, on a GPU, or every 16th.
+
+        So has each after which DDP's logger is read.
+        """
         observer = self._observer
         observer.moments.make_room()
         noted = reducer.forwards <= FORWARDS_NOTED
@@ -325,7 +326,10 @@ class Training:
         if reducer.on_gpu and not self._reads.is_over:
             observer.journal.guarded(self._sample_reads, harms=("host_reads",))
 
-    def _look_at_forward_end(self, ddp: Any, reducer: Reducer) -> None:
+    def _look_at_forward_end(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
+        if ddp.require_backward_grad_sync and reducer.iterations > reducer.next_read:
+            self._reductions.read(ddp, reducer, now_ns)
+        reducer.next_look = min(reducer.next_look, reducer.forwards + reducer.next_read - reducer.iterations + 1)
         if reducer.forwards == COUNTED_FORWARD:
             self._observer.journal.guarded(self._end_counting, ddp, harms=("matmul_precisions",))
         if self._observer.on_device:

@@ -60,6 +60,7 @@ class Live:
         observer.adopted = self._pulse.start
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
+        observer.look_soon = reductions.look_soon
         self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()

@@ -177,8 +177,8 @@ class Passes:
             self._journal.guarded(self._note_samples, current, iterator, batch, harms=("loaders",))
         if not current.yielded:
             current.looped = self._is_looped(frame)
-            self._observer.has_new_loader |= not current.ordinal
             if not current.ordinal:
+                self._observer.meets_loader()
                 self._journal.guarded(self.note_progress, harms=("passes",))
         current.is_looked_at = bool(current.wanted) and current.drawn is not None
 

@@ -21,8 +21,8 @@ class Observer:
     """What one rank knows of its own training."""
 
     __slots__ = (
-        "_faults", "adopted", "backwards", "course", "has_new_loader", "journal", "moments", "on_device", "step_ring",
-        "steps", "thread", "watch",
+        "_faults", "adopted", "backwards", "course", "has_new_loader", "journal", "look_soon", "moments", "on_device",
+        "step_ring", "steps", "thread", "watch",
     )  # fmt: skip
 
     def __init__(self, journal: Journal) -> None:
@@ -40,6 +40,8 @@ class Observer:
         """A module is trained on a GPU."""
         self.has_new_loader = False
         """The newest batch is the first of all of its loader, and no training forward has come since."""
+        self.look_soon: Callable[[], None] = lambda: None
+        """Has more than a note made of the next training forward."""
         self.step_ring: Optional[NumberedRing] = None
         self._faults = 0
         self.adopted: Callable[[int], None] = lambda thread: None
@@ -81,6 +83,11 @@ class Observer:
         self.thread = threading.get_ident()
         self.adopted(self.thread)
         return True
+
+    def meets_loader(self) -> None:
+        """A batch is the first of all of its loader."""
+        self.has_new_loader = True
+        self.look_soon()
 
     def stop(self) -> None:
         """Measure nothing any more."""

@@ -17,26 +17,23 @@ from .timing.stopwatch import EPOCH_NS
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""
-SHORT_STEP_RATE, SHORT_STEP_NS = 10, 25_000_000
-"""A measured iteration costs 80 µs and more with its reading: of shorter steps the logger measures one of so many."""
+_RATES = ((5_000_000, 100), (25_000_000, 10), (1 << 62, 1))
+"""Of iterations shorter than so many nanoseconds the logger measures one of so many: a measured one costs 80 µs and
+more with its reading. One of a hundred is what torch does by itself."""
 CUDA_RATE = 20
 """On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
-LONGEST_NS = 1 << 62
+LONGEST_NS = _RATES[-1][0]
 LAYOUTS_NOTED = 4
 """Of each module: how its buckets lie is told so often, which is when they are made, rebuilt and changed since."""
 MOST_BUCKETS = 4_096
-_RATES = (
-    (SHORT_STEP_NS, SHORT_STEP_RATE),
-    (LONGEST_NS, 1),
-)
 
 
 class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "began_ns", "buckets", "forwards", "iterations", "layout", "layouts", "next_look", "next_read", "offset",
+        "began_ns", "buckets", "forwards", "kept_local", "layout", "layouts", "next_look", "next_read", "offset",
         "on_gpu", "rate", "rated_at", "read_ns", "shortest_ns", "size_bytes",
     )  # fmt: skip
 
@@ -51,8 +48,8 @@ class Reducer:
         """Forwards that record gradients."""
         self.next_look = 0
         """The next of them at which there is more to do than to note it."""
-        self.iterations = 0
-        """Forwards that synchronise: iterations by DDP's count, less ``offset``."""
+        self.kept_local = 0
+        """Those of them that do not synchronise."""
         self.offset: Optional[int] = None
         """Iterations before the first that was seen; None until the logger has told."""
         self.rate = 1
@@ -66,6 +63,11 @@ class Reducer:
         """When the newest forward that synchronises began, of those that were taken in."""
         self.shortest_ns = LONGEST_NS
         """The shortest time between two of them since the rate was last looked at: a pause only lengthens it."""
+
+    @property
+    def iterations(self) -> int:
+        """Forwards that synchronise: iterations by DDP's count, less ``offset``."""
+        return self.forwards - self.kept_local
 
     def next_measured(self, iteration: int) -> int:
         """The first iteration after ``iteration`` of which DDP's logger measures the whole."""
@@ -140,8 +142,7 @@ class Reductions:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
             self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
             self._observer.on_device = True
-            for reducer in self.known.values():
-                reducer.next_look = 0
+            self.look_soon()
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer, key = Reducer(size_bytes, 1, on_gpu=on_cuda), id(ddp)
         known, references = self.known, self._references
@@ -154,6 +155,11 @@ class Reductions:
         if self._set_rate is not None:
             self._set_rate(ddp, 1)
         return reducer
+
+    def look_soon(self) -> None:
+        """There is more to do at the next forward of each module than to note it."""
+        for reducer in self.known.values():
+            reducer.next_look = 0
 
     def _rate(self, ddp: Any, reducer: Reducer) -> None:
         """Choose how often the logger measures, by how long an iteration takes."""
