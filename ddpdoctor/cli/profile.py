@@ -52,6 +52,16 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print the two variables that let a job be watched that another launcher starts, and exit.",
 )
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve the figures to Prometheus; on this machine alone where no address is named.",
+)
+@click.option(
+    "--on-hang",
+    metavar="COMMAND",
+    help="Run this once when it is proved that the job hangs, with the finding as JSON on its stdin.",
+)
 @run_output_options
 @help_option()
 @click.pass_context
@@ -66,6 +76,8 @@ def profile(
     demo: bool,
     replay: str | None,
     print_environment: bool,
+    metrics: str | None,
+    on_hang: str | None,
     output_format: RunFormat,
     output: str | None,
     reports: tuple[str, ...],
@@ -88,6 +100,7 @@ def profile(
     it is recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
     from ddpdoctor.cli.live import screen, watching
+    from ddpdoctor.cli.live.outlets import Outlets
 
     if demo or replay is not None or print_environment:
         name = "--demo" if demo else "--replay" if replay is not None else "--env"
@@ -95,6 +108,9 @@ def profile(
             raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
         if one_rank is not None:
             raise UsageError(f"{name} measures no job", "Leave --one-rank out.")
+        for option, value in (("--metrics", metrics), ("--on-hang", on_hang)):
+            if value is not None:
+                raise UsageError(f"{name} watches no job", f"Leave {option} out.")
     if demo or replay is not None:
         screen.show_demo() if replay is None else screen.show_replay(replay)
         ctx.exit()
@@ -112,8 +128,9 @@ def profile(
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
     alone = _one_rank_samples_per_s(one_rank)
+    outlets = Outlets(metrics, on_hang)
     if command is None:
-        ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone))
+        ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone, outlets=outlets))
     from ddpdoctor.cli.live.observed_job import ObservedJob
 
     job = ObservedJob(command, run_dir, alone)
@@ -122,7 +139,7 @@ def profile(
     def launch() -> LaunchedJob:
         return job.launch(apart=on_screen, output=streams.STDERR if to_stderr else None)
 
-    ctx.exit(watching.launch_and_watch(launch, job.directory, wanted))
+    ctx.exit(watching.launch_and_watch(launch, job.directory, wanted, outlets))
 
 
 def _exports(run_dir: str | None) -> str:

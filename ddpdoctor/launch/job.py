@@ -47,7 +47,7 @@ class LaunchedJob:
                 stdout=output,
                 stderr=subprocess.STDOUT if apart else None,
                 start_new_session=apart,
-                preexec_fn=_unblock_signals,
+                preexec_fn=unblock_signals,
             )
         except OSError as error:
             raise UsageError(f"cannot start {words[0]}: {error.strerror or error}") from error
@@ -141,5 +141,6 @@ class LaunchedJob:
         return found
 
 
-def _unblock_signals() -> None:
+def unblock_signals() -> None:
+    """Hear every signal, in a child that is about to become another program."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

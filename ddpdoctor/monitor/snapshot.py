@@ -186,6 +186,17 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     """What could not be measured or read, in sentences."""
 
 
+class Listener(Protocol):
+    """Who is told of each new snapshot besides the face."""
+
+    note: str
+    """What the user has to know of it, as a sentence without a full stop; may be empty."""
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot; returns at once."""
+        ...
+
+
 class SnapshotSource(Protocol):
     """Where a face gets its snapshots: a live run, a recorded one, or the demo."""
 

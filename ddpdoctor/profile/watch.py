@@ -38,7 +38,7 @@ from ddpdoctor.monitor.last_standstill import LastStandstill, tells_the_end
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.series import Series
-from ddpdoctor.monitor.snapshot import FindingView, RunState, Snapshot, StallView
+from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_made
 from ddpdoctor.monitor.views.stall_view import stall_view
 from ddpdoctor.monitor.views.wait_view import LastWait
@@ -137,6 +137,13 @@ class RunSource:
         self._stalled_since_ns = 0
         self._newest: Snapshot | None = None
         self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._deaf: list[str] = []
+        """What became of listeners that failed, which are told nothing more."""
+
+    def tell(self, listener: Listener) -> None:
+        """Have it told of each new snapshot from now on."""
+        self._listeners.append(listener)
 
     def snapshot(self) -> Snapshot:
         """The newest one; looks at the files once a second, and more often while the job may stand still."""
@@ -221,6 +228,12 @@ class RunSource:
         if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
             self._recorded_at_ns = now_ns
             self._history.write(snapshot)
+        for listener in tuple(self._listeners):
+            try:
+                listener.take(snapshot)
+            except Exception as error:
+                self._listeners.remove(listener)
+                self._deaf.append(f"{type(listener).__name__} failed: {type(error).__name__}: {error}")
         return snapshot
 
     def _verdict(self, look: Look, ended_in: Finding | None, *, whole: bool) -> RunVerdict:
@@ -252,7 +265,9 @@ class RunSource:
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         fault = self._history.fault if self._history is not None else ""
         why_nothing = self._run.why_nothing(record, ended=False)
-        return tuple(note for note in (why_nothing, self._end_note(record), *self._run.faults(record), fault) if note)
+        told = (*(listener.note for listener in self._listeners), *self._deaf)
+        notes = (why_nothing, self._end_note(record), *self._run.faults(record), fault, *told)
+        return tuple(note for note in notes if note)
 
     def _end_note(self, record: RunRecord) -> str:
         """What an exit code that does not count means."""

@@ -14,6 +14,7 @@ from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
+    from ddpdoctor.cli.live.outlets import Outlets
     from ddpdoctor.cli.options.run_output import RunOutput
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.profile.watch import RunSource
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.25
 
 
-def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted: RunOutput) -> int:
+def launch_and_watch(
+    launch: Callable[[], LaunchedJob], directory: Path, wanted: RunOutput, outlets: Outlets | None = None
+) -> int:
     """Start a job, watch it until it ends, and report; its exit code.
 
     A fault of ours ends the watching, never the job.
@@ -30,7 +33,7 @@ def launch_and_watch(launch: Callable[[], LaunchedJob], directory: Path, wanted:
     with signals.kept():
         job = launch()
         with signals.Relay(job) as relay:
-            watcher = _Watcher(directory, job)
+            watcher = _Watcher(directory, job, outlets)
             if job.is_apart:
                 watcher.show_screen(relay)
             while (code := job.exit_code()) is None:
@@ -50,6 +53,7 @@ def attach(
     *,
     on_screen: bool = False,
     one_rank_samples_per_s: float | None = None,
+    outlets: Outlets | None = None,
 ) -> int:
     """Watch a job that runs, which goes on when we leave."""
     from ddpdoctor.launch.runs.attachable import find_run
@@ -57,6 +61,8 @@ def attach(
 
     directory, others = find_run(run_directory)
     source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s)
+    if outlets is not None:
+        outlets.connect(source, directory)
     streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C leaves it alone")
     if others:
         streams.say("ddpdoctor: other live runs, for `--run-dir`: " + ", ".join(map(str, others)))
@@ -73,6 +79,8 @@ def attach(
                 if signals.wait(LOOK_EVERY_S) is not None:
                     streams.say("ddpdoctor: detached; the job goes on")
                     break
+            if outlets is not None:
+                outlets.close()
             wanted.write(source.final_snapshot())
             wanted.write_trace(source.record())
         finally:
@@ -83,16 +91,19 @@ def attach(
 class _Watcher:
     """Looks at a job that we started; a look that fails costs what it would have said."""
 
-    def __init__(self, directory: Path, job: LaunchedJob) -> None:
+    def __init__(self, directory: Path, job: LaunchedJob, outlets: Outlets | None = None) -> None:
         self._lines = RunLines(str(Path.cwd()))
         self._source: RunSource | None = None
         self._job = job
+        self._outlets = outlets
         self._faults: set[str] = set()
         """What was said of looks that failed."""
         with self._guarded():
             from ddpdoctor.profile.watch import live_source
 
             self._source = live_source(directory, job)
+            if outlets is not None:
+                outlets.connect(self._source, directory)
 
     def show_screen(self, relay: signals.Relay) -> None:
         """Show the screen until the user leaves it, and do to the job what they asked for."""
@@ -113,6 +124,9 @@ class _Watcher:
     def report(self, wanted: RunOutput) -> None:
         """Write what is wanted of the run that has ended."""
         self._faults.clear()
+        with self._guarded():
+            if self._outlets is not None:
+                self._outlets.close()
         with self._guarded():
             if self._source is not None:
                 wanted.write(self._source.final_snapshot(), beside_a_job=True)

@@ -1,0 +1,185 @@
+"""Runs a command of the user's once when the job hangs: a message to a chat, `scancel`.
+
+It never holds up the job or the watching: it has a thread of its own, a bound in time, and its output goes to a file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from ddpdoctor import __version__
+from ddpdoctor.errors import UsageError
+from ddpdoctor.findings.locations import plain
+from ddpdoctor.launch.job import unblock_signals
+from ddpdoctor.report.formats.json import finding_object
+
+if TYPE_CHECKING:
+    from ddpdoctor.finding import Finding
+    from ddpdoctor.monitor.snapshot import RankView, Snapshot
+
+SCHEMA = 1
+LONGEST_S = 30.0
+"""The command is killed, with all that it has started, when it takes longer."""
+HELD_NS = 5_000_000_000
+"""A hang has to be shown for so long before something is done that may end the job."""
+OUTPUT_FILE = "on-hang.log"
+
+
+def read_command(text: str) -> tuple[str, ...]:
+    """The words of a command as a shell would divide them; raises UsageError when there is no such program."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--on-hang {text}: {str(error).lower()}", "Quote it as in a shell.") from error
+    if not words:
+        raise UsageError("--on-hang names no command")
+    if shutil.which(words[0]) is None:
+        where = "no such program" if os.sep in words[0] else "no such program on the PATH"
+        raise UsageError(
+            f"--on-hang: {words[0]}: {where}",
+            "No shell runs it; for pipes and variables write `--on-hang \"sh -c '...'\"`.",
+        )
+    return words
+
+
+class HangCommand:
+    """Waits for a proved hang in what it is shown, and runs the command then."""
+
+    def __init__(self, words: tuple[str, ...], directory: Path, longest_s: float = LONGEST_S) -> None:
+        """Its output goes to a file of the run's ``directory``."""
+        self._words = words
+        self._directory = directory
+        self._longest_s = longest_s
+        self._since_ns: int | None = None
+        self._last: Snapshot | None = None
+        """The last that showed a hang."""
+        self._thread: threading.Thread | None = None
+        self.note = ""
+        """What became of it, as a sentence without a full stop; empty as long as nothing did."""
+
+    def take(self, snapshot: Snapshot) -> None:
+        """See whether the job hangs, and has done so for a while."""
+        if self._thread is not None or snapshot.state == "ended":
+            return
+        if snapshot.stall is None or snapshot.stall.may_go_on:
+            self._since_ns = self._last = None
+            return
+        self._since_ns = self._since_ns or snapshot.now_ns
+        self._last = snapshot
+        if snapshot.now_ns - self._since_ns >= HELD_NS:
+            self._start(snapshot)
+
+    def close(self) -> None:
+        """The job is over, or is watched no longer: wait for a command that runs, within its bound.
+
+        A hang that ended with the job before it was shown for long enough is told now.
+        """
+        if self._thread is None and self._last is not None:
+            self._start(self._last)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, snapshot: Snapshot) -> None:
+        told = msgspec.json.encode(as_object(snapshot, str(Path.cwd())))
+        self._thread = threading.Thread(target=self._run, args=(told + b"\n",), name="ddpdoctor-on-hang", daemon=True)
+        self._thread.start()
+
+    def _run(self, told: bytes) -> None:
+        name = shlex.join(self._words)
+        began_s = time.monotonic()
+        try:
+            with self._output() as output:
+                process = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    preexec_fn=unblock_signals,  # We keep ours back; it has to hear its own.
+                )
+                try:
+                    process.communicate(told, timeout=self._longest_s)
+                finally:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        except subprocess.TimeoutExpired:
+            self.note = f"--on-hang: `{name}` took longer than {self._longest_s:.0f} s and was killed"
+        except OSError as error:
+            self.note = f"--on-hang: `{name}` could not be run: {error.strerror or error}"
+        else:
+            code, seconds = process.returncode, time.monotonic() - began_s
+            said = f"failed with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+            self.note = (
+                f"--on-hang: `{name}` was told of the hang and ended after {seconds:.1f} s"
+                if code == 0
+                else f"--on-hang: `{name}` {said}; what it printed is in {self._directory / OUTPUT_FILE}"
+            )
+
+    def _output(self) -> IO[bytes]:
+        try:
+            return (self._directory / OUTPUT_FILE).open("wb")
+        except OSError:
+            return Path(os.devnull).open("wb")
+
+
+def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
+    """Build what the command reads: the hang in one text, its culprits, its sides, and the finding that tells it."""
+    stall = snapshot.stall
+    if stall is None:
+        raise ValueError("nothing hangs in this snapshot")
+    finding = _finding(snapshot)
+    named = {rank for side in stall.sides if side.culprit for rank in side.ranks}
+    return {
+        "schema": SCHEMA,
+        "tool": {"name": "ddpdoctor", "version": __version__},
+        "event": "hang",
+        "text": plain(f"{snapshot.name}: {stall.title}" + (f". {stall.remedy}" if stall.remedy else "")),
+        "name": plain(snapshot.name),
+        "run_directory": snapshot.run_directory,
+        "command": [plain(word) for word in snapshot.command],
+        "host": socket.gethostname(),
+        "world_size": snapshot.world_size,
+        "steps": snapshot.steps,
+        "stood_s": round(max(0, snapshot.now_ns - stall.since_ns) / 1e9, 3),
+        "timeout_in_s": None
+        if stall.timeout_at_ns is None
+        else round(max(0, stall.timeout_at_ns - snapshot.now_ns) / 1e9, 3),
+        "culprits": [_culprit(rank) for rank in snapshot.ranks if rank.rank in named],
+        "sides": [
+            {
+                "ranks": list(side.ranks),
+                "text": plain(side.text),
+                "culprit": side.culprit,
+                "stack": [{"file": frame.file, "line": frame.line, "function": frame.function} for frame in side.stack],
+            }
+            for side in stall.sides
+        ],
+        "finding": finding_object(finding, root) if finding is not None else None,
+    }
+
+
+def _finding(snapshot: Snapshot) -> Finding | None:
+    """The finding that tells the standstill."""
+    holding = [view.finding for view in snapshot.findings if view.until_ns is None]
+    title = snapshot.stall.title if snapshot.stall is not None else ""
+    told = [finding for finding in holding if finding.title == title]
+    told += [finding for finding in holding if finding.code == snapshot.verdict.code]
+    return told[0] if told else None
+
+
+def _culprit(rank: RankView) -> dict[str, Any]:
+    where = None if rank.where is None else {"file": rank.where.file, "line": rank.where.line}
+    return {"rank": rank.rank, "host": rank.host, "pid": rank.pid, "state": plain(rank.state), "where": where}
