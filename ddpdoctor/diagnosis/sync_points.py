@@ -4,7 +4,8 @@ A rank waits from its own arrival until the last rank's, but no longer than it w
 that it was held up is transfer. Arrivals are when the last gradient was ready and when an explicit collective was
 entered. On a GPU these are when the CPU got there, and machines have clocks of their own, which says nothing: there the
 rank that was held up least is the last that came, for all leave together, and what the others were held up longer is
-what they waited for it.
+what they waited for it. Where the clocks of nodes were compared, times are those of one clock, and a node counts as
+late only beyond the error of that.
 
 Ranks that the record does not see, as those of another node that is watched by itself, may have come later than any
 that it sees: what the seen ones waited for each other is known, and the rest is transfer or waiting for the others.
@@ -69,7 +70,7 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             continue
         found = [by_rank[rank] for rank in seen]
         places = common_rows(found)
-        is_relative = any(steps.on_device for steps in found) or _has_several_clocks(record, members)
+        is_relative = any(steps.on_device for steps in found) or _clocks_differ(record, members)
         sampled = [
             positions
             for positions in zip(*places, strict=True)
@@ -88,6 +89,8 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             else _taken(steps.ready_at_ns, columns[index])
             for index, steps in enumerate(found)
         )
+        if not is_relative:
+            arrived = _beyond_doubt(record, seen, arrived)
         rows = _taken(found[0].row, columns[0])
         exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
         yield Meetings(
@@ -120,7 +123,7 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             first.step[at]: (steps_of[first.rank].started_at_ns[row], steps_of[first.rank].ended_at_ns[row])
             for at, row in enumerate(first.row)
         }
-        is_relative = _has_several_clocks(record, group.ranks)
+        is_relative = _clocks_differ(record, group.ranks)
         met = list(_met([tracks[rank] for rank in seen], lanes, spans, all_leave_together=is_relative))
         if not met:
             continue
@@ -136,7 +139,9 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
             kinds=tuple(members[0].kinds[members[0].kind[row]] for row in columns[0]),
             steps=len(first),
             step=_taken(members[0].step, columns[0]),
-            arrived_ns=tuple(array("q", [-duration for duration in own]) for own in held) if is_relative else entered,
+            arrived_ns=tuple(array("q", [-duration for duration in own]) for own in held)
+            if is_relative
+            else _beyond_doubt(record, seen, entered),
             held_ns=held,
             size_bytes=_taken(members[0].size_bytes, columns[0]),
         )
@@ -202,8 +207,40 @@ def _met(
             yield (row, *rows)
 
 
-def _has_several_clocks(record: RunRecord, ranks: Sequence[int]) -> bool:
-    return len({rank.host or str(rank.node) for rank in record.ranks if rank.rank in ranks}) > 1
+def _clocks_differ(record: RunRecord, ranks: Sequence[int]) -> bool:
+    """Tell whether ranks have several clocks of which it is not known how they differ."""
+    if len({rank.host or str(rank.node) for rank in record.ranks if rank.rank in ranks}) < 2:
+        return False
+    compared = {rank for node in record.nodes if node.clock_error_ns is not None for rank in node.ranks}
+    return not compared.issuperset(ranks)
+
+
+def _beyond_doubt(
+    record: RunRecord, ranks: Sequence[int], arrived_ns: tuple[array[int], ...]
+) -> tuple[array[int], ...]:
+    """The arrivals, where a node came so little later than another that their clocks cannot tell, as if both were one.
+
+    The last rank of each node counts; how the ranks of one node follow each other stays as it is.
+    """
+    doubts = {rank: (at, node.clock_error_ns or 0) for at, node in enumerate(record.nodes) for rank in node.ranks}
+    if not any(doubts[rank][1] for rank in ranks if rank in doubts):
+        return arrived_ns
+    nodes: dict[int, list[int]] = {}
+    errors_ns: dict[int, int] = {}
+    for place, rank in enumerate(ranks):
+        node, error_ns = doubts.get(rank, (-1, 0))
+        nodes.setdefault(node, []).append(place)
+        errors_ns[node] = error_ns
+    result = tuple(array("q", column) for column in arrived_ns)
+    for row in range(len(arrived_ns[0])):
+        last_ns = {node: max(arrived_ns[place][row] for place in places) for node, places in nodes.items()}
+        latest = max(last_ns, key=lambda node: last_ns[node])
+        for node, places in nodes.items():
+            behind_ns = last_ns[latest] - last_ns[node]
+            if 0 < behind_ns <= errors_ns[node] + errors_ns[latest]:
+                for place in places:
+                    result[place][row] += behind_ns
+    return result
 
 
 def _taken(values: array[int], rows: array[int]) -> array[int]:

@@ -11,12 +11,13 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
-from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, Watch, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.gpus.node_gpus import NodeGpus
 from ddpdoctor.monitor.gpus.rank_gpus import environment_of
+from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
 from ddpdoctor.monitor.processes.hosts import Hosts
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
@@ -54,6 +55,8 @@ WATCHED_ROWS = 80_000
 WHOLE_ROWS = 400_000
 """… and that are read again for its end: of up to 97 ranks all that the rings hold."""
 FEWEST_ROWS = 256
+NODES_CONFIRM_NS = 3_000_000_000
+"""Nodes are told of once a second: so long a standstill has to look the same where some ranks are on others."""
 ASK_AGAIN_NS = 1_000_000_000
 """Ranks that stand still are asked for their evidence again after so long, then after twice that, and so on."""
 
@@ -61,7 +64,10 @@ ASK_AGAIN_NS = 1_000_000_000
 class LiveRun:
     """One run while it is watched, or when it is over: then nobody looks at processes, nor at the GPUs of today."""
 
-    def __init__(self, directory: Path, plan: RunPlan, *, is_over: bool = False) -> None:
+    def __init__(
+        self, directory: Path, plan: RunPlan, *, is_over: bool = False, head_at: tuple[str, int] | None = None
+    ) -> None:
+        """``head_at`` is where the monitor listens that sees all nodes, where the user says it."""
         self._directory = directory
         self._plan = plan
         self._is_over = is_over
@@ -69,6 +75,8 @@ class LiveRun:
         self._superseded: frozenset[int] = frozenset()
         """Processes in whose place others are ranks now."""
         self._two_runs = ""
+        self.own_record = RunRecord(job=plan.job)
+        """What this node's ranks wrote, as of the newest look."""
         self._watch = Watch()
         self._signalled = SignalledStacks(directory)
         self._liveness = LivenessSampler(STALL_AFTER_S, heeds_clocks=True, written_for_us=self._signalled.written)
@@ -101,6 +109,8 @@ class LiveRun:
         """When it will be quiet if no step comes; 0 where steps come."""
         self._last_words: dict[int, LastWords | None] = {}
         """Of each process that is gone; None where it left none."""
+        self.nodes = Nodes(directory, self._ask_own_rank, head_at)
+        self._window_ns = 0
         self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command)
 
     def look(self, now_ns: int, window_ns: int = 0, *, told_to_end: bool = False) -> RunRecord:
@@ -111,14 +121,17 @@ class LiveRun:
         """
         self._told_to_end = self._told_to_end or told_to_end
         assembly = self._up_to_date(whole=not window_ns)
-        assembly.live.window_ns = window_ns
+        assembly.live.window_ns = self._window_ns = window_ns
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
                 words = self._words_of(pid)
                 assembly.book.gone(pid, now_ns, None if words is None or words.signal is None else -words.signal)
         self._silence.look(assembly.book, now_ns)
+        if not self._is_over:
+            self.nodes.look(assembly.book, self._job_environment().get("MASTER_ADDR", ""), now_ns)
         newest_ns = min(assembly.live.newest_ends_ns(), default=0)
-        self.is_quiet = not self._is_over and now_ns - newest_ns > QUIET_AFTER_NS
+        own_quiet = not self._is_over and now_ns - newest_ns > QUIET_AFTER_NS
+        self.is_quiet = own_quiet or self.nodes.are_quiet
         is_late = not self._is_over and not self.is_quiet and now_ns - newest_ns > LATE_AFTER_NS
         self.quiet_at_ns = newest_ns + QUIET_AFTER_NS if is_late else 0
         assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
@@ -129,7 +142,10 @@ class LiveRun:
             self._ask_for_evidence(now_ns)
             self._look_at_processes(record, now_ns)
             record = self._record(now_ns)
+            self._watch.confirm_ns = NODES_CONFIRM_NS if self.nodes.is_head else CONFIRM_NS
             found = live_verdict(self._watch, record, now_ns)
+            if found is not None and self.divergence is None and not self.nodes.are_fresh(now_ns):
+                found = None
             self.wait = self._watch.wait
             self._looping = self._loops.look(self.wait, record, now_ns) or self._looping_still()
             self._ask_what_is_waited_for(now_ns)
@@ -226,6 +242,12 @@ class LiveRun:
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have one rank write its stacks; one that is gone, or another user's, stays silent."""
+        if rank in self.living():
+            self._ask_own_rank(rank)
+        else:
+            self.nodes.ask_for_stacks(rank)
+
+    def _ask_own_rank(self, rank: int) -> None:
         ring = self._assembly.live.steps.get(self.living().get(rank, 0))
         if ring is not None:
             self._request(ring)
@@ -248,7 +270,9 @@ class LiveRun:
     def faults(self, record: RunRecord) -> tuple[str, ...]:
         """What could not be observed or read, in sentences."""
         files = self._assembly.files
-        notes = [note for note in (self._two_runs, missing_ranks(record)) if note]
+        notes = [*self.nodes.notes(time.time_ns())]
+        told = self.nodes.tells_elsewhere or self.nodes.may_yet_come
+        notes += [note for note in (self._two_runs, "" if told else missing_ranks(record)) if note]
         notes += probe_logs(self._directory)[:1]
         if self._assembly.faults:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
@@ -274,6 +298,7 @@ class LiveRun:
         """Let go of every file."""
         if self._gpus is not None:
             self._gpus.close()
+        self.nodes.close()
         self._close_files()
 
     def _close_files(self) -> None:
@@ -286,6 +311,11 @@ class LiveRun:
         return self._last_words[pid]
 
     def _record(self, now_ns: int) -> RunRecord:
+        """What is known of all ranks, those of other nodes included."""
+        self.own_record = self._own_record(now_ns)
+        return self.nodes.joined(self.own_record, self._window_ns, now_ns)
+
+    def _own_record(self, now_ns: int) -> RunRecord:
         book = self._assembly.book
         world_size, backend = max(book.worlds.values(), default=(0, ""))
         versions = [entry.torch for entry in book.processes.values() if entry.torch]

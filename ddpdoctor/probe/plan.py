@@ -10,7 +10,7 @@ from typing import Any
 
 from ..record import layout
 
-_KEPT = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
+KEPT = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 """Beginnings of the names of variables that bear on a job."""
 
 
@@ -59,7 +59,7 @@ def _unplanned() -> dict[str, Any]:
             "kind": "run",
             "command": arguments,
             "script": os.path.abspath(script) if script else "",
-            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_KEPT)},
+            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
             "python": sys.executable,
             "ranks_expected": int(os.environ["WORLD_SIZE"]) if os.environ.get("WORLD_SIZE", "").isdigit() else 0,
             "started_ns": time.time_ns(),

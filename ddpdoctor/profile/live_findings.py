@@ -15,6 +15,7 @@ from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
+from ddpdoctor.diagnosis.hosts import placed
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL
 from ddpdoctor.finding import Fact, Finding, Severity
@@ -54,7 +55,8 @@ class LiveChecks:
             if finding.location is not None and finding.location.file not in self._comments:
                 self._comments[finding.location.file] = _comments_in(finding.location.file)
         kept = suppress(merge((), seen), self._comments, self._codes).kept
-        return self._gains.added_to(with_fingerprints(kept, self._root), record)
+        named = self._gains.added_to(with_fingerprints(kept, self._root), record)
+        return tuple(msgspec.structs.replace(finding, title=placed(finding.title, record)) for finding in named)
 
     def telling(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
         """The finding among those that hold which tells a divergence; made of it where no check does (yet).
@@ -71,7 +73,7 @@ class LiveChecks:
             code=code,
             name=entry.name,
             severity=Severity.ERROR,
-            title=describe.title(divergence),
+            title=placed(describe.title(divergence), record),
             ranks=describe.ranks(divergence),
             locations=describe.locations(divergence),
             basis=frozenset({"run"}),
@@ -92,7 +94,7 @@ class LiveChecks:
             code=code,
             name=entry.name,
             severity=Severity.WARNING if heard else Severity.ERROR,
-            title=said,
+            title=placed(said, record),
             ranks=wait.unseen or (wait.late,),
             locations=wait.locations,
             basis=frozenset({"run"}),

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
+from ddpdoctor.diagnosis.hosts import only_lost_their_peers
 from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
@@ -67,7 +68,11 @@ _NO_VERDICT = RunVerdict(state="unknown", text="nothing was looked at yet")
 
 
 def live_source(
-    directory: Path, job: LaunchedJob | None = None, *, one_rank_samples_per_s: float | None = None
+    directory: Path,
+    job: LaunchedJob | None = None,
+    *,
+    one_rank_samples_per_s: float | None = None,
+    head_at: tuple[str, int] | None = None,
 ) -> RunSource:
     """Watch a run that goes on; ``job`` is given when this program started it.
 
@@ -77,7 +82,7 @@ def live_source(
     if one_rank_samples_per_s is not None:
         told = msgspec.structs.replace(plan.job, one_rank_samples_per_s=one_rank_samples_per_s)
         plan = msgspec.structs.replace(plan, job=told)
-    return RunSource(directory, plan, job)
+    return RunSource(directory, plan, job, head_at=head_at)
 
 
 def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
@@ -115,12 +120,16 @@ class RunSource:
         *,
         is_over: bool = False,
         keeps_history: bool = True,
+        head_at: tuple[str, int] | None = None,
     ) -> None:
-        """``is_over``: nothing of it runs any more; only with ``keeps_history`` is its directory written to."""
+        """``is_over``: nothing of it runs any more; only with ``keeps_history`` is its directory written to.
+
+        ``head_at`` is where the monitor listens that sees all nodes, where the user says it.
+        """
         self._directory = directory
         self._plan = plan
         self._job = job
-        self._run = LiveRun(directory, plan, is_over=is_over)
+        self._run = LiveRun(directory, plan, is_over=is_over, head_at=head_at)
         self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
         self._history = HistoryWriter(directory) if keeps_history else None
         self._series = Series()
@@ -159,7 +168,9 @@ class RunSource:
     def final_snapshot(self) -> Snapshot:
         """The figures and findings of the whole run, and its exit code; called once the job has ended."""
         with self._lock:
+            self._run.nodes.await_ends()
             self._newest = self._look(time.time_ns(), whole=True)
+            self._run.nodes.finish()
             return self._newest
 
     def record(self) -> RunRecord:
@@ -194,6 +205,13 @@ class RunSource:
             self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
         exit_code = self._job.exit_code() if self._job is not None else None
         state = self._state(record, exit_code)
+        self._run.nodes.offer(
+            self._run.own_record,
+            is_quiet=self._run.is_quiet,
+            ended=state == "ended",
+            exit_code=exit_code,
+            now_ns=now_ns,
+        )
         views = self._findings(record, now_ns, whole=whole)
         stall, finding = self._stall(record, views, now_ns)
         stall = self._last_standstill.look(
@@ -224,6 +242,7 @@ class RunSource:
         )
         waited = views[0].finding if ended_in is not None else None
         look = msgspec.structs.replace(look, verdict=self._verdict(look, waited, whole=whole))
+        self._run.nodes.tell(look.verdict)
         snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
         if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
             self._recorded_at_ns = now_ns
@@ -247,7 +266,13 @@ class RunSource:
             code = _SIGNALS - code
         pending = None if whole or self._standing.is_settled else self._standing.pending
         verdict = run_verdict(
-            look.summary, holding, stall=look.stall, exit_code=code, pending=pending, ended_in=ended_in
+            look.summary,
+            holding,
+            stall=look.stall,
+            exit_code=code,
+            pending=pending,
+            ended_in=ended_in,
+            cut_off=only_lost_their_peers(look.record),
         )
         why_nothing = self._run.why_nothing(look.record, ended=ended)
         if not why_nothing:

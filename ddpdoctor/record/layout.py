@@ -9,6 +9,8 @@
 ``stacks-PID.txt``           what ``faulthandler`` wrote when the rank could not answer itself
 ``last-words-PID.txt``       of a live run: what ``faulthandler`` wrote when the rank crashed (SIGABRT, SIGSEGV …)
 ``created-files.log``        files that the ranks made
+``head.txt``                 of a live run on several nodes: where the monitor that sees all ranks is
+``clock.json``               of a live run on several nodes: how this node's clock differs from that of the first one
 ``rank-N.out``               what the ranks printed
 
 All rings are written with ``pwrite`` and read with ``pread``, and never mapped: a file that is truncated or deleted
@@ -182,6 +184,10 @@ NUMBERED_COMMAND_OFFSET = 1024
 """Number of the newest request for stacks and collectives, written by the reader."""
 
 JOB_FILE = "job.json"
+HEAD_FILE = "head.txt"
+CLOCK_FILE = "clock.json"
+MOST_HEAD_BYTES = 1024
+"""What is handed from node to node is no longer."""
 RUN_VARIABLE = "DDPDOCTOR_RUN"
 """Environment variable that names the run directory; what makes the boot directory wake up."""
 

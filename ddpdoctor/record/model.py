@@ -20,7 +20,7 @@ from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, Devic
 from ddpdoctor.record.streams.files import Access, FileEvent
 from ddpdoctor.record.streams.incidents import LogEvidence
 from ddpdoctor.record.streams.lines import LinesExecuted
-from ddpdoctor.record.streams.machine import JobMachine
+from ddpdoctor.record.streams.machine import JobMachine, Node
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
     CallTrack,
@@ -396,6 +396,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
 
+    nodes: tuple[Node, ...] = ()
+    """The machines of a live run, as far as ranks on them have told."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
 

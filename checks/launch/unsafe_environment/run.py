@@ -51,8 +51,27 @@ def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
     )
     for name, effect in _effects(record, values, backends):
         yield UnsafeVariable(
-            name=name, value=values[name], effect=effect, location=places.get(name), inherited=name not in places
+            name=name,
+            value=values.get(name) or _elsewhere(record, name),
+            effect=effect,
+            location=places.get(name),
+            inherited=name not in places,
         )
+
+
+def _elsewhere(record: RunRecord, name: str) -> str:
+    """The value of a variable that only other machines of the job have."""
+    return next((node.environment[name] for node in record.nodes if name in node.environment), "")
+
+
+def _machines(record: RunRecord, name: str, value: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield the machines that ranks run on, the variable's value there, and the network interfaces there."""
+    if not record.nodes:
+        yield "this machine", value, record.job.interfaces
+    for node in record.nodes:
+        outside = node.environment.get(name, value)
+        host = node.host if len(record.nodes) > 1 else "this machine"
+        yield host, value if value != record.job.environment.get(name, "") else outside, node.interfaces
 
 
 def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Iterator[tuple[str, str]]:
@@ -61,9 +80,12 @@ def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Ite
     if detail and "gloo" in backends and record.job.torch_version.startswith(_SEGFAULTING_TORCH):
         yield "TORCH_DISTRIBUTED_DEBUG", "DDP on gloo crashes with it when it is constructed (torch 2.13)"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if name[:4].lower() in backends and not _is_there(values.get(name, ""), record.job.interfaces):
-            known = ", ".join(record.job.interfaces)
-            yield name, f"this machine has no such network interface (it has {known})"
+        if name[:4].lower() not in backends:
+            continue
+        for host, own, interfaces in _machines(record, name, values.get(name, "")):
+            if not _is_there(own, interfaces):
+                yield name, f"{host} has no such network interface (it has {', '.join(interfaces)})"
+                break
     if not nccl:
         return
     if _is_on(values, "TORCH_NCCL_ENABLE_TIMING"):

@@ -34,6 +34,8 @@ class Watch:
         """How far the tracks have been compared."""
         self.wait: LastingWait | None = None
         """What ranks wait for now, where that is no standstill."""
+        self.confirm_ns = CONFIRM_NS
+        """How long a suspicion has to look the same."""
         self._suspicion: tuple[object, ...] | None = None
         self._since_ns = 0
 
@@ -41,7 +43,7 @@ class Watch:
         """Remember a suspicion; tell whether it has looked the same for long enough."""
         if suspicion != self._suspicion:
             self._suspicion, self._since_ns = suspicion, now_ns
-        return now_ns - self._since_ns >= CONFIRM_NS
+        return now_ns - self._since_ns >= self.confirm_ns
 
     def forget(self) -> None:
         """Drop the suspicion."""

@@ -9,7 +9,7 @@ from ddpdoctor.diagnosis.live.hangs import PATIENCE_NS
 from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import Phases, RunSummary, RunVerdict, VerdictState
 from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
-from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text
+from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text, rank_list
 from ddpdoctor.finding import Finding, Severity
 
 _MOSTLY = 0.5
@@ -22,8 +22,8 @@ _SLOW_AS_WELL = frozenset({"DDP307", "DDP313"})
 
 
 SEE_ALL = (
-    "Watch all ranks as one run: set what `ddpdoctor profile --env` prints on every node, with a run directory that "
-    "all nodes share, and look at that."
+    "Watch every node: start its part of the job with `ddpdoctor profile --` in front of the launch command, too; the "
+    "node of rank 0 then tells of all ranks."
 )
 """What to do where some ranks are not seen."""
 _MAY_GO_ON = f"it may go on by itself; a rank that does nothing for {duration_text(PATIENCE_NS)} is called hung"
@@ -61,6 +61,7 @@ def run_verdict(
     exit_code: int | None = None,
     pending: Sequence[Finding] | None = None,
     ended_in: Finding | None = None,
+    cut_off: Sequence[int] = (),
 ) -> RunVerdict:
     """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
 
@@ -68,7 +69,7 @@ def run_verdict(
     but may go on, or one with a warning about its speed, the one that costs most first. Healthy takes twenty measured
     steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
     was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far. ``ended_in`` is
-    the wait in which somebody ended the job.
+    the wait in which somebody ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:
@@ -85,6 +86,13 @@ def run_verdict(
         return _of_finding("broken" if ended_in.severity is Severity.ERROR else "slow", ended_in)
     if errors:
         return _of_finding("broken", errors[0])
+    if exit_code and cut_off:
+        of_all = f"{len(summary.ranks)} of {len(summary.ranks) + summary.unseen} ranks are seen here"
+        return RunVerdict(
+            state="broken",
+            text=f"{rank_list(cut_off)} lost the connection to a rank on another node, where the cause is ({of_all})",
+            next=f"Read what ended the ranks there. {SEE_ALL}",
+        )
     if exit_code:
         ended = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
         return RunVerdict(state="broken", text=f"the job {ended}", next="Read the last lines that it printed.")

@@ -18,6 +18,7 @@ from .gauges import Gauges
 from .heartbeat import PulseThread
 from .hooks import Training
 from .loaders import Passes
+from .node_meeting import NodeMeeting
 from .observer import Observer
 from .reductions import Reductions
 
@@ -33,6 +34,7 @@ class Live:
         self._groups: Optional[GroupBook] = None
         self._waits: Optional[Groups] = None
         self._training: Optional[Training] = None
+        self._meeting: Optional[NodeMeeting] = None
         self._began = False
         """There was a world."""
         self._settings = Settings(journal, lambda: self.observer.step_ring is not None)
@@ -66,6 +68,7 @@ class Live:
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(journal, torch, self._groups, self.world_made)
         self._waits.install()
+        self._meeting = NodeMeeting(journal, torch)
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.trains_here = observer.is_training_thread
         self._process_end.after_telling = self._process_end.before_os_exit = self._close
@@ -102,6 +105,8 @@ class Live:
         self._journal.release()
         if self._groups is not None:
             self._groups.note_world()
+        if self._meeting is not None:
+            self._journal.guarded(self._meeting.begin, rank, world_size, harms=())
         if not self._began:
             self._began = True
             self.observer.start()

@@ -196,6 +196,7 @@ class Assembly:
             step_tracks=self.live.step_tracks(),
             call_tracks=self.live.call_tracks() if paired else (),
             pulses=self.live.pulses(),
+            nodes=self.book.nodes(),
         )
 
     def _tracks(self) -> tuple[CollectiveTrack, ...]:

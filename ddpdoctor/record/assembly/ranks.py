@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpdoctor.record.model import Rank, RankEnd, RankException
+from ddpdoctor.record.streams.machine import Node
 
 
 class ProcessEntry:
@@ -32,6 +33,9 @@ class ProcessEntry:
         """When its absence was noticed."""
         self.exit_status: int | None = None
         """As the launcher said: negative for a signal."""
+        self.host = ""
+        self.interfaces: tuple[str, ...] = ()
+        self.environment: dict[str, str] = {}
 
 
 class RankBook:
@@ -43,6 +47,8 @@ class RankBook:
         """Ranks that the launcher has told of; 0 where it has not."""
         self.worlds: dict[int, tuple[int, str]] = {}
         """World size and backend as each rank's process group says, by process."""
+        self.head = ""
+        """Where the monitor is that sees the ranks of all nodes, as it was told over the job's store."""
 
     def take(self, pid: int, event: dict[str, Any]) -> None:
         """Take in one event."""
@@ -59,6 +65,12 @@ class RankBook:
         elif kind == "world":
             entry.rank, entry.local_rank = int(event["rank"]), int(event["local_rank"])
             self.worlds[pid] = (int(event["world_size"]), str(event["backend"]))
+        elif kind == "host":
+            entry.host = str(event["name"])
+            entry.interfaces = tuple(map(str, event["interfaces"]))
+            entry.environment = {str(name): str(value) for name, value in event["environment"].items()}
+        elif kind == "head":
+            self.head = str(event["told"])
         elif kind == "pulse":
             entry.pulse_thread = int(event["thread"])
         elif kind == "training_thread":
@@ -97,6 +109,23 @@ class RankBook:
     def reported(self) -> tuple[int, ...]:
         """Ranks whose hooks were installed."""
         return tuple(sorted({e.rank for e in self.processes.values() if e.rank is not None and e.torch}))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The machines that the ranks say they are on, the one with the lowest rank first."""
+        entries = sorted((e for e in self.processes.values() if e.rank is not None and e.host), key=_rank_of_entry)
+        hosts = dict.fromkeys(entry.host for entry in entries)
+        found = []
+        for host in hosts:
+            here = [entry for entry in entries if entry.host == host]
+            found.append(
+                Node(
+                    host=host,
+                    ranks=tuple(dict.fromkeys(map(_rank_of_entry, here))),
+                    interfaces=here[0].interfaces,
+                    environment=here[0].environment,
+                )
+            )
+        return tuple(found)
 
     def any_ended(self) -> bool:
         """Tell whether some rank has ended, or has raised what will end it."""
@@ -152,6 +181,7 @@ class RankBook:
                     rank=entry.rank,
                     local_rank=entry.local_rank,
                     node=entry.node,
+                    host=entry.host,
                     pid=pid,
                     end=end,
                     exit_code=_exit_code(entry),
@@ -181,6 +211,10 @@ class RankBook:
         if entry.gone_ns:
             return ("ended-by-rehearsal" if 0 < first_ending_ns < entry.gone_ns else "signalled"), entry.gone_ns
         return "running", 0
+
+
+def _rank_of_entry(entry: ProcessEntry) -> int:
+    return -1 if entry.rank is None else entry.rank
 
 
 def _exit_code(entry: ProcessEntry) -> int | None:

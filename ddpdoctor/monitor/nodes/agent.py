@@ -1,0 +1,289 @@
+"""An agent: forwards what the ranks of this node wrote to the head, one update after the other, by a thread of its own.
+
+There is never more than one update under way. The next one is made of what is known when the last one was acknowledged,
+so nothing piles up here while the head is slow or gone, and a connection that comes back gets all that is still known.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+
+import zmq
+
+from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
+from ddpdoctor.errors import RecordError
+from ddpdoctor.monitor.nodes.meeting import PROTOCOL, Meeting, endpoint, reach
+from ddpdoctor.monitor.nodes.messages import (
+    MOST_BYTES,
+    SELDOM,
+    SENT,
+    Answer,
+    JobFacts,
+    Rows,
+    Track,
+    Update,
+    pack,
+    pack_field,
+    pack_rows,
+    unpack_answer,
+)
+from ddpdoctor.record.joining import Clock
+from ddpdoctor.record.model import RunRecord
+
+AGAIN_AFTER_S = 5.0
+"""An update that was not answered for so long is sent again: it may have been lost with a connection."""
+UNREACHED_AFTER_S = 15.0
+_MOST_REWRITTEN = 256
+_POLL_MS = 100
+
+
+class Agent:
+    """Starts at once; ``offer`` gives it what there is to send."""
+
+    def __init__(self, meeting: Meeting, ask_for_stacks: Callable[[int], None], first_address: str = "") -> None:
+        """``first_address`` is where the ranks meet, which this machine reaches for certain."""
+        self._meeting = meeting
+        self._ask_for_stacks = ask_for_stacks
+        self._addresses = tuple(dict.fromkeys(filter(None, (first_address, *meeting.addresses))))
+        self._session = secrets.token_hex(8)
+        self._offer = threading.Condition()
+        self._record: RunRecord | None = None
+        self._state: tuple[str, int | None, bool] = ("running", None, False)
+        self._bounds = ClockBounds()
+        self._newest_bound: Bound | None = None
+        self.head_host = ""
+        """Name of the head's machine, once it has answered."""
+        self.verdict = ""
+        """The head's verdict on all ranks."""
+        self.answered_s = 0.0
+        """When the head answered last, on the monotonic clock; 0 before."""
+        self.trouble = ""
+        """Why the head cannot be reached; empty while all is well."""
+        self.sent_bytes = self.sent_updates = 0
+        self._began_s = time.monotonic()
+        self._fields: dict[str, bytes] = {}
+        self._sent_at: dict[str, int] = {}
+        self._collectives: tuple[object, ...] | None = None
+        self._steps: dict[int, tuple[int, int]] = {}
+        """By rank its process, and the end of the last step that the head has."""
+        self._calls: dict[int, tuple[int, int]] = {}
+        self._number = 0
+        self._sent_state = ""
+        """What the update under way says of the job."""
+        self._over = threading.Event()
+        self._ended_acknowledged = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-agent", daemon=True)
+        self._thread.start()
+
+    def offer(self, record: RunRecord, *, is_quiet: bool, ended: bool, exit_code: int | None) -> None:
+        """Have a record sent as soon as the head has the last one; a newer one takes its place."""
+        with self._offer:
+            self._record = record
+            self._state = ("ended" if ended else "running", exit_code, is_quiet)
+            self._offer.notify()
+
+    def clock(self) -> Clock | None:
+        """How this node's clock differs from the head's."""
+        with self._offer:
+            return self._bounds.clock()
+
+    def finish(self, patience_s: float) -> None:
+        """Wait until the head has what was offered last, if that was the end; no longer than so."""
+        self._ended_acknowledged.wait(patience_s)
+
+    def close(self) -> None:
+        """Forward nothing more."""
+        self._over.set()
+        with self._offer:
+            self._offer.notify()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        if self._meeting.protocol != PROTOCOL:
+            self.trouble = (
+                f"it speaks version {self._meeting.protocol} of its protocol, and this node version {PROTOCOL}: "
+                "install the same ddpdoctor on both"
+            )
+            return
+        context = zmq.Context()
+        try:
+            while not self._over.is_set():
+                address, refused = reach(self._addresses, self._meeting.port)
+                if not address:
+                    self.trouble = refused
+                    self._over.wait(2.0)
+                    continue
+                if not self._talk(context, endpoint(address, self._meeting.port)):
+                    # Somebody else listens there; or a firewall lets begin what it does not let go on.
+                    self.trouble = f"{address}: somebody listens on the port, but gives no answer to the job's key"
+                    self._addresses = (*(one for one in self._addresses if one != address), address)
+        finally:
+            context.destroy(linger=0)
+
+    def _talk(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> bool:
+        """Send and hear until told to stop, or until the head has never answered; whether it ever has."""
+        own = self._connected(context, where)
+        waiting_s = 0.0
+        """Since when an update is under way; 0 when none is."""
+        content, sent_ns, began_s = b"", 0, time.monotonic()
+        heard = False
+        try:
+            while not self._over.is_set():
+                if not waiting_s:
+                    content = self._next_update()
+                    if not content:
+                        continue
+                if not waiting_s or time.monotonic() - waiting_s > AGAIN_AFTER_S:
+                    sent_ns = self._send(own, content)
+                    # Where there is no connection yet it is tried again soon.
+                    waiting_s = time.monotonic() - (0 if sent_ns else AGAIN_AFTER_S - 0.3)
+                if own.poll(_POLL_MS):
+                    answer = self._received(own)
+                    if answer is not None and answer.number == self._number:
+                        self._take(answer, sent_ns, time.time_ns())
+                        waiting_s, heard = 0.0, True
+                elif not heard and time.monotonic() - began_s > UNREACHED_AFTER_S:
+                    return False
+                if heard and waiting_s and time.monotonic() - self.answered_s > 2 * AGAIN_AFTER_S:
+                    self.trouble = f"{where.removeprefix('tcp://')}: it has not answered for a while"
+        finally:
+            own.close(200)
+        return True
+
+    def _connected(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> zmq.Socket[bytes]:
+        own = context.socket(zmq.DEALER)
+        own.curve_serverkey = self._meeting.server_key.encode("ascii")
+        own.curve_publickey = self._meeting.client_key.encode("ascii")
+        own.curve_secretkey = self._meeting.client_secret.encode("ascii")
+        own.ipv6 = True
+        own.maxmsgsize = MOST_BYTES
+        own.sndhwm = own.rcvhwm = 8
+        own.reconnect_ivl, own.reconnect_ivl_max = 500, 5_000
+        own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 15_000
+        own.immediate = True
+        own.connect(where)
+        return own
+
+    def _send(self, own: zmq.Socket[bytes], content: bytes) -> int:
+        """Send an update where there is a connection; when that was."""
+        sent_ns = time.time_ns()
+        try:
+            own.send(content, zmq.NOBLOCK)
+            self.sent_bytes, self.sent_updates = self.sent_bytes + len(content), self.sent_updates + 1
+        except zmq.Again:
+            return 0
+        return sent_ns
+
+    def _received(self, own: zmq.Socket[bytes]) -> Answer | None:
+        try:
+            return unpack_answer(own.recv(zmq.NOBLOCK))
+        except (zmq.ZMQError, RecordError):
+            return None
+
+    def _take(self, answer: Answer, sent_ns: int, now_ns: int) -> None:
+        self.answered_s, self.head_host, self.trouble = time.monotonic(), answer.host, ""
+        if answer.refused:
+            self.trouble = answer.refused
+            self._over.wait(AGAIN_AFTER_S)
+            return
+        self.verdict = answer.verdict
+        if sent_ns and answer.received_at_ns:
+            # It was received after it was sent, and the answer after that was sent.
+            bound = Bound(now_ns, answer.sent_at_ns - now_ns, answer.received_at_ns - sent_ns)
+            with self._offer:
+                self._bounds.add(bound)
+                self._newest_bound = bound
+        for rank in answer.asks:
+            self._ask_for_stacks(rank)
+        if answer.send_all:
+            self._number = 0
+            self._fields.clear()
+            self._sent_at.clear()
+            self._steps.clear()
+            self._calls.clear()
+            self._collectives = None
+        elif self._sent_state == "ended":
+            self._ended_acknowledged.set()
+
+    def _next_update(self) -> bytes:
+        """The next update, once something was offered; empty where nothing was for a while."""
+        with self._offer:
+            if self._record is None:
+                self._offer.wait(0.2)
+            record, self._record = self._record, None
+            state, exit_code, is_quiet = self._state
+            bound, self._newest_bound = self._newest_bound, None
+        if record is None:
+            return b""
+        self._number += 1
+        self._sent_state = state
+        fields = self._changed(record, everything=state == "ended")
+        collectives = None
+        if self._collectives is None or tuple(map(id, record.collectives)) != self._collectives:
+            self._collectives = tuple(map(id, record.collectives))
+            collectives = tuple(pack_rows(track, anew=True) for track in record.collectives)
+        pids = {rank.rank: rank.pid for rank in record.ranks}
+        update = Update(
+            session=self._session,
+            number=self._number,
+            host=socket.gethostname()[:255],
+            sent_at_ns=time.time_ns(),
+            state="ended" if state == "ended" else "running",
+            exit_code=exit_code,
+            is_quiet=is_quiet,
+            clock=None if bound is None else (bound.at_ns, bound.low_ns, bound.high_ns),
+            job=JobFacts(
+                world_size=record.job.world_size,
+                ranks_reported=record.job.ranks_reported,
+                torch_version=record.job.torch_version,
+                backend=record.job.backend,
+                started_ns=record.job.started_ns,
+            ),
+            fields=fields,
+            steps=_news(record.step_tracks, "ended_at_ns", pids, self._steps),
+            calls=_news(record.call_tracks, "entered_at_ns", pids, self._calls),
+            collectives=collectives,
+        )
+        return pack(update)
+
+    def _changed(self, record: RunRecord, *, everything: bool) -> dict[str, bytes]:
+        changed = {}
+        for name in SENT:
+            if not everything and self._number - self._sent_at.get(name, -1_000) < SELDOM.get(name, 0):
+                continue
+            content = pack_field(record, name)
+            if self._fields.get(name) != content:
+                self._fields[name] = changed[name] = content
+                self._sent_at[name] = self._number
+        return changed
+
+
+def _news(
+    tracks: tuple[Track, ...], time: str, pids: dict[int, int], sent: dict[int, tuple[int, int]]
+) -> tuple[Rows, ...]:
+    """The rows of each track that the head does not have, and those that have changed since."""
+    news = []
+    for track in tracks:
+        times: array[int] = getattr(track, time)
+        pid = pids.get(track.rank, 0)
+        known = sent.get(track.rank)
+        anew = known is None or known[0] != pid
+        start = 0 if known is None or anew else bisect_right(times, known[1])
+        left: array[int] | None = getattr(track, "left_at_ns", None)
+        if start == len(track) and not anew:
+            continue
+        news.append(pack_rows(track, start, anew=anew))
+        last_ns = times[-1] if len(track) else 0
+        if left is not None:
+            # What has not ended yet is told again.
+            oldest = max(0, len(track) - _MOST_REWRITTEN)
+            open_at = next((at for at in range(oldest, len(track)) if not left[at]), None)
+            last_ns = last_ns if open_at is None else times[open_at] - 1
+        sent[track.rank] = pid, last_ns
+    return tuple(news)

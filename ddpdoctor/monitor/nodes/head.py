@@ -1,0 +1,187 @@
+"""The head: takes in what the agents of the other nodes send, by a thread of its own, and answers at once.
+
+Nobody is let in without the key that was drawn for this job (CURVE, which also keeps others from reading); who has it
+can do no more than send updates, which are bounded and decoded strictly, and ask for what the screen shows.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.monitor.nodes.held_node import HeldNode
+from ddpdoctor.monitor.nodes.meeting import PROTOCOL, Meeting, own_addresses
+from ddpdoctor.monitor.nodes.messages import MOST_BYTES, Answer, Update, pack, unpack_update
+from ddpdoctor.record import layout
+
+WHOLE_ROWS = 400_000
+"""Steps of all ranks together that are kept."""
+FEWEST_ROWS = 256
+MOST_NODES = 4_096
+_POLL_MS = 200
+_BACKLOG = 1_024
+
+
+class _Allowed:
+    """The keys that are let in, in the form that pyzmq asks for."""
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._keys = frozenset(keys)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Tell whether a client's key is one of the job's."""
+        return any(secrets.compare_digest(bytes(key), known) for known in self._keys)
+
+
+class Head:
+    """Listens from its making on. Raises UsageError where the port cannot be had."""
+
+    def __init__(self, host: str = "", port: int = 0, *, verdict: Callable[[], str] = str) -> None:
+        """``host`` and ``port`` are what the user gave: the address that agents use, and the port to listen on."""
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._guard = ThreadAuthenticator(self._context)
+        self._guard.start()
+        self._guard.configure_curve_callback(domain="*", credentials_provider=_Allowed([client_public]))
+        self._socket = self._context.socket(zmq.ROUTER)
+        try:
+            self._prepare(server_secret)
+            bound = _bind(self._socket, port)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            self._guard.stop()
+            self._context.term()
+            raise UsageError(
+                f"cannot listen on port {port or 'of any number'}: {error.strerror}",
+                "Give another one with `--head HOST:PORT`.",
+            ) from error
+        self.meeting = Meeting(
+            port=bound,
+            server_key=server_public.decode("ascii"),
+            client_key=client_public.decode("ascii"),
+            client_secret=client_secret.decode("ascii"),
+            addresses=(host,) if host else own_addresses(),
+        )
+        self.verdict = ""
+        """What the agents are told of the verdict on all ranks."""
+        self.lock = threading.Lock()
+        """Held while ``nodes`` are looked at."""
+        self.nodes: dict[str, HeldNode] = {}
+        self.strange = 0
+        """Messages that could not be read."""
+        self.others = ""
+        """Of a node with another version of ours, a sentence."""
+        self._host = socket.gethostname()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-head", daemon=True)
+        self._thread.start()
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Have the node of a rank ask it for its stacks."""
+        with self.lock:
+            for node in self.nodes.values():
+                if rank in node.ranks:
+                    node.asks = (*node.asks, rank)[-8:]
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._over.set()
+        self._thread.join(timeout=5)
+        self._guard.stop()
+        self._context.destroy(linger=200)
+
+    def _prepare(self, secret: bytes) -> None:
+        own = self._socket
+        own.curve_server = True
+        own.curve_secretkey = secret
+        own.ipv6 = True
+        own.maxmsgsize = MOST_BYTES
+        own.rcvhwm = own.sndhwm = _BACKLOG
+        own.linger = 200
+        own.handshake_ivl = 10_000
+        # A node whose machine is gone leaves no connection open for good.
+        own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 30_000
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                if not self._socket.poll(_POLL_MS):
+                    continue
+                identity, *parts = self._socket.recv_multipart()
+                received_ns = time.time_ns()
+                answer = self._answer(parts, received_ns)
+                if answer is not None:
+                    # An agent that is gone by now gets nothing, and nobody waits for it.
+                    self._socket.send_multipart([identity, pack(answer)], zmq.NOBLOCK)
+            except zmq.ContextTerminated:
+                return
+            except zmq.ZMQError:
+                continue
+        self._socket.close(200)
+
+    def _answer(self, parts: list[bytes], received_ns: int) -> Answer | None:
+        """Take in one message; None where it was none of ours."""
+        if len(parts) != 1:
+            self.strange += 1
+            return None
+        try:
+            update = unpack_update(parts[0])
+            if update.protocol != PROTOCOL:
+                self.others = f"the monitor on {update.host} is of another version: what it sends is not understood"
+                spoken = f"it speaks version {PROTOCOL} of its protocol, and this node version {update.protocol}"
+                return self._refusal(update, f"{spoken}: install the same ddpdoctor on both")
+            with self.lock:
+                return self._taken(update, len(parts[0]), received_ns)
+        except (RecordError, ValueError, TypeError, KeyError):
+            self.strange += 1
+            return None
+
+    def _refusal(self, update: Update, reason: str) -> Answer:
+        return Answer(number=update.number, host=self._host, refused=reason, sent_at_ns=time.time_ns())
+
+    def _taken(self, update: Update, size: int, received_ns: int) -> Answer:
+        node = self.nodes.get(update.session)
+        if node is None:
+            if len(self.nodes) >= MOST_NODES:
+                return self._refusal(update, f"it holds {MOST_NODES} nodes already")
+            node = HeldNode(update.session, update.host)
+        asks: tuple[int, ...] = ()
+        send_all = not node.takes(update)
+        if not send_all:
+            if update.number != node.number:
+                ranks = sum(len(known.ranks) for known in self.nodes.values()) or 1
+                most = min(layout.NUMBERED_ROWS, max(FEWEST_ROWS, WHOLE_ROWS // ranks))
+                node.take(update, received_ns, most)
+                node.bytes += size
+                self.nodes[update.session] = node
+            asks, node.asks = node.asks, ()
+        return Answer(
+            number=update.number,
+            received_at_ns=received_ns,
+            send_all=send_all,
+            host=self._host,
+            verdict=self.verdict,
+            asks=asks,
+            sent_at_ns=time.time_ns(),
+        )
+
+
+def _bind(own: zmq.Socket[bytes], port: int) -> int:
+    """Listen on all addresses of this machine, of both families where it has both; the port."""
+    try:
+        own.bind(f"tcp://*:{port or '*'}")
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise
+        own.ipv6 = False  # A machine without IPv6.
+        own.bind(f"tcp://*:{port or '*'}")
+    named = own.getsockopt_string(zmq.LAST_ENDPOINT)
+    return int(named.rpartition(":")[2])

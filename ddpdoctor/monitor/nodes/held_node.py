@@ -1,0 +1,135 @@
+"""What the head holds of one other node: its streams as they were sent last, and the newest rows of its ranks."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
+from ddpdoctor.monitor.nodes.messages import JobFacts, Rows, Update, unpack_field, unpack_rows
+from ddpdoctor.record import layout
+from ddpdoctor.record.joining import Clock, NodePart
+from ddpdoctor.record.model import CollectiveTrack, Job, RunRecord
+from ddpdoctor.record.streams.measured import CallTrack, StepTrack
+
+LOST_AFTER_NS = 10_000_000_000
+"""A node that has sent nothing for so long is lost: nothing is concluded of its ranks any more."""
+
+
+class HeldNode:
+    """One agent's news, put together."""
+
+    def __init__(self, session: str, host: str) -> None:
+        self.session = session
+        self.host = host
+        self.number = 0
+        """Of the newest update that was taken in."""
+        self.heard_ns = 0
+        """When that was, by the head's clock."""
+        self.state = "running"
+        self.exit_code: int | None = None
+        self.is_quiet = False
+        self.asks: tuple[int, ...] = ()
+        """Ranks whose stacks the head's user wants."""
+        self.bytes = 0
+        """Received so far."""
+        self._job = JobFacts()
+        self._fields: dict[str, Any] = {}
+        self._steps: dict[int, dict[str, array[int]]] = {}
+        self._calls: dict[int, dict[str, array[int]]] = {}
+        self._collectives: tuple[CollectiveTrack, ...] = ()
+        self._bounds = ClockBounds()
+
+    def takes(self, update: Update) -> bool:
+        """Tell whether an update joins on to what is held; one that was taken in before does, too."""
+        return update.number in (1, self.number, self.number + 1)
+
+    def take(self, update: Update, now_ns: int, most_rows: int) -> None:
+        """Take in an update; raises RecordError for one that is damaged, of which nothing is taken in then."""
+        fields = {name: unpack_field(name, content) for name, content in update.fields.items()}
+        steps = [(rows, unpack_rows(rows, StepTrack)) for rows in update.steps]
+        calls = [(rows, unpack_rows(rows, CallTrack)) for rows in update.calls]
+        if update.collectives is not None:
+            self._collectives = tuple(
+                _track(CollectiveTrack, rows.rank, unpack_rows(rows, CollectiveTrack)) for rows in update.collectives
+            )
+        self._fields.update(fields)
+        _add(self._steps, steps, "ended_at_ns", most_rows)
+        _add(self._calls, calls, "entered_at_ns", most_rows)
+        self.number, self.heard_ns, self._job = update.number, now_ns, update.job
+        self.state, self.exit_code, self.is_quiet = update.state, update.exit_code, update.is_quiet
+        if update.clock is not None:
+            self._bounds.add(Bound(*update.clock))
+
+    def is_lost(self, now_ns: int) -> bool:
+        """Tell whether nothing has been heard of it for long, although it had not ended."""
+        return self.state != "ended" and now_ns - self.heard_ns > LOST_AFTER_NS
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its ranks, ascending."""
+        return tuple(sorted(rank.rank for rank in self._fields.get("ranks", ())))
+
+    def clock(self, narrowing: Sequence[Bound] = ()) -> Clock | None:
+        """How its clock differs from ours; None while that is not known."""
+        return self._bounds.clock(narrowing)
+
+    def part(self, clock: Clock, since_ns: int = 0) -> NodePart:
+        """Its record, with steps and calls since a time of the head's clock."""
+        own_since_ns = since_ns - (clock.moved(since_ns) - since_ns) if since_ns else 0
+        record = RunRecord(
+            job=Job(
+                kind="run",
+                world_size=self._job.world_size,
+                ranks_expected=self._job.world_size,
+                ranks_reported=self._job.ranks_reported,
+                torch_version=self._job.torch_version,
+                backend=self._job.backend,
+                started_ns=self._job.started_ns,
+            ),
+            step_tracks=tuple(
+                _track(StepTrack, rank, _since(columns, "ended_at_ns", own_since_ns))
+                for rank, columns in sorted(self._steps.items())
+            ),
+            call_tracks=tuple(
+                _track(CallTrack, rank, _since(columns, "entered_at_ns", own_since_ns), kinds=layout.CALL_KINDS)
+                for rank, columns in sorted(self._calls.items())
+            ),
+            collectives=self._collectives,
+            **self._fields,
+        )
+        return NodePart(name=self.session, record=record, clock=clock)
+
+
+def _add(
+    held: dict[int, dict[str, array[int]]],
+    news: Iterable[tuple[Rows, dict[str, array[int]]]],
+    time: str,
+    most_rows: int,
+) -> None:
+    """Put new rows behind the held ones, or in the place of those that they tell anew."""
+    for rows, columns in news:
+        known = held.get(rows.rank)
+        if rows.anew or known is None:
+            held[rows.rank] = columns
+            continue
+        if rows.count:
+            keep = bisect_left(known[time], columns[time][0])
+            for name, column in columns.items():
+                del known[name][keep:]
+                known[name].extend(column)
+        over = len(known[time]) - most_rows
+        if over > most_rows // 4:
+            for column in known.values():
+                del column[:over]
+
+
+def _since(columns: dict[str, array[int]], time: str, since_ns: int) -> dict[str, array[int]]:
+    start = bisect_left(columns[time], since_ns) if since_ns else 0
+    return {name: column[start:] for name, column in columns.items()}
+
+
+def _track(kind: Any, rank: int, columns: dict[str, array[int]], **more: Any) -> Any:
+    return kind(rank=rank, **columns, **more)

@@ -1,0 +1,119 @@
+"""Where the head is, and the keys of the job: what the head tells the other nodes over the job's own store.
+
+One line of ASCII: ``1 PORT SERVER-KEY CLIENT-KEY CLIENT-SECRET ADDRESS…``. Who can read the job's store can join in the
+training itself, so no more is given away than was already; nobody else has the keys, which are drawn anew for each job.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.record import layout
+
+PROTOCOL = 1
+"""Of all that monitors send each other; a head and an agent with different ones do not talk."""
+KEY_LENGTH = 40
+"""Of a CURVE key in Z85."""
+MOST_ADDRESSES = 8
+_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_ADDRESS = re.compile(r"[0-9A-Za-z.:\-_%]{1,253}")
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent needs to reach the head."""
+
+    port: int
+    server_key: str
+    client_key: str
+    client_secret: str
+    addresses: tuple[str, ...] = ()
+    """Of the head's machine, most likely to be reached first."""
+    protocol: int = PROTOCOL
+
+    def text(self) -> str:
+        """The line that is handed out."""
+        keys = (self.server_key, self.client_key, self.client_secret)
+        line = " ".join((str(self.protocol), str(self.port), *keys, *self.addresses[:MOST_ADDRESSES]))
+        return line[: layout.MOST_HEAD_BYTES]
+
+
+def read_meeting(text: str) -> Meeting | None:
+    """Take apart what was told; None where that is nothing of ours. Of another protocol only its number is known."""
+    words = text.split(" ")
+    if not words[0].isdigit() or len(words[0]) > 4:
+        return None
+    if int(words[0]) != PROTOCOL:
+        return Meeting(port=0, server_key="", client_key="", client_secret="", protocol=int(words[0]))
+    if len(words) < 5 or not words[1].isdigit() or not all(_KEY.fullmatch(word) for word in words[2:5]):
+        return None
+    port = int(words[1])
+    addresses = tuple(word for word in words[5 : 5 + MOST_ADDRESSES] if _ADDRESS.fullmatch(word))
+    if not 0 < port < 1 << 16:
+        return None
+    return Meeting(port=port, server_key=words[2], client_key=words[3], client_secret=words[4], addresses=addresses)
+
+
+def write_head_file(directory: Path, meeting: Meeting) -> None:
+    """Tell rank 0 of this node where the head is; readable by this user alone. Raises OSError."""
+    part = directory / f"{layout.HEAD_FILE}.part"
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(meeting.text() + "\n")
+    part.replace(directory / layout.HEAD_FILE)
+
+
+def own_addresses() -> tuple[str, ...]:
+    """The addresses that other machines may reach this one by: IPv4 first, no loopback, then its name."""
+    import psutil
+
+    found: list[tuple[int, str]] = []
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            try:
+                address = ipaddress.ip_address(entry.address.partition("%")[0])
+            except ValueError:
+                continue
+            if not (address.is_loopback or address.is_link_local or address.is_multicast):
+                found.append((address.version, str(address)))
+    name = socket.gethostname()
+    named = (name,) if _ADDRESS.fullmatch(name) else ()
+    return (*(address for _, address in sorted(found)[: MOST_ADDRESSES - 1]), *named)
+
+
+def host_and_port(text: str, option: str) -> tuple[str, int]:
+    """Take ``HOST:PORT`` or ``[IPV6]:PORT`` apart; raises UsageError."""
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or not _ADDRESS.fullmatch(host):
+        raise UsageError(f"{option} {text}: no HOST:PORT", f"Write it as in `{option} node0:29600`.")
+    if ":" in host and not text.startswith("["):
+        raise UsageError(f"{option} {text}: an IPv6 address needs brackets", f"Write `{option} [{host}]:{port}`.")
+    return host, int(port)
+
+
+def endpoint(host: str, port: int) -> str:
+    """An address as ZeroMQ writes it."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def reach(addresses: Sequence[str], port: int, patience_s: float = 2.0) -> tuple[str, str]:
+    """The first address that takes a connection, and why the others (or all) did not; empty where none does."""
+    refused: list[str] = []
+    for address in dict.fromkeys(addresses):
+        try:
+            with socket.create_connection((address, port), timeout=patience_s):
+                return address, "; ".join(refused)
+        except (OSError, UnicodeError) as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+            refused.append(f"{address}: {reason}")
+    return "", "; ".join(refused)

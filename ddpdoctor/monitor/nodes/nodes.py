@@ -1,0 +1,273 @@
+"""What a monitor does where the job has ranks on other nodes: it is the head, or an agent of one.
+
+The monitor that has rank 0 is the head. It sees its own ranks by itself and the others by what their agents send, and
+joins the records, so that all that is concluded of a run is concluded of all its ranks. A node of which nothing is
+heard any more leaves the joined record: what is not seen is not judged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from ddpdoctor.diagnosis.clocks import bounds_of_steps
+from ddpdoctor.diagnosis.performance.summary import RunVerdict
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.record import layout
+from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.joining import Clock, Joiner, NodePart
+from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.nodes.agent import Agent
+    from ddpdoctor.monitor.nodes.head import Head
+    from ddpdoctor.monitor.nodes.held_node import HeldNode
+
+FRESH_NS = 3_000_000_000
+"""A standstill is believed where every node was heard of within so long."""
+SETTLED_AFTER_NS = 1_500_000_000
+"""After the world was made all ranks of this node have said so."""
+LAST_WORDS_S = 10.0
+"""For so long the head waits for the ends of the others when its own job is over; an agent waits a third of it."""
+CLOCK_KEPT_EVERY_NS = 10_000_000_000
+UNHEARD_AFTER_NS = 15_000_000_000
+"""Nodes that nobody watches are told of as such after so long."""
+_SAME_CLOCK_NS = 200_000
+"""Clocks that differ less are left as they were, so that nothing has to be moved anew."""
+
+
+class OtherNodes(Protocol):
+    """The ranks that another node sees."""
+
+    @property
+    def are_quiet(self) -> bool:
+        """Some rank of theirs has made no step for a while."""
+        ...
+
+    def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
+        """What is known of all ranks."""
+        ...
+
+
+class Nodes:
+    """The other nodes of one watched job; costs nothing where there are none."""
+
+    def __init__(
+        self, directory: Path, ask_for_stacks: Callable[[int], None], head_at: tuple[str, int] | None = None
+    ) -> None:
+        """``head_at`` is where the head listens, where the user says it; ``ask_for_stacks`` asks a rank of ours."""
+        self._directory = directory
+        self._ask_for_stacks = ask_for_stacks
+        self._head_at = head_at
+        self._head: Head | None = None
+        self._agent: Agent | None = None
+        self._joiner = Joiner()
+        self._clocks: dict[str, Clock] = {}
+        self._several_since_ns = 0
+        self._led_since_ns = 0
+        self._clock_kept_ns = 0
+        self._fault = ""
+        """Why there is no head here."""
+        self._told = ""
+        self._said: tuple[str, ...] = ()
+        """What the other nodes were told of the verdict, without its figures."""
+        self._was_lost: dict[str, str] = {}
+
+    @property
+    def are_quiet(self) -> bool:
+        """Some rank of another node has made no step for a while, as that node says."""
+        if self._head is None:
+            return False
+        with self._head.lock:
+            return any(node.is_quiet and node.state != "ended" for node in self._head.nodes.values())
+
+    @property
+    def tells_elsewhere(self) -> bool:
+        """A head knows of this node's ranks."""
+        return self._agent is not None and bool(self._agent.answered_s) and not self._agent.trouble
+
+    @property
+    def may_yet_come(self) -> bool:
+        """Other nodes had no time yet to tell of themselves."""
+        since_ns = self._led_since_ns or self._several_since_ns
+        return not self._fault and since_ns > 0 and time.time_ns() - since_ns < UNHEARD_AFTER_NS
+
+    @property
+    def is_head(self) -> bool:
+        """The ranks of other nodes are told here."""
+        return self._head is not None
+
+    def are_fresh(self, now_ns: int) -> bool:
+        """Whether every node that is joined was heard of just now."""
+        if self._head is None:
+            return True
+        with self._head.lock:
+            return all(
+                now_ns - node.heard_ns < FRESH_NS or node.state == "ended" or node.is_lost(now_ns)
+                for node in self._head.nodes.values()
+            )
+
+    def look(self, book: RankBook, master: str, now_ns: int) -> None:
+        """Become the head, or an agent, once it is known that there are ranks elsewhere."""
+        if self._head is not None or self._fault:
+            return
+        if book.head and book.head != self._told:
+            self._follow(book.head, master)
+        if self._agent is not None or not book.worlds:
+            return
+        world_size = max(size for size, _ in book.worlds.values())
+        ranks = {entry.rank for entry in book.processes.values() if entry.rank is not None}
+        if 0 not in ranks or len(ranks) >= world_size:
+            self._several_since_ns = 0
+            return
+        self._several_since_ns = self._several_since_ns or now_ns
+        if now_ns - self._several_since_ns >= SETTLED_AFTER_NS:
+            self._lead()
+
+    def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
+        """What is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for all."""
+        if self._head is None:
+            return own
+        newest_ns = max((track.ended_at_ns[-1] for track in own.step_tracks if len(track)), default=0)
+        since_ns = newest_ns - window_ns if window_ns and newest_ns else 0
+        parts = [NodePart(name="", record=own, clock=Clock(error_ns=0))]
+        with self._head.lock:
+            for session, node in self._head.nodes.items():
+                if node.is_lost(now_ns) or not node.ranks:
+                    continue
+                part = node.part(self._clock_of(session, node, own), since_ns)
+                parts.append(part)
+        return self._joiner.join(parts) if len(parts) > 1 else own
+
+    def offer(self, record: RunRecord, *, is_quiet: bool, ended: bool, exit_code: int | None, now_ns: int) -> None:
+        """Forward what is known of this node's ranks, where there is a head."""
+        if self._agent is None:
+            return
+        self._agent.offer(record, is_quiet=is_quiet, ended=ended, exit_code=exit_code)
+        if ended or now_ns - self._clock_kept_ns >= CLOCK_KEPT_EVERY_NS:
+            self._clock_kept_ns = now_ns
+            clock = self._agent.clock()
+            if clock is not None:
+                with suppress(OSError):
+                    (self._directory / layout.CLOCK_FILE).write_bytes(msgspec.json.encode(clock))
+
+    def tell(self, verdict: RunVerdict) -> None:
+        """Let the other nodes know the verdict on all ranks, once it is one, and whenever it is another."""
+        if self._head is None or verdict.state == "unknown":
+            return
+        said = (verdict.state, verdict.code, verdict.text.partition(" waiting for ")[0] if verdict.code else "")
+        if said != self._said:
+            self._said = said
+            self._head.verdict = f"{verdict.state.upper()}: {verdict.text}"[:2000]
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Have a rank of another node write its stacks."""
+        if self._head is not None:
+            self._head.ask_for_stacks(rank)
+
+    def await_ends(self) -> None:
+        """Wait a little for what the other nodes have to tell of their ends."""
+        until_s = time.monotonic() + LAST_WORDS_S
+        while self._head is not None and time.monotonic() < until_s:
+            with self._head.lock:
+                now_ns = time.time_ns()
+                if all(node.state == "ended" or node.is_lost(now_ns) for node in self._head.nodes.values()):
+                    return
+            time.sleep(0.1)
+
+    def finish(self) -> None:
+        """Wait until the head has the end of this node."""
+        if self._agent is not None and self._agent.answered_s:
+            self._agent.finish(LAST_WORDS_S / 3)
+
+    def notes(self, now_ns: int) -> tuple[str, ...]:
+        """What the user has to know of the other nodes, in sentences."""
+        if self._head is not None:
+            return self._notes_of_head(now_ns)
+        if self._agent is not None:
+            return self._notes_of_agent(self._agent)
+        return (self._fault,) if self._fault else ()
+
+    def close(self) -> None:
+        """Let go of the network."""
+        if self._head is not None:
+            self._head.close()
+        if self._agent is not None:
+            self._agent.close()
+
+    def _lead(self) -> None:
+        from ddpdoctor.monitor.nodes.head import Head
+        from ddpdoctor.monitor.nodes.meeting import write_head_file
+
+        host, port = self._head_at or ("", 0)
+        try:
+            self._head = Head(host, port)
+            write_head_file(self._directory, self._head.meeting)
+            self._led_since_ns = time.time_ns()
+        except (UsageError, ConfigurationError, OSError, ImportError) as error:
+            said = error.message if isinstance(error, (UsageError, ConfigurationError)) else str(error)
+            self._fault = f"the other nodes cannot send what they see: {said}; each has its own record"
+
+    def _follow(self, told: str, master: str) -> None:
+        from ddpdoctor.monitor.nodes.agent import Agent
+        from ddpdoctor.monitor.nodes.meeting import read_meeting
+
+        self._told = told
+        meeting = read_meeting(told)
+        if meeting is None:
+            self._fault = "what the node of rank 0 said of itself cannot be read; this node has its own record"
+            return
+        if self._agent is not None:
+            self._agent.close()
+        if self._head_at is not None:
+            master, meeting = "", msgspec.structs.replace(meeting, addresses=(self._head_at[0],))
+        self._agent = Agent(meeting, self._ask_for_stacks, master)
+
+    def _clock_of(self, session: str, node: HeldNode, own: RunRecord) -> Clock:
+        """How a node's clock differs; the same as at the last look while it is nearly so."""
+        first = node.clock()
+        if first is None:
+            return Clock()
+        known = self._clocks.get(session)
+        steps = tuple(bounds_of_steps(own, node.part(first).record)) if own.step_tracks else ()
+        found = node.clock(steps) or first
+        if known is not None and known.error_ns is not None and found.error_ns is not None:
+            apart_ns = abs(known.moved(found.at_ns) - found.moved(found.at_ns))
+            if apart_ns < _SAME_CLOCK_NS and found.error_ns > known.error_ns // 2:
+                return known
+        self._clocks[session] = found
+        return found
+
+    def _notes_of_head(self, now_ns: int) -> tuple[str, ...]:
+        assert self._head is not None
+        notes = [self._head.others] if self._head.others else []
+        with self._head.lock:
+            for session, node in self._head.nodes.items():
+                if node.is_lost(now_ns):
+                    who = f"{node.host} ({rank_list(node.ranks)})"
+                    self._was_lost.setdefault(
+                        session,
+                        f"nothing was heard of {who} for {(now_ns - node.heard_ns) // 1_000_000_000} s: its monitor, "
+                        "its link or the machine is gone, and nothing is concluded of its ranks meanwhile",
+                    )
+                else:
+                    self._was_lost.pop(session, None)
+        return (*notes, *self._was_lost.values())
+
+    def _notes_of_agent(self, agent: Agent) -> tuple[str, ...]:
+        if agent.trouble:
+            head = agent.head_host or "the monitor on the node of rank 0"
+            return (
+                f"{head} cannot be told of this node's ranks ({agent.trouble}); this node's record is whole, and "
+                "`ddpdoctor report RUN RUN` puts those of several nodes together",
+            )
+        if not agent.answered_s:
+            return ()
+        where = f"the verdict on all ranks is given on {agent.head_host}, where rank 0 runs"
+        return (where, f"{agent.head_host} says {agent.verdict}") if agent.verdict else (where,)

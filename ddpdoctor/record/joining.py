@@ -1,0 +1,165 @@
+"""Makes one record of the records of several nodes, each with its own numbers for lines and groups and its own clock.
+
+Nothing is judged here. The ranks are numbered alike everywhere; call chains, signatures and groups get the joined
+record's numbers, which never change while a job is watched; times are moved to the clock of the first node.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.record.model import Group, RunRecord, Signature, Site, StreamState
+
+SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site"})
+"""Fields that hold a number of ``RunRecord.sites``."""
+TIMES = frozenset({"time_ns", "started_ns", "ended_ns", "completed_ns", "sleeps_until_ns", "phase_since_ns"})
+"""Fields that hold a moment, beside all whose name ends with ``_at_ns``; other times are durations."""
+_TABLES = frozenset({"job", "sites", "signatures", "groups", "streams", "nodes", "logs"})
+"""What is joined in a way of its own."""
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node's clock differs from that of the first one."""
+
+    offset_ns: int = 0
+    """What is added to a time of the node …"""
+    at_ns: int = 0
+    """… at this time of its own, …"""
+    drift: float = 0.0
+    """… and so much more for each nanosecond after that."""
+    error_ns: int | None = None
+    """The offset is wrong by no more; None where it is not known."""
+
+    def moved(self, time_ns: int) -> int:
+        """A time of the node on the clock of the first one; what is 0 or less is no time, and stays."""
+        if time_ns <= 0:
+            return time_ns
+        return time_ns + self.offset_ns + (int((time_ns - self.at_ns) * self.drift) if self.drift else 0)
+
+
+class NodePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node recorded of its ranks."""
+
+    name: str
+    """Tells it from the others for as long as they are joined."""
+    record: RunRecord
+    clock: Clock = Clock()
+
+
+class Joiner:
+    """Joins records again and again, and keeps the numbers that it has given."""
+
+    def __init__(self) -> None:
+        self._sites: dict[Site, int] = {}
+        self._signatures: dict[Signature, int] = {}
+        self._groups: dict[Group, int] = {}
+        self._moved: dict[tuple[str, str], tuple[object, Clock, tuple[Any, ...]]] = {}
+        """Streams of a node as they were, and what they became: most do not change from look to look."""
+
+    def join(self, parts: Sequence[NodePart]) -> RunRecord:
+        """The record of all nodes; the job is that of the first part, of a rank that two nodes have the newer stays."""
+        first = parts[0].record
+        owners = _owners(parts)
+        streams: dict[str, list[Any]] = {name: [] for name in RunRecord.__struct_fields__ if name not in _TABLES}
+        for part in parts:
+            numbers = {
+                "site": _numbered(part.record.sites, self._sites),
+                "signature": _numbered(part.record.signatures, self._signatures),
+                "group": _numbered(part.record.groups, self._groups),
+            }
+            lost = {rank.rank for rank in part.record.ranks if owners[rank.rank] != part.name}
+            for name, rows in streams.items():
+                found = self._stream(part, name, numbers)
+                rows.extend(row for row in found if getattr(row, "rank", None) not in lost) if lost else rows.extend(
+                    found
+                )
+        for name in ("ranks", "collectives", "step_tracks", "call_tracks", "pulses", "host_uses"):
+            streams[name].sort(key=lambda row: row.rank)
+        return RunRecord(
+            job=msgspec.structs.replace(
+                first.job,
+                world_size=max(part.record.job.world_size for part in parts),
+                ranks_expected=max(part.record.job.ranks_expected for part in parts),
+                ranks_reported=tuple(sorted({rank for part in parts for rank in part.record.job.ranks_reported})),
+            ),
+            sites=tuple(self._sites),
+            signatures=tuple(self._signatures),
+            groups=tuple(self._groups),
+            streams=_states(parts),
+            nodes=tuple(
+                msgspec.structs.replace(node, clock_error_ns=part.clock.error_ns)
+                for part in parts
+                for node in part.record.nodes
+            ),
+            logs=first.logs,
+            **{name: tuple(rows) for name, rows in streams.items()},
+        )
+
+    def _stream(self, part: NodePart, name: str, numbers: Mapping[str, list[int]]) -> tuple[Any, ...]:
+        rows: tuple[Any, ...] = getattr(part.record, name)
+        if not rows:
+            return rows
+        known = self._moved.get((part.name, name))
+        if known is None or known[0] is not rows or known[1] != part.clock:
+            moved = tuple(_moved(row, numbers, part.clock) for row in rows)
+            known = self._moved[part.name, name] = rows, part.clock, moved
+        return known[2]
+
+
+def _numbered(entries: Iterable[Any], table: dict[Any, int]) -> list[int]:
+    """The joined record's number of each entry; the last one stands for what has none."""
+    return [*(table.setdefault(entry, len(table)) for entry in entries), -1]
+
+
+def _moved(row: Any, numbers: Mapping[str, list[int]], clock: Clock) -> Any:
+    """A row with the joined record's numbers, and on its clock."""
+    changed: dict[str, Any] = {}
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        kind = "site" if name in SITES else name if name in ("signature", "group") else ""
+        if kind and isinstance(value, (int, array)):
+            table = numbers[kind]
+            changed[name] = (
+                array("q", [_at(table, number) for number in value]) if isinstance(value, array) else _at(table, value)
+            )
+        elif clock.offset_ns and (name in TIMES or name.endswith("_at_ns")):
+            changed[name] = (
+                array("q", map(clock.moved, value))
+                if isinstance(value, array)
+                else (clock.moved(value) if isinstance(value, int) else value)
+            )
+        elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
+            changed[name] = tuple(_moved(inner, numbers, clock) for inner in value)
+    return msgspec.structs.replace(row, **changed) if changed else row
+
+
+def _at(table: list[int], number: int) -> int:
+    return table[number] if 0 <= number < len(table) else -1
+
+
+def _owners(parts: Sequence[NodePart]) -> dict[int, str]:
+    """The node of each rank: where it beat last, for ranks may be started again elsewhere."""
+    owners: dict[int, tuple[int, str]] = {}
+    for part in parts:
+        beats = {pulse.rank: part.clock.moved(pulse.beat_at_ns) for pulse in part.record.pulses}
+        for rank in part.record.ranks:
+            beat_ns = beats.get(rank.rank, 0)
+            if rank.rank not in owners or beat_ns > owners[rank.rank][0]:
+                owners[rank.rank] = beat_ns, part.name
+    return {rank: name for rank, (_, name) in owners.items()}
+
+
+def _states(parts: Sequence[NodePart]) -> dict[str, StreamState]:
+    """A stream is as complete as on the node where it is least so; absent only where every node lacks it."""
+    joined: dict[str, StreamState] = {}
+    for name in dict.fromkeys(name for part in parts for name in part.record.streams):
+        states = [part.record.stream(name) for part in parts]
+        worst = next((state for state in states if state.state != "complete"), states[0])
+        if worst.state == "absent" and any(state.state != "absent" for state in states):
+            worst = StreamState("truncated", worst.reason)
+        joined[name] = worst
+    return joined

@@ -1,0 +1,134 @@
+"""Machines for tests: network namespaces on a bridge, each with its own host name, hosts file, home and temp directory.
+
+What the links between them do (a delay, a rate, a cut) is set with tc and ip. All of it needs root; elsewhere the tests
+are skipped with the reason that ``why_not`` gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.jobs_of_tests import kill_marked, marked
+
+_NUMBERS = itertools.count()
+
+
+def why_not() -> str:
+    """Why there can be no such machines here; empty where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "there is no `ip` or no `unshare`"
+    tried = subprocess.run(("unshare", "--net", "--mount", "--uts", "true"), capture_output=True, check=False)
+    return "" if tried.returncode == 0 else "namespaces cannot be made here"
+
+
+class Machine:
+    """One node: its namespace, its address and its directory."""
+
+    def __init__(self, name: str, space: str, address: str, home: Path) -> None:
+        self.name = name
+        self.space = space
+        self.address = address
+        self.home = home
+        self.interface = "eth0"
+
+    def run(self, *words: str) -> None:
+        """Run a command in its network, to its end."""
+        subprocess.run(("ip", "netns", "exec", self.space, *words), check=True, capture_output=True)
+
+    def start(
+        self, words: Sequence[str], environment: Mapping[str, str] | None = None, *, output: str = "out.txt"
+    ) -> subprocess.Popen[bytes]:
+        """Start a command there, in its home; both of its outputs go to a file of it."""
+        inner = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        hosts = str(self.home.parent / "hosts")
+        spaces = ("ip", "netns", "exec", self.space, "unshare", "--uts", "--mount")
+        with (self.home / output).open("wb") as file:
+            return subprocess.Popen(
+                (*spaces, "sh", "-c", inner, self.name, hosts, *words),
+                cwd=self.home,
+                env={
+                    **marked(os.environ, self.home.parent),
+                    "HOME": str(self.home),
+                    "TMPDIR": str(self.home / "tmp"),
+                    "XDG_STATE_HOME": str(self.home / "state"),
+                    "OMP_NUM_THREADS": "1",
+                    **(environment or {}),
+                },
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def text(self, name: str = "out.txt") -> str:
+        """What a command there has written."""
+        return (self.home / name).read_text(errors="replace")
+
+    def link(self, *how: str) -> None:
+        """Have tc do this to what it sends, as in ``link("delay", "20ms")``; nothing: send as before."""
+        if how:
+            self.run("tc", "qdisc", "replace", "dev", self.interface, "root", "netem", *how)
+        else:
+            subprocess.run(
+                ("ip", "netns", "exec", self.space, "tc", "qdisc", "del", "dev", self.interface, "root"),
+                check=False,
+                capture_output=True,
+            )
+
+    def cut(self, *, down: bool = True) -> None:
+        """Take its interface down, or up again."""
+        self.run("ip", "link", "set", self.interface, "down" if down else "up")
+
+
+@contextmanager
+def machines(directory: Path, count: int = 2) -> Iterator[list[Machine]]:
+    """So many machines on one bridge, ``node0`` and on; gone, with all that runs on them, afterwards."""
+    tag = f"{os.getpid() % 100_000:x}{next(_NUMBERS):x}"
+    network, bridge = f"10.{77 + os.getpid() % 100}.{next(_NUMBERS) % 250}", f"ddpb{tag}"
+    made: list[Machine] = []
+    _run("ip", "netns", "add", f"ddps{tag}")
+    switch = ("ip", "-n", f"ddps{tag}")
+    try:
+        _run(*switch, "link", "add", bridge, "type", "bridge")
+        _run(*switch, "link", "set", bridge, "up")
+        for number in range(count):
+            home = directory / f"node{number}"
+            (home / "tmp").mkdir(parents=True)
+            machine = Machine(f"node{number}", f"ddpn{tag}{number}", f"{network}.{number + 1}", home)
+            _run("ip", "netns", "add", machine.space)
+            made.append(machine)
+            port = f"ddpp{tag}{number}"
+            _run(*switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", machine.space)
+            _run(*switch, "link", "set", port, "master", bridge, "up")
+            machine.run("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
+            machine.run("ip", "link", "set", "eth0", "up")
+            machine.run("ip", "link", "set", "lo", "up")
+        hosts = "".join(f"{machine.address} {machine.name}\n" for machine in made)
+        (directory / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n" + hosts)
+        yield made
+    finally:
+        kill_marked(directory)
+        for space in (*(machine.space for machine in made), f"ddps{tag}"):
+            subprocess.run(("ip", "netns", "delete", space), check=False, capture_output=True)
+
+
+def watched(machine: Machine, head: Machine, number: int, script: Path, *, nodes: int = 2, ranks: int = 2) -> list[str]:
+    """The words that watch one node of a job, with nothing given but what torchrun needs."""
+    return [
+        *(sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--output-format", "json", "-o", "report.json"),
+        *("--", sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node-rank", str(number)),
+        *("--nproc-per-node", str(ranks), "--master-addr", head.address, "--master-port", "29533", str(script)),
+    ]
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)

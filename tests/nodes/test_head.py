@@ -1,0 +1,212 @@
+"""A head and its agents in one process: who is let in, what is lost, and what comes back."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import zmq
+
+from ddpdoctor.errors import UsageError
+from ddpdoctor.monitor.nodes import held_node, messages
+from ddpdoctor.monitor.nodes.agent import Agent
+from ddpdoctor.monitor.nodes.head import Head
+from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
+from ddpdoctor.monitor.nodes.messages import Update, pack
+from ddpdoctor.record.joining import Clock
+from ddpdoctor.record.model import RunRecord
+from tests.diagnosis.measured_job import MeasuredJob
+
+RECORD = MeasuredJob(2).run(50, {"forward": 20.0, "backward": 40.0}, barrier=True, transfer=1.0).record()
+
+
+def until(what: Callable[[], bool], patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def listening(port: int = 0) -> Iterator[Head]:
+    head = Head("127.0.0.1", port)
+    try:
+        yield head
+    finally:
+        head.close()
+
+
+@contextmanager
+def forwarding(meeting: Meeting, record: RunRecord = RECORD, *, ended: bool = False) -> Iterator[Agent]:
+    agent = Agent(meeting, lambda rank: None)
+    agent.offer(record, is_quiet=False, ended=ended, exit_code=None)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def held(head: Head) -> RunRecord | None:
+    with head.lock:
+        nodes = list(head.nodes.values())
+    return nodes[0].part(Clock()).record if nodes else None
+
+
+def test_what_an_agent_offers_is_held_by_the_head_and_the_clocks_are_compared() -> None:
+    with listening() as head, forwarding(head.meeting) as agent:
+        head.verdict = "SLOW: rank 3"
+        until(lambda: bool(agent.answered_s))
+        record = held(head)
+        assert record is not None
+        assert (record.step_tracks, record.ranks) == (RECORD.step_tracks, RECORD.ranks)
+        agent.offer(RECORD, is_quiet=True, ended=False, exit_code=None)
+        until(lambda: agent.verdict == "SLOW: rank 3")
+        assert agent.head_host == socket.gethostname()
+        clock = agent.clock()
+        assert clock is not None and clock.error_ns is not None
+        assert abs(clock.offset_ns) <= clock.error_ns
+        (node,) = head.nodes.values()
+        until(lambda: node.is_quiet)
+        assert node.bytes == agent.sent_bytes
+
+
+def test_strangers_are_not_let_in_and_a_thousand_messages_change_nothing() -> None:
+    draw, context = random.Random(0), zmq.Context()
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        before = held(head)
+        for _ in range(50):  # A port scanner, and bytes that are no protocol of anybody's.
+            with socket.create_connection(("127.0.0.1", head.meeting.port)) as scanner:
+                scanner.sendall(draw.randbytes(draw.randrange(200)))
+        where, sent = (
+            endpoint("127.0.0.1", head.meeting.port),
+            pack(Update(session="x", number=1, host="x", sent_at_ns=1)),
+        )
+        plain = context.socket(zmq.DEALER)
+        public, secret = zmq.curve_keypair()
+        keyed = context.socket(zmq.DEALER)
+        keyed.curve_serverkey = head.meeting.server_key.encode()
+        keyed.curve_publickey, keyed.curve_secretkey = public, secret
+        for stranger in (plain, keyed):
+            stranger.linger = 0
+            stranger.sndhwm = 2_000
+            stranger.connect(where)
+            for _ in range(500):
+                stranger.send(draw.randbytes(100))
+            stranger.send(sent)
+        friend = context.socket(zmq.DEALER)
+        friend.linger = 0
+        friend.curve_serverkey = head.meeting.server_key.encode()
+        friend.curve_publickey = head.meeting.client_key.encode()
+        friend.curve_secretkey = head.meeting.client_secret.encode()
+        friend.connect(where)
+        for _ in range(1_000):
+            friend.send_multipart([draw.randbytes(draw.randrange(300)) for _ in range(draw.choice((1, 1, 2)))])
+        until(lambda: head.strange >= 1_000)
+        updates = agent.sent_updates
+        agent.offer(RECORD, is_quiet=True, ended=False, exit_code=None)
+        until(lambda: agent.sent_updates > updates and all(node.is_quiet for node in head.nodes.values()))
+        assert head.strange == 1_000
+        assert list(head.nodes) == [agent._session]
+        assert held(head) == before
+    context.destroy(linger=0)
+
+
+def test_a_message_that_is_too_long_cuts_off_who_sends_it() -> None:
+    context = zmq.Context()
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        rude = context.socket(zmq.DEALER)
+        rude.linger = 0
+        rude.curve_serverkey = head.meeting.server_key.encode()
+        rude.curve_publickey = head.meeting.client_key.encode()
+        rude.curve_secretkey = head.meeting.client_secret.encode()
+        watch = rude.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        rude.connect(endpoint("127.0.0.1", head.meeting.port))
+        rude.send(bytes(messages.MOST_BYTES + 1))
+        assert watch.poll(30_000)
+        rude.disable_monitor()
+        rude.close(0)
+        assert head.strange == 0
+    context.destroy(linger=0)
+
+
+def test_an_agent_whose_head_comes_back_with_nothing_sends_all_again() -> None:
+    with listening() as first, forwarding(first.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+        until(lambda: agent._number == 2 and not first.nodes[agent._session].number < 2)
+        with first.lock:
+            first.nodes.clear()
+        agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)  # It does not join on to anything.
+        until(lambda: agent._number == 0)
+        agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+        until(lambda: bool(first.nodes))
+        record = held(first)
+        assert record is not None and record.step_tracks == RECORD.step_tracks
+
+
+def test_the_end_of_a_node_is_waited_for() -> None:
+    with listening() as head, forwarding(head.meeting, ended=True) as agent:
+        agent.finish(30)
+        with head.lock:
+            (node,) = head.nodes.values()
+        assert node.state == "ended"
+        assert not node.is_lost(time.time_ns() + 10 * held_node.LOST_AFTER_NS)
+
+
+def test_a_node_that_is_silent_for_long_is_lost() -> None:
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        with head.lock:
+            (node,) = head.nodes.values()
+            assert not node.is_lost(time.time_ns())
+            assert node.is_lost(time.time_ns() + 2 * held_node.LOST_AFTER_NS)
+
+
+def test_agents_of_another_version_are_told_so_on_both_sides() -> None:
+    with listening() as head:
+        with forwarding(msgspec.structs.replace(head.meeting, protocol=9)) as agent:
+            until(lambda: "version 9" in agent.trouble)
+        context = zmq.Context()
+        newer = context.socket(zmq.DEALER)
+        newer.curve_serverkey = head.meeting.server_key.encode()
+        newer.curve_publickey = head.meeting.client_key.encode()
+        newer.curve_secretkey = head.meeting.client_secret.encode()
+        newer.connect(endpoint("127.0.0.1", head.meeting.port))
+        newer.send(pack(Update(protocol=9, session="x", number=1, host="node7", sent_at_ns=1)))
+        assert newer.poll(30_000)
+        assert "the monitor on node7 is of another version" in head.others
+        assert not head.nodes
+        context.destroy(linger=0)
+
+
+def test_a_port_that_is_taken_and_a_head_that_is_not_there_are_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        with pytest.raises(UsageError, match="cannot listen on port"):
+            Head("127.0.0.1", taken.getsockname()[1])
+        port = taken.getsockname()[1]
+    where, why = reach(("127.0.0.1", "no-such-host.invalid"), port)
+    assert where == ""
+    assert "127.0.0.1: " in why and "no-such-host.invalid: " in why
+    gone = Meeting(
+        port=port, server_key="a" * 40, client_key="a" * 40, client_secret="a" * 40, addresses=("127.0.0.1",)
+    )
+    with forwarding(gone) as agent:
+        until(lambda: "127.0.0.1" in agent.trouble)
+
+
+def test_somebody_else_on_the_port_gets_nothing_and_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.monitor.nodes.agent.UNREACHED_AFTER_S", 1.0)
+    with listening() as head, listening() as other:
+        mixed = msgspec.structs.replace(head.meeting, port=other.meeting.port)
+        with forwarding(mixed) as agent:
+            until(lambda: "no answer to the job's key" in agent.trouble)
+            assert not other.nodes and not other.strange
