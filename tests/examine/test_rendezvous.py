@@ -87,3 +87,13 @@ def test_ranks_that_take_one_number_are_proved_in_seconds(tmp_path: Path, late: 
     rehearsal = report["rehearsal"]
     assert (code, rehearsal["status"], shown(report)) == (1, "stopped", [("DDP504", 11)]), rehearsal
     assert rehearsal["reason"].startswith("two ranks join the group as rank 0")
+
+
+def test_launched_ranks_that_each_spawn_the_whole_group_are_proved(tmp_path: Path) -> None:
+    meet = "dist.init_process_group('gloo', 'tcp://127.0.0.1:29511', rank=rank, world_size=2)"
+    (tmp_path / "train.py").write_text(TRAINING.replace("MEET", meet).replace("START", "mp.spawn(train, nprocs=2)"))
+    launch = ("--", "torchrun", "--nproc-per-node=2", "train.py")
+    code, report = check("--time-limit", "240", *launch, cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert code == 1 and rehearsal["reason"].startswith("two ranks join the group as rank"), rehearsal
+    assert ("DDP504", 11) in shown(report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Container, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ddpdoctor.record.assembly.lines import LineRows
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.pre_rank_events import EarlyEvents
 from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.assembly.restarts import second_claims
 from ddpdoctor.record.assembly.setup import SetupRows
 from ddpdoctor.record.assembly.states import StateRows
 from ddpdoctor.record.assembly.stop_reasons import ending_of
@@ -161,12 +162,13 @@ class Assembly:
         """The record of what is known so far."""
         rows, paired = self._rows, job.kind != "run" or not self.has_gaps
         setup: dict[str, Any] = self._setup.rows()
+        doubles = second_claims(self.book)
         return RunRecord(
             job=job,
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
             streams=self._completeness.states(self._lines.state(), job.kind),
-            ranks=self.book.ranks(self._exception, *self._heartbeats()),
+            ranks=self.book.ranks(self._exception, *self._heartbeats(), without=doubles),
             groups=tuple(self._groups),
             waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items())
             if paired
@@ -175,7 +177,7 @@ class Assembly:
             wrap_changes=tuple(rows["wrap_changes"]),
             loaders=self._loaders(),
             passes=tuple(self._passes.values()),
-            collectives=self._tracks() if paired else (),
+            collectives=self._tracks(doubles) if paired else (),
             forwards=tuple(rows["forwards"]),
             backwards=tuple(rows["backwards"]),
             optimizer_steps=tuple(rows["optimizer_steps"]),
@@ -199,11 +201,11 @@ class Assembly:
             nodes=self.book.nodes(),
         )
 
-    def _tracks(self) -> tuple[CollectiveTrack, ...]:
+    def _tracks(self, without: Container[int]) -> tuple[CollectiveTrack, ...]:
         tracks = []
         for pid, ring in self.files.rings.items():
             rank = self.book.rank_of(pid)
-            if rank is None:
+            if rank is None or pid in without:
                 continue
             started, completed, group, sequence, signature, site, step, forward_site = (
                 column[:] for column in ring.columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ddpdoctor.record.model import Rank, RankEnd, RankException
@@ -160,12 +160,16 @@ class RankBook:
         exception: Callable[[dict[str, Any]], RankException],
         waiting_rows: Mapping[int, int],
         sleeping: Mapping[int, int],
+        without: Container[int] = (),
     ) -> tuple[Rank, ...]:
-        """The ranks of the record, ascending; nothing that came after our own ending counts."""
+        """The ranks of the record, ascending; nothing that came after our own ending counts.
+
+        ``without``: processes that say to be a rank and are none.
+        """
         first_ending_ns = self.first_ending_ns()
         ranks = []
         for pid, entry in self.processes.items():
-            if entry.rank is None:
+            if entry.rank is None or pid in without:
                 continue
             is_over = entry.exit is not None or entry.os_exit is not None or entry.gone_ns > 0
             raised = [

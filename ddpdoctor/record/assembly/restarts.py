@@ -23,6 +23,17 @@ def superseded(book: RankBook) -> frozenset[int]:
     return frozenset(dropped | (served - kept_ranks))
 
 
+def second_claims(book: RankBook) -> frozenset[int]:
+    """Processes that took the number of a rank which another process had already."""
+    first: dict[int, int] = {}
+    for pid, entry in book.processes.items():
+        if entry.rank is not None:
+            first.setdefault(entry.rank, pid)
+    return frozenset(
+        pid for pid, entry in book.processes.items() if entry.rank is not None and first[entry.rank] != pid
+    )
+
+
 def _started_ns(book: RankBook, pid: int) -> int:
     return book.processes[pid].started_ns
 

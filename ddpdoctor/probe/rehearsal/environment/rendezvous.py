@@ -37,6 +37,8 @@ class Rendezvous:
         self._launched = os.environ.get(_LAUNCHER_HAS_THE_STORE) == str(True)
         self._address = os.environ.get("MASTER_ADDR", "")
         self._port = os.environ.get("MASTER_PORT", "")
+        self._launched_as = os.environ.get("RANK", "")
+        """Of this process, or of the one that has spawned it."""
         self._joined = 0
         """How often this process has joined a group."""
 
@@ -125,9 +127,9 @@ class Rendezvous:
 
     def _refuse_a_second(self, rank: int) -> None:
         """End the rehearsal where two ranks of a launcher join under one number: each would wait for the others."""
-        launched_as = self._journal.rank
-        if launched_as is None:
+        if not self._launched_as.isdigit():
             return
+        launched_as = int(self._launched_as)
         self._joined += 1
         # By the launcher's number: a rank that is started again has another process, and either may be the first.
         if self._chosen("ranks.json", f"{self._joined}:{rank}", lambda: launched_as) == launched_as:
