@@ -18,8 +18,8 @@ from ddpdoctor.launch.request import RehearsalRequest
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RankException, RunRecord
 
-TRIES = 3
-"""Rehearsals of one script at most: as chosen, with CUDA served by the CPU, with whole batches."""
+TRIES = 4
+"""Rehearsals of one script at most: as chosen, with CUDA served by the CPU, with random weights, with whole batches."""
 
 USAGE = 2
 """The exit code of a script that does not know its arguments."""
@@ -32,6 +32,10 @@ _SPEAKS_OF_SIZES = re.compile(
     r"out of (range|bounds)",
     re.IGNORECASE,
 )
+_NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_OF_TORCH_LOAD = "torch/serialization.py"
+_OF_ANY_SIZE = re.compile(r"view size is not compatible.*", re.DOTALL)
+"""What torch says of a tensor that is not contiguous, however large it is."""
 _OF_FEWER_SAMPLES = frozenset({"IndexError", "ZeroDivisionError", "AssertionError", "StopIteration"})
 """What code raises that splits a batch, whatever the message."""
 
@@ -54,7 +58,12 @@ def rehearse_until_shown(
         if found is None:
             break
         request, notes = found.request, (*notes, found.why)
+        before = record, section
         record, section = rehearse_once(request)
+        if record.job.stop_reason in ("time-limit", "slow", "memory") and section.steps <= before[1].steps:
+            record, section = before
+            notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
+            break
     return record, msgspec.structs.replace(section, notes=(*section.notes, *notes)) if notes else section
 
 
@@ -62,7 +71,11 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     """The rehearsal that leaves out what may have failed this one; None where the script has to answer for it."""
     if section.status != "failed":
         return None
-    return _with_pretended_gpus(request, record, section) or _with_whole_batches(request, record, section)
+    return (
+        _with_pretended_gpus(request, record, section)
+        or _with_random_weights(request, record)
+        or _with_whole_batches(request, record, section)
+    )
 
 
 def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
@@ -76,6 +89,18 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
         return None
     why = f"without a GPU the script came to no step: {section.reason}; rehearsed again with the CPU in a GPU's place"
     return Try(msgspec.structs.replace(request, device="stand-in"), why)
+
+
+def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """A checkpoint that an earlier job made is not here; whether a script does without one, only its failure tells."""
+    for raised in _exceptions(record):
+        path = _NO_FILE.search(raised.message)
+        loads = raised.type == "FileNotFoundError" and _OF_TORCH_LOAD in raised.traceback.replace("\\", "/")
+        if not request.pretend or not loads or path is None or path[1] in request.absent_weights:
+            continue
+        why = f"{path[1]} is not here; rehearsed again with the weights that the model was made with"
+        return Try(msgspec.structs.replace(request, absent_weights=(*request.absent_weights, path[1])), why)
+    return None
 
 
 def _with_whole_batches(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
@@ -101,7 +126,8 @@ def _is_about_gpus(raised: RankException) -> bool:
 
 
 def _is_about_sizes(raised: RankException) -> bool:
-    in_words = raised.type in ("RuntimeError", "ValueError") and _SPEAKS_OF_SIZES.search(raised.message)
+    words = _OF_ANY_SIZE.sub("", raised.message)
+    in_words = raised.type in ("RuntimeError", "ValueError") and _SPEAKS_OF_SIZES.search(words)
     return bool(in_words) or raised.type in _OF_FEWER_SAMPLES
 
 

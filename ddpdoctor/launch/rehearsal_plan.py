@@ -44,8 +44,15 @@ def refuse_layout(layout: Layout, launch: Launch, target: str, *, spawns_ranks: 
 def batch_size(request: RehearsalRequest, device: str) -> int | None:
     """Samples that a batch is cut to; None to keep batches as they are."""
     if request.batch_size is None:
-        return STAND_IN_SAMPLES if device == "stand-in" else None
+        return (
+            STAND_IN_SAMPLES if device == "stand-in" or (device == "cpu" and _meant_for_gpus(request.launch)) else None
+        )
     return request.batch_size or None
+
+
+def _meant_for_gpus(launch: Launch) -> bool:
+    """Whether the launcher would give each rank a GPU where there are some: what it starts finds the CPU by itself."""
+    return launch.starter == "accelerate" and launch.environment.get("ACCELERATE_USE_CPU", "").lower() != "true"
 
 
 def time_limit_s(request: RehearsalRequest, ranks: int) -> float:

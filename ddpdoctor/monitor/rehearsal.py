@@ -209,6 +209,7 @@ class _Rehearsal:
             "mount_points": mount_points() if self._job.overlay else None,
             "keep": self._request.keep,
             "pretend": self._request.pretend,
+            "absent_weights": self._request.absent_weights,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE

@@ -61,6 +61,13 @@ def test_a_port_over_the_launchers_is_a_warning_that_says_what_followed() -> Non
     assert finding.evidence[0].text == "init_process_group never came back: nobody listens there"
 
 
+@pytest.mark.parametrize(("host", "misleads"), [("localhost", False), ("10.0.0.7", True)])
+def test_another_name_of_this_machine_misleads_nobody(host: str, misleads: bool) -> None:
+    job = joined(JobBuilder(2))
+    found = tuple(setting(job, rank, "MASTER_ADDR", host, "127.0.0.1") for rank in job.ranks)
+    assert bool(said(hard_coded_rendezvous, job, settings=found)) == misleads
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -62,6 +62,9 @@ def test_a_rank_that_lacks_something_is_inconclusive_and_says_what_to_do(tmp_pat
             "version",
         ),
         ("ImportError", "cannot import name 'train' from 'engine' (/work/engine.py)", ""),
+        ("ModuleNotFoundError", "No module named 'torch._six'", "version"),
+        ("RuntimeError", "operator torchvision::nms does not exist", "version"),
+        ("OSError", "Could not load this library: /e/site-packages/torchaudio/lib/libtorchaudio.abi3.so", "version"),
         ("ValueError", "too many values to unpack (expected 2)", ""),
     ],
 )

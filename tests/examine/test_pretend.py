@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddpdoctor.probe.rehearsal.pretend import image_datasets, trackers, weights
+from ddpdoctor.probe.rehearsal.pretend import image_datasets, tables, trackers, weights
 from tests.check_command import check
 
 # A library in the place of torchvision, with the classes and signatures that are patched there.
@@ -171,3 +172,94 @@ def test_a_silent_tracker_hands_decorated_functions_back() -> None:
     module = trackers.SilentModule("wandb")
     assert module.watch(train)() == "trained" and not list(module.Api().runs())
     assert issubclass(type("Mine", (module.Callback,), {}), trackers.Silent)
+
+
+LANGUAGE = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+dist.init_process_group("gloo")
+tokenizer = AutoTokenizer.from_pretrained("google-bert/bert-base-cased")
+batch = tokenizer(["a text", "another"], ["its pair", "b"], padding=True, truncation=True, return_tensors="pt")
+assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True).startswith("a text")
+assert batch["token_type_ids"].any() and tokenizer.pad_token_id is not None
+model = AutoModelForSequenceClassification.from_pretrained("google-bert/bert-base-cased", num_labels=3)
+assert model.config.num_labels == 3 and model.config.hidden_size == 768 and model.config.num_hidden_layers == 2
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(2):
+    model(**batch, labels=torch.tensor([0, 2])).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_a_model_of_the_hub_is_a_small_one_of_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LANGUAGE)
+    _, report = check("--time-limit", "240", "train.py", cwd=tmp_path, HF_HOME=str(tmp_path / "none"))
+    rehearsal = report["rehearsal"]
+    assert rehearsal["steps"] == 2, rehearsal
+    assert {note for note in rehearsal["notes"] if note.startswith("pretended: ")} == {
+        "pretended: the configuration of bert-base-cased (a small bert)",
+        "pretended: the tokenizer of bert-base-cased (one token a byte)",
+        "pretended: the weights of bert-base-cased (random ones)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "columns"),
+    [
+        ("nyu-mll/glue", "mrpc", {"sentence1", "sentence2", "label", "idx"}),
+        ("imdb", "", {"text", "label"}),
+        ("json", "", {"text", "messages", "prompt"}),
+        ("someone/their-own", "", set()),
+    ],
+)
+def test_tables_have_the_columns_of_the_known_ones(path: str, name: str, columns: set[str]) -> None:
+    found = tables.columns_of(path, name)
+    assert columns <= set(found or ()) and (found is None) == (not columns)
+
+
+def test_a_column_that_the_script_describes_is_filled_by_its_kind() -> None:
+    text, labels = SimpleNamespace(dtype="string"), SimpleNamespace(dtype="int64", num_classes=3)
+    talk = [{"role": text, "content": text, "tools": text}]
+    rows = tables._of_feature("conversations", talk, random.Random(0))
+    assert [row["role"] for row in rows] == ["user", "assistant"] and all(row["content"] for row in rows)
+    assert {row["tools"] for row in rows} == {""} and tables._of_feature("label", labels, random.Random(0)) in range(3)
+
+
+FINE_TUNING = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+try:
+    torch.load("out/resume.pth")
+except FileNotFoundError:
+    print("from the beginning")
+model.load_state_dict(torch.load("out/pretrained.pth", map_location="cpu")["model"], strict=False)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_a_checkpoint_that_the_script_cannot_do_without_is_replaced_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FINE_TUNING)
+    _, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["steps"]) == ("completed", 2), rehearsal
+    assert "pretended: the weights pretrained.pth (random ones)" in rehearsal["notes"]
+    assert not any(note.startswith("pretended") and "resume.pth" in note for note in rehearsal["notes"])
+    code, report = check("--time-limit", "240", "--no-pretend", "train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["steps"]) == (3, 0) and "lacks the data" in report["rehearsal"]["hint"]

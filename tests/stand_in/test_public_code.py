@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.examine.another_try import another_try
+from ddpdoctor.examine.another_try import another_try, rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
+from ddpdoctor.probe.stand_in.devices import Devices
+from ddpdoctor.record.model import Job, Rank, RankException, RunRecord, StopReason
+from ddpdoctor.record.streams.data import Loader, Pass
 from tests.check_command import check
 
 DEVICES = """
@@ -126,3 +128,36 @@ def test_only_what_speaks_of_gpus_asks_for_pretended_ones(kind: str, message: st
     found = another_try(request, record, RehearsalSection(status="failed", reason="it failed"))
     assert (found is not None) == again
     assert found is None or found.request.device == "stand-in"
+
+
+def sized(message: str, reason: StopReason = "") -> tuple[RunRecord, RehearsalSection]:
+    """A rehearsal with batches cut to four samples that failed, or one that was stopped, after ``reason``."""
+    raised = RankException(time_ns=1, type="RuntimeError", message=message)
+    record = RunRecord(
+        job=Job(kind="rehearsal", device="stand-in", batch_size="4", stop_reason=reason),
+        ranks=(Rank(rank=0, end="raised", exceptions=(raised,)),),
+        loaders=(Loader(rank=0, loader=0, batch_size=32),),
+        passes=(Pass(rank=0, loader=0, ordinal=0),),
+    )
+    return record, RehearsalSection(status="stopped" if reason else "failed", reason=reason or message)
+
+
+def test_whole_batches_that_a_cpu_cannot_train_leave_what_cut_ones_showed() -> None:
+    runs = iter([sized("shape '[8, -1]' is invalid for input of size 4"), sized("", "time-limit")])
+    _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))
+    assert section.reason.startswith("shape '[8, -1]'")
+    assert section.notes[0].endswith("rehearsed again with whole batches, which this machine is too small for")
+
+
+def test_a_tensor_that_is_not_contiguous_is_so_with_whole_batches_too() -> None:
+    runs = iter([sized("view size is not compatible with input tensor's size and stride. Use .reshape(...)")])
+    _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))
+    assert not section.notes
+
+
+@pytest.mark.parametrize(("known", "seen"), [(False, 2), (True, 0)])
+def test_gpus_that_a_job_names_are_there_unless_the_layout_says_how_many(
+    known: bool, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert Devices(torch, 2, lambda index, how: None, known=known).count() == seen

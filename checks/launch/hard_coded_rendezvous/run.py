@@ -16,6 +16,7 @@ from ddpdoctor.record.streams.waits import Wait
 
 _TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORT = re.compile(r"port: ?(\d+)|:(\d{2,5})\b")
 
 
@@ -35,7 +36,7 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
     settings: dict[tuple[str, int], list[Setting]] = {}
     for setting in record.settings:
         told = setting.name in _TOLD_BY_LAUNCHER and setting.launched and not setting.joined
-        if told and setting.previous and setting.previous != setting.value:
+        if told and setting.previous and not _same(setting.previous, setting.value):
             settings.setdefault((setting.name, setting.site), []).append(setting)
     followed = _what_followed(record)
     for (name, site), found in settings.items():
@@ -62,6 +63,11 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
     yield from _taken(record)
     yield from _too_many(record)
     yield from _ports_in_use(record)
+
+
+def _same(one: str, other: str) -> bool:
+    """Tell whether two values lead to one place: this machine has several names for itself."""
+    return one == other or {one, other} <= _HERE
 
 
 def _taken(record: RunRecord) -> Iterator[Misled]:

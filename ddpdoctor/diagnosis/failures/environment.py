@@ -47,6 +47,8 @@ _DATA_WORDS = re.compile(
 )
 _MODULE = re.compile(r"No module named '([\w.]+)'")
 _OTHER_VERSION = re.compile(r"cannot import name '\w+' from '(\w+)[\w.]*' \(.*\b(?:site|dist)-packages\b")
+_OTHER_BUILD = re.compile(r"operator (torch\w+)::\w+ does not exist|Could not load this library: .*/(?:lib)?(torch\w+)")
+"""Compiled for another torch, or for CUDA where there is none."""
 _QUOTED = re.compile(r"'([^']+)'")
 _DISTRIBUTIONS = {
     "cv2": "opencv-python-headless",
@@ -86,9 +88,13 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
     if raised.type in ("ModuleNotFoundError", "ImportError"):
         found = _MODULE.search(f"{raised.message}\n{raised.traceback}")
         if found:
-            return Lack("package", found[1])
+            # What an older or newer torch has is no package of its own.
+            return Lack("version", "torch") if found[1].startswith("torch.") else Lack("package", found[1])
         other = _OTHER_VERSION.search(raised.message)
         return Lack("version", other[1]) if other else None
+    foreign = _OTHER_BUILD.search(raised.message)
+    if foreign:
+        return Lack("version", foreign[1] or foreign[2])
     message = headline(raised)
     if raised.type in _NETWORK_TYPES or _NETWORK_WORDS.search(raised.message):
         return Lack("network")

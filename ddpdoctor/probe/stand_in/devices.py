@@ -15,9 +15,11 @@ NO_SUCH_GPU = "invalid device ordinal"
 class Devices:
     """The GPUs of one process, and the translation of devices to the CPU."""
 
-    def __init__(self, torch: Any, count: int, note_use: Callable[[int, str], object]) -> None:
+    def __init__(self, torch: Any, count: int, note_use: Callable[[int, str], object], *, known: bool = True) -> None:
+        """``known``: the layout says how many GPUs a node has; otherwise the node of the job may have more."""
         self._torch = torch
         self._present = count
+        self._known = known
         self._note_use = note_use
         """Called with an index and how it was chosen (``explicit``, ``current``) at the first such use."""
         self._used: set[tuple[int, str]] = set()
@@ -43,11 +45,11 @@ class Devices:
         return self._visible
 
     def _usable(self, named: str) -> int:
-        """Entries up to the first that no GPU answers to."""
+        """Entries up to the first that no GPU answers to: a job's node may well have the GPUs 4 and 5."""
         usable = 0
         for entry in named.split(","):
             text = entry.strip()
-            if text.isdigit() and int(text) >= self._present:
+            if self._known and text.isdigit() and int(text) >= self._present:
                 break
             if not text or text == "-1":
                 break

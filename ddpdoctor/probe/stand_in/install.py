@@ -32,7 +32,9 @@ class StandIn:
         self._journal = journal
         self._asked: set[tuple[str, int]] = set()
         """Lines that asked a tensor where it is."""
-        devices = self._devices = Devices(torch, device_count, self._note_use)
+        devices = self._devices = Devices(
+            torch, device_count, self._note_use, known=int(journal.plan.get("nodes", 1)) > 1
+        )
         gaps = Gaps(lambda name: journal.event("stand_in_gap", name=name, site=journal.here()))
         cuda_module.install(torch, devices, gaps)
         process_groups.install(torch, devices)

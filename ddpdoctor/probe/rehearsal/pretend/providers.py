@@ -13,7 +13,7 @@ from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import
-from . import arrays, image_datasets, trackers, weights
+from . import arrays, image_datasets, language_models, tables, trackers, weights
 
 Note = Callable[[str], None]
 """Takes what was pretended, as the user would call it."""
@@ -23,6 +23,11 @@ Provider = Callable[[ModuleType, Note, str], None]
 PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("timm.models._builder", weights.serve_timm),
     ("transformers.modeling_utils", weights.serve_transformers),
+    ("transformers.configuration_utils", language_models.serve_configurations),
+    ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
+    ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
+    ("datasets.load", tables.serve_datasets),
+    ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
     ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
     ("numpy", arrays.serve_numpy),
@@ -49,6 +54,9 @@ class Pretence:
         """Serve what torch itself downloads."""
         for provider in OF_TORCH:
             self._guarded(provider, torch)
+        absent = self._journal.plan.get("absent_weights")
+        if absent:
+            self._journal.guarded(weights.serve_checkpoints, torch, self._note, frozenset(absent), harms=())
 
     def _guarded(self, provider: Provider, module: Any) -> None:
         self._journal.guarded(provider, module, self._note, self._journal.run_directory, harms=())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlparse
 
-Note = Callable[[str], None]
+from .absence import Note, OffTheNetwork, is_absence, short_name
+
+_NO_SETTINGS = frozenset({"config", "dtype", "torch_dtype", "from_pretrained"})
+"""Options of a model whose names a configuration has, too."""
 
 
 class NoWeights(dict):  # type: ignore[type-arg]
@@ -52,6 +54,21 @@ def serve_modules(torch: Any, note: Note, directory: str) -> None:
     module.load_state_dict = load_state_dict
 
 
+def serve_checkpoints(torch: Any, note: Note, names: frozenset[str]) -> None:
+    """``torch.load`` of files that are not there, as the script names them."""
+    load = torch.load
+
+    @functools.wraps(load)
+    def load_or_nothing(file: Any, *arguments: Any, **options: Any) -> Any:
+        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
+        if name not in names or os.path.exists(name):
+            return load(file, *arguments, **options)
+        note(f"the weights {os.path.basename(name)} (random ones)")
+        return NoWeights()
+
+    torch.load = load_or_nothing
+
+
 def serve_timm(builder: Any, note: Note, directory: str) -> None:
     """What ``create_model(pretrained=True)`` of timm loads."""
     load = builder.load_pretrained
@@ -59,10 +76,10 @@ def serve_timm(builder: Any, note: Note, directory: str) -> None:
     @functools.wraps(load)
     def load_pretrained(model: Any, pretrained_cfg: Any = None, *arguments: Any, **options: Any) -> Any:
         try:
-            with _OffTheNetwork():
+            with OffTheNetwork():
                 return load(model, pretrained_cfg, *arguments, **options)
         except Exception as error:
-            if not _is_absence(error):
+            if not is_absence(error):
                 raise
             name = getattr(pretrained_cfg, "architecture", None) or type(model).__name__
             note(f"timm's weights of {name} (random ones)")
@@ -79,44 +96,26 @@ def serve_transformers(modeling: Any, note: Note, directory: str) -> None:
     @functools.wraps(load)
     def from_pretrained(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            with _OffTheNetwork():
+            with OffTheNetwork():
                 return load(cls, name, *arguments, **options)
         except Exception as error:
             config = options.get("config")
-            if not _is_absence(error) or cls.config_class is None:
+            if not is_absence(error) or cls.config_class is None:
                 raise
             if not isinstance(config, cls.config_class):
-                config = cls.config_class.from_pretrained(name)
-            note(f"the weights of {os.path.basename(str(name).rstrip('/'))} (random ones)")
-            return cls(config)
+                config = cls.config_class.from_pretrained(name, **_of_configuration(cls.config_class, options))
+            note(f"the weights of {short_name(name)} (random ones)")
+            dtype = options.get("dtype", options.get("torch_dtype"))
+            model = cls(config)
+            return model.to(dtype) if type(dtype).__name__ == "dtype" else model
 
     model_class.from_pretrained = classmethod(from_pretrained)
 
 
-class _OffTheNetwork:
-    """Keeps the Hugging Face hub to what is on the disk."""
-
-    def __enter__(self) -> None:
-        import sys
-
-        self._constants: Any = sys.modules.get("huggingface_hub.constants")
-        self._before = getattr(self._constants, "HF_HUB_OFFLINE", None)
-        if self._constants is not None:
-            setattr(self._constants, "HF_HUB_OFFLINE", True)  # noqa: B010 - mypy has no stubs of it
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._constants is not None:
-            setattr(self._constants, "HF_HUB_OFFLINE", self._before)  # noqa: B010
-
-
-def _is_absence(error: BaseException) -> bool:
-    """Tell whether an exception, or what caused it, says that something is not on the disk and may not be fetched."""
-    names = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "FileNotFoundError"}
-    seen: Any = error
-    while seen is not None:
-        if {one.__name__ for one in type(seen).__mro__} & names:
-            return True
-        if isinstance(seen, OSError) and ("huggingface.co" in str(seen) or "no file named" in str(seen)):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+def _of_configuration(config_class: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What is said to a model and meant for its configuration (``num_labels``)."""
+    try:
+        default = config_class()
+    except Exception:  # one that is not made without arguments
+        return {}
+    return {name: value for name, value in options.items() if hasattr(default, name) and name not in _NO_SETTINGS}

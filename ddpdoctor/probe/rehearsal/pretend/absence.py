@@ -1,0 +1,57 @@
+"""Tells what is not on the disk from what is wrong, without asking the network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Note = Callable[[str], None]
+"""Takes what was pretended, as the user would call it."""
+_SWITCHES = (
+    ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_DATASETS_OFFLINE"),
+    ("transformers.utils.hub", "_is_offline_mode"),
+)
+"""What keeps the libraries of Hugging Face to the disk, where they have it."""
+_ABSENCES = frozenset(
+    {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "FileNotFoundError", "DatasetNotFoundError"}
+)
+_SAID = ("huggingface.co", "no file named", "appear to have a file named", "on the Hub")
+"""What an OSError of transformers or datasets says of what is not there."""
+
+
+class OffTheNetwork:
+    """Keeps the Hugging Face hub to what is on the disk."""
+
+    def __enter__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+        for module, name in _SWITCHES:
+            holder = sys.modules.get(module)
+            if holder is not None and hasattr(holder, name):
+                self._before.append((holder, name, getattr(holder, name)))
+                setattr(holder, name, True)
+
+    def __exit__(self, *exception: Any) -> None:
+        for holder, name, value in self._before:
+            setattr(holder, name, value)
+
+
+def is_absence(error: BaseException) -> bool:
+    """Tell whether an exception, or what caused it, says that something is not on the disk and may not be fetched."""
+    seen: Any = error
+    while seen is not None:
+        if {one.__name__ for one in type(seen).__mro__} & _ABSENCES:
+            return True
+        text = str(seen)
+        if isinstance(seen, OSError) and any(words in text for words in _SAID):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def short_name(path: Any) -> str:
+    """The last name of a path or of a repository."""
+    return os.path.basename(str(path).rstrip("/")) or str(path)

@@ -1,0 +1,144 @@
+"""Configurations and tokenizers of Hugging Face that are not on the disk: a small model of the kind that is named."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from typing import Any
+
+from .absence import Note, OffTheNetwork, is_absence, short_name
+
+LAYERS, LARGEST_WIDTH, HEADS = 2, 1024, 8
+"""Of a model whose configuration is not there: an embedding may be as wide as what scripts build upon it (768, 1,024),
+and a rehearsal of 7 billion parameters on a CPU shows no more than one of 20 million."""
+LONGEST = 512
+"""Tokens of a text."""
+FEWEST_TOKENS = 32
+"""transformers 5 makes a tokenizer of the special tokens alone where there is a configuration and no vocabulary."""
+_KINDS = {"smollm": "llama", "alpaca": "llama", "vicuna": "llama", "pythia": "gpt_neox", "dialogpt": "gpt2"}
+"""Names of models that do not say what kind they are."""
+_READ_BY_THE_LOADER = frozenset(
+    {
+        *("cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code"),
+        *("subfolder", "user_agent", "use_auth_token", "resume_download", "gguf_file"),
+        *("_from_auto", "_from_pipeline", "_commit_hash"),
+    }
+)
+_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+}
+_TEMPLATE = "{% for one in messages %}{{ one['role'] + ': ' + (one['content'] or '') + '\n' }}{% endfor %}"
+
+
+def serve_configurations(module: Any, note: Note, directory: str) -> None:
+    """``from_pretrained`` of a configuration, which models and tokenizers ask for, too."""
+    base = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
+    load: Any = base.__dict__["get_config_dict"].__func__
+
+    @functools.wraps(load)
+    def get_config_dict(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+        kind = cls.model_type or kind_of(str(name))
+        if not kind:
+            return load(cls, name, *arguments, **options)
+        try:
+            with OffTheNetwork():
+                return load(cls, name, *arguments, **options)
+        except Exception as error:
+            if not is_absence(error):
+                raise
+            note(f"the configuration of {short_name(name)} (a small {kind})")
+            left = {key: value for key, value in options.items() if key not in _READ_BY_THE_LOADER}
+            return {"model_type": kind, **_small(kind)}, left
+
+    base.get_config_dict = classmethod(get_config_dict)
+
+
+def kind_of(name: str) -> str:
+    """The model type that a name speaks of, ``bert`` in ``org/bert-base-cased``; empty for none that is known."""
+    mapping: Any = getattr(sys.modules.get("transformers.models.auto.configuration_auto"), "CONFIG_MAPPING_NAMES", {})
+    plain = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) or name
+    for word, kind in _KINDS.items():
+        if word in plain:
+            return kind
+    found = [kind for kind in mapping if re.sub(r"[^a-z0-9]", "", kind.lower()) in plain]
+    return max(found, key=len, default="")
+
+
+def _small(kind: str) -> dict[str, Any]:
+    """What makes the default configuration of a kind one that a CPU trains in seconds."""
+    try:
+        cls = sys.modules["transformers.models.auto.configuration_auto"].CONFIG_MAPPING[kind]
+        default = cls()
+    except Exception:  # a kind that is not made without arguments, or that another package brings
+        return {}
+    wanted = {"num_hidden_layers": LAYERS}
+    if int(getattr(default, "hidden_size", 0) or 0) > LARGEST_WIDTH:
+        wanted.update(
+            hidden_size=LARGEST_WIDTH,
+            intermediate_size=2 * LARGEST_WIDTH,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
+            head_dim=LARGEST_WIDTH // HEADS,
+        )
+    names = getattr(cls, "attribute_map", {})
+    return {names.get(key, key): value for key, value in wanted.items() if isinstance(getattr(default, key, None), int)}
+
+
+def serve_tokenizers(base: Any, note: Note, directory: str) -> None:
+    """``from_pretrained`` of a tokenizer class."""
+    _serve_tokenizer(base.PreTrainedTokenizerBase, note)
+
+
+def serve_auto_tokenizer(auto: Any, note: Note, directory: str) -> None:
+    """``AutoTokenizer.from_pretrained``."""
+    _serve_tokenizer(auto.AutoTokenizer, note)
+
+
+def _serve_tokenizer(owner: Any, note: Note) -> None:
+    load = owner.__dict__["from_pretrained"].__func__
+
+    @functools.wraps(load)
+    def from_pretrained(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            with OffTheNetwork():
+                loaded = load(cls, name, *arguments, **options)
+            if len(loaded) >= FEWEST_TOKENS:
+                return loaded
+        except Exception as error:
+            if not is_absence(error):
+                raise
+        note(f"the tokenizer of {short_name(name)} (one token a byte)")
+        return _tokenizer(kind_of(str(name)), options)
+
+    owner.from_pretrained = classmethod(from_pretrained)
+
+
+def _tokenizer(kind: str, options: dict[str, Any]) -> Any:
+    """A tokenizer of bytes, whose numbers are below those of any vocabulary."""
+    tokenizers: Any = __import__("tokenizers")
+    words = [*_SPECIAL.values(), *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    if "bert" in kind or "electra" in kind:
+        ends = [(word, vocabulary[word]) for word in ("[CLS]", "[SEP]")]
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+        )
+    made = sys.modules["transformers"].PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        model_max_length=LONGEST,
+        padding_side=options.get("padding_side", "right"),
+        model_input_names=["input_ids", *(["token_type_ids"] if kind == "bert" else []), "attention_mask"],
+        **_SPECIAL,
+    )
+    made.chat_template = _TEMPLATE
+    return made

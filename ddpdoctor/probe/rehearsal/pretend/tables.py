@@ -1,0 +1,201 @@
+"""Tables of ``datasets`` that are not on the disk, with the columns of the known ones, and metrics of ``evaluate``."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from .absence import Note, OffTheNetwork, is_absence, short_name
+
+ROWS = 1_000
+"""Of a split; the largest global batch in use has fewer."""
+_PAIR = {"sentence1": "text", "sentence2": "text", "label": 2, "idx": "number"}
+_SENTENCE = {"sentence": "text", "label": 2, "idx": "number"}
+_ORDER = {"instruction": "text", "input": "text", "output": "text", "text": "text"}
+_TALK = {"messages": "talk", "conversations": "talk", "text": "text"}
+_IMAGE = {"image": "image", "img": "image", "label": 10}
+KNOWN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mrpc", _PAIR),
+    ("rte", _PAIR),
+    ("wnli", _PAIR),
+    ("stsb", {**_PAIR, "label": "score"}),
+    ("sst2", _SENTENCE),
+    ("cola", _SENTENCE),
+    ("qqp", {"question1": "text", "question2": "text", "label": 2, "idx": "number"}),
+    ("qnli", {"question": "text", "sentence": "text", "label": 2, "idx": "number"}),
+    ("mnli", {"premise": "text", "hypothesis": "text", "label": 3, "idx": "number"}),
+    ("snli", {"premise": "text", "hypothesis": "text", "label": 3}),
+    ("imdb", {"text": "text", "label": 2}),
+    ("rotten_tomatoes", {"text": "text", "label": 2}),
+    ("emotion", {"text": "text", "label": 6}),
+    ("ag_news", {"text": "text", "label": 4}),
+    ("yelp_review_full", {"text": "text", "label": 5}),
+    ("yelp_polarity", {"label": 2, "text": "text"}),
+    ("alpaca", _ORDER),
+    ("dolly", {"instruction": "text", "context": "text", "response": "text", "category": "text"}),
+    ("sql_create_context", {"question": "text", "context": "text", "answer": "text"}),
+    ("gsm8k", {"question": "text", "answer": "text"}),
+    ("smoltalk", _TALK),
+    ("ultrachat", _TALK),
+    ("sharegpt", _TALK),
+    ("wikitext", {"text": "text"}),
+    ("openwebtext", {"text": "text"}),
+    ("bookcorpus", {"text": "text"}),
+    ("wikipedia", {"id": "text", "url": "text", "title": "text", "text": "text"}),
+    ("fineweb", {"text": "text"}),
+    ("tinystories", {"text": "text"}),
+    ("c4", {"text": "text"}),
+    ("cifar10", {"img": "image", "label": 10}),
+    ("mnist", {"image": "image", "label": 10}),
+    ("beans", {"image": "image", "labels": 3}),
+    ("food101", {"image": "image", "label": 101}),
+    ("imagenet", {"image": "image", "label": 1000}),
+)
+"""Part of the name of a data set, or of its configuration, and its columns: a number is that of its classes."""
+_OF_FILES = {**_ORDER, **_TALK, "prompt": "text", "completion": "text", "response": "text", "answer": "text"}
+"""Of files that are not there, where the script does not say their columns: the usual names of texts."""
+_BUILDERS = frozenset({"json", "csv", "text", "parquet"})
+_WORDS = ("the", "rank", "step", "model", "data", "loss", "graph", "light", "river", "stone", "sees", "gives", "new")
+
+
+def serve_datasets(module: Any, note: Note, directory: str) -> None:
+    """``datasets.load_dataset``."""
+    load = module.load_dataset
+
+    @functools.wraps(load)
+    def load_dataset(path: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
+        features = options.get("features")
+        columns = columns_of(str(path), str(name or "")) if features is None else {}
+        if columns is None:
+            return load(path, name, *arguments, **options)
+        try:
+            with OffTheNetwork():
+                return load(path, name, *arguments, **options)
+        except Exception as error:
+            if not is_absence(error):
+                raise
+            files = options.get("data_files")
+            called = files if isinstance(files, str) else path if name is None else f"{short_name(path)} {name}"
+            note(f"the data set {short_name(called)} (generated rows)")
+            return _answer(columns, features, options)
+
+    module.load_dataset = load_dataset
+
+
+def columns_of(path: str, name: str) -> Optional[dict[str, Any]]:
+    """The columns of a data set by its name and configuration; None for one that is not known."""
+    if path in _BUILDERS:
+        return {"text": "text"} if path == "text" else _OF_FILES
+    words = f"{short_name(path)} {name}".lower().replace("-", "_")
+    return next((columns for known, columns in KNOWN if known in words), None)
+
+
+def _answer(columns: Mapping[str, Any], features: Any, options: Mapping[str, Any]) -> Any:
+    """What is asked for: one split, several, or all in a dictionary."""
+    datasets = sys.modules["datasets"]
+
+    def one(split: str) -> Any:
+        draw = random.Random(split)
+        if features is not None:
+            rows = {key: [_of_feature(key, kind, draw) for _ in range(ROWS)] for key, kind in features.items()}
+            table = datasets.Dataset.from_dict(rows, features=features)
+        else:
+            kinds = {key: _feature(datasets, kind) for key, kind in columns.items()}
+            rows = {key: [_cell(kind, draw, row) for row in range(ROWS)] for key, kind in columns.items()}
+            table = datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
+        return table.to_iterable_dataset() if options.get("streaming") else table
+
+    split = options.get("split")
+    if isinstance(split, (list, tuple)):
+        return [one(str(part)) for part in split]
+    if split is not None:
+        return one(str(split))
+    files = options.get("data_files")
+    names = list(files) if isinstance(files, Mapping) else ["train"] if files else ["train", "validation", "test"]
+    holder = datasets.IterableDatasetDict if options.get("streaming") else datasets.DatasetDict
+    return holder({name: one(name) for name in names})
+
+
+def _feature(datasets: Any, kind: Any) -> Any:
+    if isinstance(kind, int):
+        return datasets.ClassLabel(names=[f"class {number}" for number in range(kind)])
+    if kind == "image":
+        return datasets.Image()
+    if kind == "talk":
+        return [{"role": datasets.Value("string"), "content": datasets.Value("string")}]
+    return datasets.Value({"text": "string", "number": "int32", "score": "float32"}[kind])
+
+
+def _cell(kind: Any, draw: random.Random, row: int) -> Any:
+    if isinstance(kind, int):
+        return draw.randrange(kind)
+    if kind == "image":
+        return _image(draw)
+    if kind == "talk":
+        return [{"role": role, "content": _text(draw)} for role in ("user", "assistant")]
+    if kind == "text":
+        return _text(draw)
+    return row if kind == "number" else draw.uniform(0, 5)
+
+
+def _of_feature(key: str, kind: Any, draw: random.Random, row: int = 0) -> Any:
+    """A value of a column that the script has described."""
+    if isinstance(kind, Mapping):
+        return {name: _of_feature(name, one, draw, row) for name, one in kind.items()}
+    inner = kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
+    if inner is not None:
+        return [_of_feature(key, inner, draw, row) for row in range(2)]
+    kind_of = str(getattr(kind, "dtype", "string"))
+    if kind_of == "string":
+        if key == "role":
+            return ("user", "assistant")[row % 2]
+        # Of a text whose name does not say that it is one, nothing is known: it may have to be JSON.
+        return _text(draw) if key in _OF_FILES or key in ("content", "question", "answer") else ""
+    names = getattr(kind, "num_classes", None)
+    return draw.randrange(int(names)) if names else 0
+
+
+def _text(draw: random.Random) -> str:
+    return " ".join(draw.choices(_WORDS, k=draw.randint(8, 40)))
+
+
+def _image(draw: random.Random) -> Any:
+    return __import__("PIL.Image").Image.frombytes("RGB", (32, 32), draw.randbytes(32 * 32 * 3))
+
+
+class Metric:
+    """Takes what it gets and says one half."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def add(self, *arguments: Any, **options: Any) -> None:
+        """Take an example."""
+
+    def add_batch(self, *arguments: Any, **options: Any) -> None:
+        """Take a batch."""
+
+    def compute(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """The values that metrics of classification have."""
+        return dict.fromkeys((self.name, "accuracy", "f1", "precision", "recall"), 0.5)
+
+
+def serve_evaluate(module: Any, note: Note, directory: str) -> None:
+    """``evaluate.load``."""
+    load = module.load
+
+    @functools.wraps(load)
+    def load_metric(path: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            with OffTheNetwork():
+                return load(path, *arguments, **options)
+        except Exception as error:
+            if not is_absence(error):
+                raise
+            note(f"the metric {short_name(path)} (always 0.5)")
+            return Metric(short_name(path))
+
+    module.load = load_metric
