@@ -1,28 +1,32 @@
 """Measures the rehearsal on public training scripts: ``python -m tests.real_code.rehearse MIRROR --python PYTHON``.
 
 MIRROR holds snapshots of the repositories, one ``OWNER+NAME/repo`` git directory each; PYTHON is of an environment that
-has the packages which ``--packages`` lists. Each script is started as its README says, in a copy that is thrown away,
-and nothing of it is changed. Prints a line for each start and the shares and medians; exits with 1 when one misses its
-bound. The scripts do run: choose a machine on which that may be.
+has the packages which ``--packages`` lists. Versions that a README names and others do without are installed beside it,
+below ``--pins``. Each script is started as its README says, in a copy that is thrown away, and nothing of it changes.
+Prints a line for each start and the shares and medians; exits with 1 when one misses its bound. The scripts do run:
+choose a machine on which that may be.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import os
-import resource
 import shlex
 import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from tests.check_command import with_our_tree
 from tests.real_code.corpus import Missing, lay_out
@@ -32,6 +36,7 @@ STARTS = Path(__file__).with_name("starts.json")
 STEPS = 2
 LEAST_SHARE, MOST_MEDIAN_S, MOST_S = 85.0, 30.0, 120.0
 GIVEN_UP_AFTER_S = 600.0
+CPU_LOOK_EVERY_S = 0.2
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +52,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Working directory, from the root of the repository."""
     packages: tuple[str, ...] = ()
     """What it needs beside torch."""
+    pins: tuple[str, ...] = ()
+    """Versions that its README or its requirements name, of packages that other starts need in another version."""
 
     @property
     def name(self) -> str:
@@ -87,13 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m tests.real_code.rehearse")
     options.add_argument("mirror", type=Path, nargs="?")
     options.add_argument("--python", default=sys.executable, help="Interpreter of the ranks.")
+    options.add_argument("--pins", type=Path, help="Install versions that single starts need here, and keep them.")
     options.add_argument("--only", default="", help="Only starts whose name contains one of these, by commas.")
     options.add_argument("--time-limit", help="Of each rehearsal, in seconds.")
     options.add_argument("--packages", action="store_true", help="Print what the starts need, and end.")
     options.add_argument("--json", type=Path, help="Write each outcome here, too.")
     chosen = options.parse_args(arguments)
     starts = [start for start in read_starts() if any(part in start.name for part in chosen.only.split(","))]
-    options_of_check = ["--python", chosen.python, *(("--time-limit", chosen.time_limit) if chosen.time_limit else ())]
+    python = os.path.abspath(chosen.python)
+    options_of_check = ["--python", python, *(("--time-limit", chosen.time_limit) if chosen.time_limit else ())]
     if chosen.packages:
         print("\n".join(sorted({package for start in starts for package in start.packages})))
         return 0
@@ -102,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     with scratch_directory() as scratch:
         for start in starts:
-            outcomes.append(run(start, chosen.mirror, scratch, options_of_check))
+            pinned = install(start.pins, python, (chosen.pins or scratch / "pins").absolute())
+            outcomes.append(run(start, chosen.mirror, scratch, options_of_check, pinned))
             print(line_of(outcomes[-1]), flush=True)
             if chosen.json:
                 chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
@@ -113,19 +123,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if met else 1
 
 
-def run(start: Start, mirror: Path, scratch: Path, options: Sequence[str]) -> Outcome:
+def install(pins: Sequence[str], python: str, directory: Path) -> Path | None:
+    """The directory below ``directory`` with these versions, installed if need be; None where there are no pins.
+
+    What the packages need themselves is not installed: the environment has it. Raises CalledProcessError.
+    """
+    if not pins:
+        return None
+    place = directory / hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()[:12]
+    if not place.exists():
+        unfinished = place.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
+        subprocess.run([*pip, *pins], check=True, stdout=sys.stderr)
+        unfinished.rename(place)
+    return place
+
+
+def run(start: Start, mirror: Path, scratch: Path, options: Sequence[str], pinned: Path | None = None) -> Outcome:
     """Lay the repository out, examine the script there, and take everything away again."""
     place = scratch / "repository"
     try:
         lay_out(mirror, start.repo, start.commit, place)
     except Missing as missing:
         return Outcome(start=start, status="missing", reason=str(missing))
-    began, used_s = time.monotonic(), _cpu_s()
+    # As in a clone: the root of a project is found by it.
+    (place / ".git").mkdir(exist_ok=True)
+    began, cpu_time = time.monotonic(), CpuTime()
     try:
-        report, exit_code, said = _examined(start, place, scratch, options)
+        report, exit_code, said = _examined(start, place, scratch, options, pinned, cpu_time)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    seconds, cpu_seconds = time.monotonic() - began, _cpu_s() - used_s
+    seconds, cpu_seconds = time.monotonic() - began, cpu_time.seconds
     if report is None:
         return Outcome(
             start=start,
@@ -150,33 +179,66 @@ def run(start: Start, mirror: Path, scratch: Path, options: Sequence[str]) -> Ou
     )
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+class CpuTime:
+    """Adds up the processor time of a process and of all that it starts, which may be gone when it ends."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def watch(self, pid: int) -> Iterator[None]:
+        """Look several times a second, until the context is left."""
+        thread = threading.Thread(target=self._look, args=(pid,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    @property
+    def seconds(self) -> float:
+        """Of all processes together."""
+        return sum(self._seconds.values())
+
+    def _look(self, pid: int) -> None:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            while not self._over.wait(CPU_LOOK_EVERY_S):
+                for process in (root, *root.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        times = process.cpu_times()
+                        self._seconds[process.pid] = times.user + times.system
 
 
 def _examined(
-    start: Start, place: Path, scratch: Path, options: Sequence[str]
+    start: Start, place: Path, scratch: Path, options: Sequence[str], pinned: Path | None, cpu_time: CpuTime
 ) -> tuple[dict[str, Any] | None, int, str]:
     home = scratch / "home"
     home.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", *options]
     path = os.pathsep.join((str(Path(options[1]).parent), os.environ.get("PATH", "")))
     environment = with_our_tree(HOME=str(home), XDG_STATE_HOME=str(home / "state"), PATH=path)
-    try:
-        done = subprocess.run(
-            [*command, *shlex.split(start.command)],
-            cwd=place / start.where,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=GIVEN_UP_AFTER_S,
-        )
-    except subprocess.TimeoutExpired:
-        return None, -1, f"not over after {GIVEN_UP_AFTER_S:g} s"
-    report = json.loads(done.stdout) if done.stdout.startswith("{") else None
-    return report, done.returncode, done.stderr or done.stdout
+    if pinned is not None:
+        environment["PYTHONPATH"] = os.pathsep.join((str(pinned), environment["PYTHONPATH"]))
+    process = subprocess.Popen(
+        [*command, *shlex.split(start.command)],
+        cwd=place / start.where,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process, cpu_time.watch(process.pid):
+        try:
+            output, errors = process.communicate(timeout=GIVEN_UP_AFTER_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return None, -1, f"not over after {GIVEN_UP_AFTER_S:g} s"
+    report = json.loads(output) if output.startswith("{") else None
+    return report, process.returncode, errors or output
 
 
 def _loud(findings: Sequence[dict[str, Any]]) -> Iterator[str]:

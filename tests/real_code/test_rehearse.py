@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.real_code.rehearse import Outcome, Start, figures, line_of, read_starts, run
+from tests.real_code.rehearse import Outcome, Start, figures, install, line_of, read_starts, run
 
 SCRIPT = """\
 import torch
@@ -66,3 +67,15 @@ def test_a_bound_that_is_missed_is_said(steps: int, reason: str, held: bool) -> 
     share, *_, said = figures([outcome])
     assert share[1] == held and said[1] == (held or bool(reason))
     assert line_of(outcome).startswith("ok" if held else "FAIL")
+
+
+def test_versions_that_one_start_needs_are_installed_once_beside_the_environment(tmp_path: Path) -> None:
+    package = tmp_path / "source"
+    package.mkdir()
+    (package / "pinned_here.py").write_text("version = 3\n")
+    (package / "setup.py").write_text("from setuptools import setup; setup(name='p', py_modules=['pinned_here'])\n")
+    place = install([str(package)], sys.executable, tmp_path / "pins")
+    assert place is not None and (place / "pinned_here.py").read_text() == "version = 3\n"
+    shutil.rmtree(package)
+    assert install([str(package)], sys.executable, tmp_path / "pins") == place
+    assert install([], sys.executable, tmp_path / "pins") is None
