@@ -19,8 +19,8 @@ _SWITCHES = (
 _ABSENCES = frozenset(
     {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "FileNotFoundError", "DatasetNotFoundError"}
 )
-_SAID = ("huggingface.co", "no file named", "appear to have a file named", "on the Hub")
-"""What an OSError of transformers or datasets says of what is not there."""
+_SAID = ("huggingface.co", "no file named", "appear to have a file named", "on the Hub", "the backend tokenizer from")
+"""What transformers or datasets say of what is not there, in an OSError or a ValueError."""
 
 
 class OffTheNetwork:
@@ -46,7 +46,7 @@ def is_absence(error: BaseException) -> bool:
         if {one.__name__ for one in type(seen).__mro__} & _ABSENCES:
             return True
         text = str(seen)
-        if isinstance(seen, OSError) and any(words in text for words in _SAID):
+        if isinstance(seen, (OSError, ValueError)) and any(words in text for words in _SAID):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -66,7 +66,7 @@ def serve_checkpoints(torch: Any, note: Note, names: frozenset[str]) -> None:
         note(f"the weights {os.path.basename(name)} (random ones)")
         return NoWeights()
 
-    torch.load = load_or_nothing
+    torch.load = torch.serialization.load = load_or_nothing
 
 
 def serve_timm(builder: Any, note: Note, directory: str) -> None:
