@@ -111,7 +111,7 @@ class LiveRun:
         """Of each process that is gone; None where it left none."""
         self.nodes = Nodes(directory, self._ask_own_rank, head_at)
         self._window_ns = 0
-        self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command)
+        self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command, plan.job.script)
 
     def look(self, now_ns: int, window_ns: int = 0, *, told_to_end: bool = False) -> RunRecord:
         """Take in what was written since the last look; the record of what is known so far.

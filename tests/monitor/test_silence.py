@@ -102,3 +102,31 @@ def _book(*ranks: tuple[int, int, int]) -> RankBook:
     for rank, pid, parent in ranks:
         book.take(pid, {"event": "process", "parent": parent, "kind": "start", "rank": rank})
     return book
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("import horovod.torch as hvd", "Horovod"),
+        ("    from horovod import torch as hvd", "Horovod"),
+        ("import smdistributed.modelparallel.torch as smp", "SageMaker's model-parallel library"),
+        ("from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel", "SageMaker's"),
+        ("import smdistributed.dataparallel.torch.torch_smddp", ""),
+        ("# import horovod.torch", ""),
+        ("import horovod_tools", ""),
+    ],
+)
+def test_a_library_that_reduces_gradients_beside_ddp_is_named_with_what_still_works(
+    line: str, named: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\n{line}\n")
+    silence, record = Silence(None, ("python", str(script)), str(script)), RunRecord(job=Job(kind="run"))
+    said = silence.reason(RankBook(), record, ended=True)
+    assert (f"{named}" in said and "autopsy --live" in said) if named else "autopsy" not in said
+    assert silence.reason(RankBook(), record, ended=False) == ""
+
+
+def test_a_launcher_of_another_library_is_known_by_its_name() -> None:
+    silence = Silence(None, ("horovodrun", "-np", "2", "sh", "train.sh"))
+    assert "Horovod reduces the gradients" in silence.reason(RankBook(), RunRecord(job=Job(kind="run")), ended=True)

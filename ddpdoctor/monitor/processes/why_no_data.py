@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddpdoctor.launch.environment import BOOT_DIRECTORY
 from ddpdoctor.launch.interpreter import has_torch
+from ddpdoctor.monitor.processes.outside_ddp import library_of, sentence
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import RankException, RunRecord
@@ -35,10 +36,11 @@ _NO_TORCH = re.compile(r"No module named '?torch'?$")
 class Silence:
     """Looks for the reason while the job runs, because its processes can be asked only then."""
 
-    def __init__(self, launcher: int | None, command: tuple[str, ...]) -> None:
+    def __init__(self, launcher: int | None, command: tuple[str, ...], script: str = "") -> None:
         self._launcher = launcher
         self._command = command
         self._program = Path(command[0]).name if command else ""
+        self._library = library_of(script, self._program)
         self._complaint = ""
         self._looked_at_ns = 0
 
@@ -53,8 +55,10 @@ class Silence:
         """Why no step was measured, as a sentence without a full stop; empty while that may yet change."""
         if any(len(track) for track in record.step_tracks):
             return ""
+        old = record.job.ended_ns - record.job.started_ns >= SILENT_AFTER_NS
+        if self._library and not record.wraps and (ended or old):
+            return sentence(self._library)
         if not book.processes:
-            old = record.job.ended_ns - record.job.started_ns >= SILENT_AFTER_NS
             return (self._complaint or (self._never_heard() if ended else "")) if ended or old else ""
         if exception := _without_torch(record, book):
             return f"the job's Python has no torch ({exception})"

@@ -1,0 +1,2 @@
+#!/bin/sh
+exec ddpdoctor profile --no-tui -- sh nodes.sh

@@ -1,0 +1,2 @@
+#!/bin/sh
+exec sbatch --wait job.sh
