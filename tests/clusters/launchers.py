@@ -64,6 +64,10 @@ def run(launcher: Launcher, directory: Path) -> Told:
     missing = [program for program in launcher.needs if shutil.which(program, path=environment["PATH"]) is None]
     if missing:
         return Told(launcher=launcher.name, skipped=f"{', '.join(missing)} is not on the PATH")
+    for program in launcher.needs:  # A library that has its own environment brings the Python that has it.
+        beside = Path(shutil.which(program, path=environment["PATH"]) or "").parent
+        if (beside / "python").exists():
+            environment["PATH"] = f"{beside}{os.pathsep}{environment['PATH']}"
     if launcher.name == "slurm" and subprocess.run(("sinfo",), capture_output=True).returncode:
         return Told(launcher=launcher.name, skipped="no slurmctld answers")
     copy = directory / "clusters"
