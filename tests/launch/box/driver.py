@@ -14,7 +14,11 @@ from ddpdoctor.launch.box.start import BoxRefused, remove_layers, start_in_box
 
 def main() -> None:
     """``driver.py COMMAND [no-network] [keep=DIRECTORY]``."""
-    run = Path(tempfile.mkdtemp(prefix="run-"))
+    with tempfile.TemporaryDirectory(prefix="run-") as run:
+        print(json.dumps(_become(Path(run))))
+
+
+def _become(run: Path) -> dict[str, object]:
     (run / "shared").mkdir()
     kept = next((Path(word.removeprefix("keep=")) for word in sys.argv[2:] if word.startswith("keep=")), None)
     began = time.monotonic()
@@ -31,26 +35,21 @@ def main() -> None:
                 keep=kept is not None,
             )
         except BoxRefused as refused:
-            print(json.dumps({"refused": refused.message}))
-            return
+            return {"refused": refused.message}
         built_s = time.monotonic() - began
         code = box.process.wait()
         box.end()
     places = box.keep(kept) if kept is not None else {}
     remove_layers(run)
-    print(
-        json.dumps(
-            {
-                "code": code,
-                "kept": {lower: str(place) for lower, place in places.items()},
-                "output": output.read_text(encoding="utf-8", errors="replace"),
-                "built_s": built_s,
-                "read_only": box.read_only,
-                "left": sorted(path.name for path in run.iterdir()),
-                "shared": {path.name: path.read_text() for path in (run / "shared").iterdir()},
-            }
-        )
-    )
+    return {
+        "code": code,
+        "kept": {lower: str(place) for lower, place in places.items()},
+        "output": output.read_text(encoding="utf-8", errors="replace"),
+        "built_s": built_s,
+        "read_only": box.read_only,
+        "left": sorted(path.name for path in run.iterdir()),
+        "shared": {path.name: path.read_text() for path in (run / "shared").iterdir()},
+    }
 
 
 main()
