@@ -49,8 +49,8 @@ def notes_of(section: GateSection) -> list[str]:
     if section.written:
         notes.append(f"{section.against} is written: commit it")
     elif section.known:
-        what = "finding is" if section.known == 1 else "findings are"
-        notes.append(f"{section.known} known {what} still there, as {section.against} has it")
+        what, them = ("finding is", "it") if section.known == 1 else ("findings are", "them")
+        notes.append(f"{section.known} known {what} still there, as {section.against} has {them}")
     return [*notes, *section.notes]
 
 
