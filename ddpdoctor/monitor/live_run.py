@@ -27,7 +27,7 @@ from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_th
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
-from ddpdoctor.record.assembly.restarts import superseded
+from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan
 from ddpdoctor.record.ring_reader import NumberedTail
@@ -74,6 +74,8 @@ class LiveRun:
         self._assembly = Assembly(directory)
         self._superseded: frozenset[int] = frozenset()
         """Processes in whose place others are ranks now."""
+        self._rivals: frozenset[int] = frozenset()
+        """Launchers of other jobs that run at the same time."""
         self._two_runs = ""
         self.own_record = RunRecord(job=plan.job)
         """What this node's ranks wrote, as of the newest look."""
@@ -223,9 +225,12 @@ class LiveRun:
         if whole and before < live.most_rows:
             live.reopen()
         self._assembly.poll()
-        newly = superseded(self._assembly.book)
+        book = self._assembly.book
+        if not self._is_over:
+            self._rivals |= rival_launchers(book, is_alive)
+        newly = superseded(book, self._rivals)
         if newly:
-            self._two_runs = self._two_runs or two_runs(self._assembly.book)
+            self._two_runs = two_runs(book, at_once=bool(self._rivals)) or self._two_runs
             self._superseded |= newly
             self._close_files()
             self._assembly = Assembly(self._directory, self._superseded)

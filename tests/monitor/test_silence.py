@@ -89,7 +89,7 @@ def test_a_python_without_torch_is_told_by_its_exception() -> None:
 
 def test_two_runs_in_one_directory_are_told_from_ranks_that_were_started_again() -> None:
     assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 1), (1, 21, 1))) == ""
-    assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 2))).startswith("two runs wrote into this directory")
+    assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 2))).startswith("a further job has begun here")
 
 
 def test_ranks_that_never_reported_are_counted() -> None:

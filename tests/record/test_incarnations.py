@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.assembly.restarts import superseded
+from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.plan import RunPlan
 from ddpdoctor.record.ring_writer import NumberedRing
 
@@ -36,6 +36,23 @@ def test_ranks_that_were_started_again_take_the_places_of_the_first_with_their_w
 def test_a_helper_that_a_rank_starts_is_no_rank_and_a_wrapper_around_one_neither() -> None:
     assert superseded(book((10, 0, 1, True), (11, 1, 1, True), (15, 0, 10, True))) == {15}
     assert superseded(book((10, 0, 1, False), (15, 0, 10, True))) == {10}
+
+
+def test_of_two_jobs_that_run_at_once_no_job_is_made() -> None:
+    """Rank 1 of the first is the last to start, so that it is the newest of all."""
+    both = book((10, 0, 1, True), (20, 0, 2, True), (21, 1, 2, True), (11, 1, 1, True))
+    assert superseded(both) == {10, 21}
+    rivals = rival_launchers(book((10, 0, 1, True), (20, 0, 2, True)), lambda pid: True)
+    assert rivals == {1}
+    assert superseded(both, rivals) == {10, 11}
+
+
+def test_a_launcher_whose_ranks_have_ended_and_one_that_wraps_another_are_no_rivals() -> None:
+    again = book((10, 0, 1, True), (20, 0, 2, True))
+    assert rival_launchers(again, lambda pid: False) == frozenset()
+    wrapped = book((10, 0, 1, False), (11, 1, 1, True), (15, 0, 10, True))
+    assert rival_launchers(wrapped, lambda pid: True) == frozenset()
+    assert rival_launchers(book((10, 0, 1, True), (15, 0, 10, True)), lambda pid: True) == frozenset()
 
 
 def _written(run: Path, pid: int, rank: int, parent: int, steps: int) -> None:
@@ -64,4 +81,4 @@ def test_two_runs_in_one_directory_give_each_rank_once_with_the_figures_of_the_n
     live.close()
     assert ([rank.rank for rank in first.ranks], [len(track) for track in first.step_tracks]) == ([0, 1], [7, 7])
     assert ([rank.rank for rank in second.ranks], [len(track) for track in second.step_tracks]) == ([0, 1], [3, 3])
-    assert said[0].startswith("two runs wrote into this directory, and these are the figures of the newer")
+    assert said[0].startswith("a further job has begun here, and these are its figures")

@@ -103,10 +103,10 @@ class Silence:
             yield from _complaint(words, environment, self._program)
 
 
-def two_runs(book: RankBook) -> str:
-    """Say that two runs share the directory, as a sentence; empty when they do not.
+def two_runs(book: RankBook, *, at_once: bool = False) -> str:
+    """Say that several jobs share the directory, as a sentence; empty when they do not.
 
-    A launcher that starts a rank again is the same run.
+    A launcher that starts a rank again runs the same job; ``at_once`` says that jobs of two launchers run together.
     """
     parents: dict[int, set[int]] = {}
     for entry in book.processes.values():
@@ -114,7 +114,9 @@ def two_runs(book: RankBook) -> str:
             parents.setdefault(entry.rank, set()).add(entry.parent)
     if all(len(launchers) < 2 for launchers in parents.values()):
         return ""
-    return "two runs wrote into this directory, and these are the figures of the newer: give each its own"
+    if at_once:
+        return "two jobs run here at once, and these are the figures of the newer: watch each of them by itself"
+    return "a further job has begun here, and these are its figures, not those of the one before"
 
 
 def missing_ranks(record: RunRecord) -> str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
+
 from ddpdoctor.record.assembly.ranks import RankBook
 
 
-def superseded(book: RankBook) -> frozenset[int]:
+def superseded(book: RankBook, rivals: Set[int] = frozenset()) -> frozenset[int]:
     """Processes in whose place others are ranks now, and those that work for them.
 
-    The newest process is the rank; but one that a rank in a process group has started itself takes no place.
+    The newest process is the rank; but one that a rank in a process group has started itself takes no place, nor does
+    one of the launchers in ``rivals``.
     """
-    claims: dict[int, list[int]] = {}
-    for pid, entry in book.processes.items():
-        if entry.rank is not None:
-            claims.setdefault(entry.rank, []).append(pid)
-    dropped: set[int] = set()
+    claims = _claims(book)
+    dropped = {pid for pids in claims.values() for pid in pids if book.processes[pid].parent in rivals}
     for pids in claims.values():
-        kept = max(pids, key=lambda pid: (not _serves_a_rank(book, pid), _started_ns(book, pid)))
+        kept = _newest(book, [pid for pid in pids if pid not in dropped] or pids)
         dropped.update(pid for pid in pids if pid != kept)
     served = {pid for pid in book.processes if not dropped.isdisjoint(_ancestors(book, pid))}
     kept_ranks = {pid for pids in claims.values() for pid in pids if pid not in dropped}
@@ -32,6 +32,35 @@ def second_claims(book: RankBook) -> frozenset[int]:
     return frozenset(
         pid for pid, entry in book.processes.items() if entry.rank is not None and first[entry.rank] != pid
     )
+
+
+def rival_launchers(book: RankBook, is_alive: Callable[[int], bool]) -> frozenset[int]:
+    """Launchers of jobs that run beside a newer one: a rank of theirs lives while another launcher has started it anew.
+
+    A launcher that starts its ranks again has seen the old ones end.
+    """
+    rivals = set()
+    for pids in _claims(book).values():
+        newest = _newest(book, pids)
+        own = {newest, book.processes[newest].parent, *_ancestors(book, newest)}
+        for pid in pids:
+            parent = book.processes[pid].parent
+            if parent not in own and pid not in own and not _serves_a_rank(book, pid) and is_alive(pid):
+                rivals.add(parent)
+    return frozenset(rivals)
+
+
+def _claims(book: RankBook) -> dict[int, list[int]]:
+    """The processes that say to be a rank, by rank."""
+    claims: dict[int, list[int]] = {}
+    for pid, entry in book.processes.items():
+        if entry.rank is not None:
+            claims.setdefault(entry.rank, []).append(pid)
+    return claims
+
+
+def _newest(book: RankBook, pids: list[int]) -> int:
+    return max(pids, key=lambda pid: (not _serves_a_rank(book, pid), _started_ns(book, pid)))
 
 
 def _started_ns(book: RankBook, pid: int) -> int:
