@@ -24,6 +24,7 @@ DOCUMENTS = {
     "architecture.md": "ARCHITECTURE.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "launchers.md": "examples/clusters/README.md",
     "matrix.md": "tests/grid/MATRIX.md",
     "precision.md": "tests/precision/PRECISION.md",
 }

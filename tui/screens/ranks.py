@@ -12,6 +12,7 @@ from ddpdoctor.tui.draw.charts import heat_strip
 from ddpdoctor.tui.draw.figures import count, degrees, duration, memory, percent, span, three, watts
 from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
+from ddpdoctor.tui.screens.many_ranks import is_big, paint_many_ranks
 from ddpdoctor.tui.screens.sections import aged_heading, heading
 from ddpdoctor.tui.view import View
 
@@ -34,7 +35,9 @@ GPU_COLUMNS = {"gpu", "busy", "memory", "temperature", "power"}
 
 
 def paint_ranks(view: View, width: int, height: int) -> Painting:
-    """Draw the table; the culprit stands on top until the user sorts otherwise."""
+    """Draw the table; the culprit stands on top until the user sorts otherwise. Of very many ranks, draw the nodes."""
+    if is_big(view):
+        return paint_many_ranks(view, width, height)
     snapshot = view.snapshot
     rows = rank_rows(view)
     remark = f"{len(rows)} of {len(snapshot.ranks)}, filtered by {shown(view.filter)}" if view.filter else ""

@@ -1,0 +1,223 @@
+"""The ranks of a big job by their nodes: the worst first, those that are alike in one line, and a map of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpdoctor.monitor.snapshot import RankView
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, line, padded, shown
+from ddpdoctor.tui.draw.charts import heat_of
+from ddpdoctor.tui.draw.figures import duration, rank_list
+from ddpdoctor.tui.draw.painting import Painting, stacked
+from ddpdoctor.tui.draw.table import Column, Cursor, figure_column, paint_table
+from ddpdoctor.tui.screens.sections import aged_heading, heading
+from ddpdoctor.tui.view import View
+
+MANY = 64
+"""Of more ranks than this nobody reads a line each."""
+SHOWN_ALONE = 3
+"""More nodes with the same to say are one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The ranks of one machine, and what is to be said of them."""
+
+    name: str
+    ranks: tuple[RankView, ...]
+    heat: tuple[int | None, ...]
+    """How hot the lateness of each is drawn; None where it is not known."""
+
+    @property
+    def worst(self) -> int:
+        """Which of its ranks is the worst: an index."""
+        return min(range(len(self.ranks)), key=lambda index: self.badness(index))
+
+    def badness(self, index: int) -> tuple[bool, bool, int]:
+        """The worst of all ranks has the least."""
+        rank, heat = self.ranks[index], self.heat[index]
+        return (not rank.culprit, rank.alive or rank.state == "finished", -(heat or 0))
+
+    def told(self) -> str:
+        """What is the matter, in words that are the same for nodes that are alike."""
+        ranks = len(self.ranks)
+        gone = sum(not rank.alive and rank.state != "finished" for rank in self.ranks)
+        late = sum((heat or 0) > 0 for rank, heat in zip(self.ranks, self.heat, strict=True) if not rank.culprit)
+        words = ["to blame"] if any(rank.culprit for rank in self.ranks) else []
+        words += [f"{_of(gone, ranks)} gone"] if gone else []
+        words += [f"{_of(late, ranks)} late"] if late else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node, or several that are alike."""
+
+    nodes: tuple[Node, ...]
+    told: str
+
+    @property
+    def worst(self) -> RankView:
+        """The rank that is opened with it."""
+        return self.nodes[0].ranks[self.nodes[0].worst]
+
+
+def is_big(view: View) -> bool:
+    """Whether the ranks are shown by their nodes: until the user filters or sorts them."""
+    return len(view.snapshot.ranks) > MANY and not view.filter and not view.cursor.sort
+
+
+def paint_many_ranks(view: View, width: int, height: int) -> Painting:
+    """Draw a line for each node with something to say, one for those that are alike, and the map of all ranks."""
+    nodes = nodes_of(view)
+    rows = node_rows(nodes)
+    title = f"Ranks ({len(view.snapshot.ranks)} on {len(nodes)} node{'s' if len(nodes) != 1 else ''})"
+    head = aged_heading(title, view, view.snapshot.measured_at_ns, width, "/ and s show all in one table")
+    wanted = len(rows) + 1
+    map_lines = _map(nodes, view, width, max(4, height - wanted - 2))
+    room = max(2, min(wanted, height - len(map_lines) - 2))
+    cursor = Cursor(selected=view.cursor.selected, top=view.cursor.top)
+    table = paint_table(rows, _columns(view), _key, cursor, width, room, view.glyphs)
+    return stacked(height, [head], table, [EMPTY], map_lines)
+
+
+def nodes_of(view: View) -> list[Node]:
+    """The nodes in the order of their first rank; ranks of which no host and no node is known are of one."""
+    by_name: dict[str, list[RankView]] = {}
+    for rank in view.snapshot.ranks:
+        node = "" if rank.node is None else f"node {rank.node}"
+        by_name.setdefault(shown(rank.host) or node or view.glyphs.unknown, []).append(rank)
+    return [Node(name, tuple(ranks), tuple(map(_heat_now, ranks))) for name, ranks in by_name.items()]
+
+
+def node_rows(nodes: Sequence[Node]) -> list[NodeRow]:
+    """A row for each node, the worst first; more than a few that are alike are one, and those that are well the last.
+
+    The order is by what is drawn and not by the figures themselves, so that it does not change with every look.
+    """
+    alike: dict[tuple[str, int], list[Node]] = {}
+    for node in nodes:
+        told = node.told()
+        hottest = max((heat or 0 for heat in node.heat), default=0) if told else 0
+        alike.setdefault((told, hottest), []).append(node)
+    rows = []
+    for (told, _), members in alike.items():
+        if told and len(members) <= SHOWN_ALONE:
+            rows += [NodeRow((node,), told) for node in members]
+        else:
+            rows.append(NodeRow(tuple(members), told))
+    return sorted(rows, key=lambda row: (not row.told, row.nodes[0].badness(row.nodes[0].worst)))
+
+
+def _heat_now(rank: RankView) -> int | None:
+    newest = next((value for value in reversed(rank.lateness_ns) if value is not None), None)
+    return heat_of(newest, None if rank.step_times is None else rank.step_times.p50_ns)
+
+
+def _of(some: int, ranks: int) -> str:
+    return f"all {ranks} ranks" if some == ranks > 1 else f"{some} of {ranks} ranks"
+
+
+def _key(row: NodeRow) -> str:
+    return str(row.worst.rank)
+
+
+def _mean_ns(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _columns(view: View) -> list[Column[NodeRow]]:
+    def figure(row: NodeRow, text: str) -> Cell:
+        old = view.age(row.worst.measured_at_ns)[0] in {"old", "stale"}
+        return Cell(text, "dim" if old else "")
+
+    def name(row: NodeRow, width: int) -> Line:
+        sign = f" {view.glyphs.culprit}" if row.worst.culprit else ""
+        text = row.nodes[0].name if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
+        return line(Cell(f"{text}{sign}", "bad" if row.worst.culprit else "strong"))
+
+    def told(row: NodeRow, width: int) -> Cell:
+        return Cell(row.told or "alike", "warning" if row.told else "dim")
+
+    def ranks(row: NodeRow, width: int) -> Cell:
+        return Cell(rank_list(tuple(rank.rank for node in row.nodes for rank in node.ranks), 3).removeprefix("ranks "))
+
+    def worst(row: NodeRow, width: int) -> Line:
+        rank = row.worst
+        text = shown(rank.state)
+        if not row.told:
+            states = Counter(rank.state for node in row.nodes for rank in node.ranks)
+            text = "mostly " + shown(states.most_common(1)[0][0])
+            return line(Cell(text, "dim"))
+        return line(Cell(f"rank {rank.rank} ", "bad" if rank.culprit else "strong"), Cell(text))
+
+    def waiting_ns(row: NodeRow) -> float | None:
+        return _mean_ns([rank.waiting_ns for node in row.nodes for rank in node.ranks])
+
+    def step_ns(row: NodeRow) -> float | None:
+        return None if row.worst.step_times is None else row.worst.step_times.p50_ns
+
+    def late_ns(row: NodeRow) -> float | None:
+        return next((value for value in reversed(row.worst.lateness_ns) if value is not None), None)
+
+    return [
+        Column(name="node", title="node", width=11, most=18, importance=1, cell=name),
+        Column(name="ranks", title="ranks", width=12, most=24, importance=4, cell=ranks),
+        Column(name="told", title="", width=18, most=30, importance=2, cell=told),
+        figure_column("late", "late", late_ns, duration, figure, width=7, importance=3),
+        figure_column("median", "median", step_ns, duration, figure, width=7, importance=6),
+        figure_column("waits", "waits", waiting_ns, duration, figure, width=7, importance=7),
+        Column(name="worst", title="the worst now", width=20, most=46, importance=5, cell=worst),
+    ]
+
+
+def _map(nodes: Sequence[Node], view: View, width: int, height: int) -> list[Line]:
+    """A sign for each rank, or for each node where there is no room for that: how late it comes."""
+    longest = max((len(node.name) for node in nodes), default=0)
+    label = max(9, min(20, longest))
+    room = max(1, width - label - 6)
+    sizes = {len(node.ranks) for node in nodes}
+    by_rank = -(-sum(len(node.ranks) for node in nodes) // room) <= height - 1
+    if by_rank and len(sizes) == 1 and max(sizes) <= room:
+        room -= room % max(sizes)  # Each line begins with a node.
+    what = "rank" if by_rank else "node"
+    named = by_rank and (len(sizes) > 1 or max(sizes, default=0) > room)
+    signs: list[tuple[str, str]] = []
+    labels: list[str] = []
+    for node in nodes:
+        indices = range(len(node.ranks)) if by_rank else (node.worst,)
+        signs += [_sign(node, index, view) for index in indices]
+        labels += [f"rank {node.ranks[index].rank}" if named else node.name for index in indices]
+    lines = [heading(f"How late each {what} comes", width, view.glyphs, _legend(view))]
+    for first in range(0, len(signs), room):
+        if len(lines) == height - 1 and first + room < len(signs):
+            lines.append(line(Cell(f"  and {len(signs) - first} more {what}s", "dim")))
+            break
+        cells = [Cell(f"  {padded(labels[first], label)}  ", "dim")]
+        for text, role in signs[first : first + room]:
+            if cells[-1].role == role and len(cells) > 1:
+                cells[-1] = Cell(cells[-1].text + text, role)
+            else:
+                cells.append(Cell(text, role))
+        lines.append(tuple(cells))
+    return lines
+
+
+def _sign(node: Node, index: int, view: View) -> tuple[str, str]:
+    rank, heat = node.ranks[index], node.heat[index]
+    if rank.culprit:
+        return view.glyphs.culprit, "bad"
+    if not rank.alive and rank.state != "finished":
+        return view.glyphs.bad, "bad"
+    if heat is None:
+        return ".", "faint"
+    return view.glyphs.levels[(1, 2, 4, 6, 8)[heat]], f"heat.{heat}"
+
+
+def _legend(view: View) -> str:
+    glyphs = view.glyphs
+    levels = "".join(glyphs.levels[level] for level in (1, 2, 4, 6, 8))
+    return f"{levels} a larger share of the step   {glyphs.culprit} to blame   {glyphs.bad} gone   . not known"
