@@ -261,7 +261,7 @@ def _rehearsed(
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearsal import rehearse
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
-    from ddpdoctor.source.queries.start_up import wants_cuda
+    from ddpdoctor.source.queries.start_up import rank_options, wants_cuda
 
     layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
     spawns_ranks = _spawns_ranks(request, script)
@@ -287,6 +287,7 @@ def _rehearsed(
         python=request.python,
         device=request.device,
         local_rank_option=required_local_rank(script) or passed,
+        rank_options=rank_options(script),
         asks_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,

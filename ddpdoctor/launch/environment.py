@@ -127,9 +127,28 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
         # Without it the launcher reads the script's options too, and stumbles over beginnings of its own (`--run`).
         "--",
         *script,
-        *request.arguments,
+        *numbered_arguments(request),
         *given_local_rank(request),
     ]
+
+
+def numbered_arguments(request: RehearsalRequest) -> tuple[str, ...]:
+    """The script's arguments, and in the place of a rank's number the one of each rank.
+
+    Who starts such a script by plain Python does it once for every rank, each time with another number.
+    """
+    if request.launch.has_launcher or request.spawns_ranks or request.nodes > 1:
+        return request.arguments
+    numbered = list(request.arguments)
+    for index, argument in enumerate(numbered):
+        option, _, value = argument.partition("=")
+        if option not in request.rank_options:
+            continue
+        if value.isdigit():
+            numbered[index] = f"{option}=${{local_rank}}"
+        elif index + 1 < len(numbered) and numbered[index + 1].isdigit():
+            numbered[index + 1] = "${local_rank}"
+    return tuple(numbered)
 
 
 def given_local_rank(request: RehearsalRequest) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.devices import on_cpu
-from ddpdoctor.launch.environment import given_local_rank
+from ddpdoctor.launch.environment import given_local_rank, numbered_arguments
 from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter, search_path
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, RehearsalRequest
@@ -91,6 +91,8 @@ def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
         yield (
             f"`python` alone starts one process; the script was started as torchrun starts it, on {request.nproc} ranks"
         )
+    if numbered_arguments(request) != request.arguments:
+        yield f"the arguments name one rank ({', '.join(request.rank_options)}); each rank got its own number"
     if given_local_rank(request):
         option = request.local_rank_option
         does = "takes" if launch.starter == "torch.distributed.launch" else "requires"

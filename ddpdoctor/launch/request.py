@@ -86,6 +86,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks run on; ``auto`` is decided by ``launch.devices``."""
     local_rank_option: str = ""
     """An option for the local rank that the script does not start without (``--local_rank``)."""
+    rank_options: tuple[str, ...] = ()
+    """Spellings of the option by which the script takes its rank."""
     asks_cuda: bool = False
     """The script demands CUDA or NCCL whatever the machine has."""
     may_use_gpus: bool = False

@@ -97,3 +97,16 @@ def test_launched_ranks_that_each_spawn_the_whole_group_are_proved(tmp_path: Pat
     rehearsal = report["rehearsal"]
     assert code == 1 and rehearsal["reason"].startswith("two ranks join the group as rank"), rehearsal
     assert ("DDP504", 11) in shown(report)
+
+
+def test_a_script_that_is_started_once_for_each_rank_gets_each_number(tmp_path: Path) -> None:
+    meet = """import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument('-r', '--rank', type=int)
+    args = parser.parse_args()
+    dist.init_process_group('gloo', 'tcp://127.0.0.1:29511', rank=args.rank, world_size=2)"""
+    (tmp_path / "train.py").write_text(TRAINING.replace("MEET", meet).replace("START", "train()"))
+    _, report = check("--time-limit", "240", "--", "python", "train.py", "-r", "0", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["ranks"], rehearsal["steps"]) == ("completed", 2, 3), rehearsal
+    assert any("each rank got its own number" in note for note in rehearsal["notes"])

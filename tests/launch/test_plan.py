@@ -35,6 +35,13 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
         (Launch(), "cpu", {"local_rank_option": "--local_rank"}, ["requires --local_rank", "each rank got its own"]),
         (Launch(), "cpu", {"local_rank_option": "--local_rank", "arguments": ("--local_rank", "0")}, []),
         (Launch(), "cpu", {"local_rank_option": "--local_rank", "spawns_ranks": True}, []),
+        (
+            Launch(),
+            "cpu",
+            {"rank_options": ("--rank", "-r"), "arguments": ("-r", "0", "--world-size", "2")},
+            ["the arguments name one rank", "each rank got its own number"],
+        ),
+        (Launch(starter="torchrun"), "cpu", {"rank_options": ("--rank",), "arguments": ("--rank=0",)}, []),
         (Launch(starter="torch.distributed.launch"), "cpu", {"local_rank_option": "--local-rank"}, []),
         (
             Launch(starter="torch.distributed.launch"),

@@ -48,6 +48,19 @@ def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:
     return False
 
 
+def rank_options(script: Script) -> tuple[str, ...]:
+    """The spellings of the option whose value ``init_process_group`` gets as the rank; none where it is no option."""
+    names = {
+        dotted(value).rpartition(".")[2]
+        for module in script.modules
+        for call in module.index.of(ast.Call)
+        if module.resolve(call.func) == "torch.distributed.init_process_group"
+        and (value := keyword(call, "rank")) is not None
+    }
+    declared = [call for call in _declared(script) if _destination(call) in names - {""}]
+    return tuple(sorted({spelling for call in declared for spelling in _spellings(call)}))
+
+
 def _is_chosen(script: Script, module: Module, call: ast.Call, arguments: Sequence[str]) -> bool:
     inner: ast.AST = call
     for around in module.ancestors(call):
