@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.record.model import RankException, RunRecord
 
 TRIES = 4
-"""Rehearsals of one script at most: as chosen, with CUDA served by the CPU, with random weights, with whole batches."""
+"""Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
 
 USAGE = 2
 """The exit code of a script that does not know its arguments."""
@@ -33,6 +33,8 @@ _SPEAKS_OF_SIZES = re.compile(
     re.IGNORECASE,
 )
 _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_OF_SLURM = re.compile(r"'SLURM_\w+'")
+"""The message of a KeyError for a variable that is not there."""
 _OF_TORCH_LOAD = "torch/serialization.py"
 _OF_ANY_SIZE = re.compile(r"view size is not compatible.*", re.DOTALL)
 """What torch says of a tensor that is not contiguous, however large it is."""
@@ -60,7 +62,8 @@ def rehearse_until_shown(
         request, notes = found.request, (*notes, found.why)
         before = record, section
         record, section = rehearse_once(request)
-        if record.job.stop_reason in ("time-limit", "slow", "memory") and section.steps <= before[1].steps:
+        too_slow = record.job.stop_reason in ("time-limit", "slow", "memory") and section.steps <= before[1].steps
+        if request.batch_size == 0 and too_slow:
             record, section = before
             notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
             break
@@ -74,6 +77,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     return (
         _with_pretended_gpus(request, record, section)
         or _with_random_weights(request, record)
+        or _with_slurms_variables(request, record)
         or _with_whole_batches(request, record, section)
     )
 
@@ -101,6 +105,15 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
         why = f"{path[1]} is not here; rehearsed again with the weights that the model was made with"
         return Try(msgspec.structs.replace(request, absent_weights=(*request.absent_weights, path[1])), why)
     return None
+
+
+def _with_slurms_variables(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """A script that ``srun`` starts for each rank reads from Slurm which one it is."""
+    missing = next((raised for raised in _exceptions(record) if _OF_SLURM.fullmatch(raised.message)), None)
+    if missing is None or missing.type != "KeyError" or request.tells_slurm or request.spawns_ranks:
+        return None
+    why = f"the script reads {missing.message.strip(chr(39))}; rehearsed again with the variables that Slurm sets"
+    return Try(msgspec.structs.replace(request, tells_slurm=True), why)
 
 
 def _with_whole_batches(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:

@@ -201,7 +201,8 @@ class _Rehearsal:
             "nodes": self._request.nodes,
             "ranks_per_node": self._request.nproc // self._request.nodes,
             "gpus_per_node": self._request.nproc // self._request.nodes,
-            "slurm": self._request.slurm,
+            "slurm": self._request.slurm or self._request.tells_slurm,
+            "tells_slurm": self._request.tells_slurm,
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
             # In an overlay nothing needs to be refused.

@@ -86,6 +86,7 @@ def main():
     state = torch.hub.load_state_dict_from_url("https://nowhere.invalid/weights-0123.pth")
     model.load_state_dict(state["model"])
     assert torch.equal(before, model.weight)
+    assert torch.hub.list("someone/their-models:main") == []
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sampler = DistributedSampler(data)
@@ -131,6 +132,7 @@ def test_what_is_absent_is_pretended_and_said(project: tuple[Path, str]) -> None
         "pretended: CIFAR10 of torchvision (random images)",
         "pretended: mlflow (a silent tracker)",
         "pretended: the images of imagenet/train (random ones)",
+        "pretended: the models of someone/their-models on torch.hub (none)",
         "pretended: the weights weights-0123.pth (random ones)",
         "pretended: train.bin (an array of numbers)",
         "pretended: wandb (a silent tracker)",

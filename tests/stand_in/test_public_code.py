@@ -149,6 +149,25 @@ def test_whole_batches_that_a_cpu_cannot_train_leave_what_cut_ones_showed() -> N
     assert section.notes[0].endswith("rehearsed again with whole batches, which this machine is too small for")
 
 
+def test_variables_of_slurm_are_told_to_who_asks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "assert 'SLURM_JOB_ID' not in os.environ\n"
+        "rank, size = int(os.environ['SLURM_PROCID']), int(os.environ['SLURM_NTASKS'])\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', rank=rank, world_size=size)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.randn(8, 4)).mean().backward()\n"
+        "optimizer.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    _, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["steps"], rehearsal["ranks"]) == ("completed", 1, 2), rehearsal
+    assert any("rehearsed again with the variables that Slurm sets" in note for note in rehearsal["notes"])
+
+
 def test_a_tensor_that_is_not_contiguous_is_so_with_whole_batches_too() -> None:
     runs = iter([sized("view size is not compatible with input tensor's size and stride. Use .reshape(...)")])
     _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))

@@ -24,7 +24,7 @@ class NoWeights(dict):  # type: ignore[type-arg]
 
 
 def serve_hub(torch: Any, note: Note, directory: str) -> None:
-    """``torch.hub.load_state_dict_from_url``, which torchvision's models go through, too."""
+    """``torch.hub.load_state_dict_from_url``, which torchvision's models go through, too, and ``torch.hub.list``."""
     hub = torch.hub
     load = hub.load_state_dict_from_url
 
@@ -38,6 +38,16 @@ def serve_hub(torch: Any, note: Note, directory: str) -> None:
         return NoWeights()
 
     hub.load_state_dict_from_url = load_state_dict_from_url
+    listed = hub.list
+
+    @functools.wraps(listed)
+    def list_models(github: Any, *arguments: Any, **options: Any) -> Any:
+        if os.path.isdir(os.path.join(hub.get_dir(), str(github).replace("/", "_").replace(":", "_"))):
+            return listed(github, *arguments, **options)
+        note(f"the models of {str(github).partition(':')[0]} on torch.hub (none)")
+        return []
+
+    hub.list = list_models
 
 
 def serve_modules(torch: Any, note: Note, directory: str) -> None:
