@@ -53,6 +53,12 @@ if TYPE_CHECKING:
     help="Print the two variables that let a job be watched that another launcher starts, and exit.",
 )
 @click.option(
+    "--head",
+    "head",
+    metavar="HOST:PORT",
+    help="Where the node of rank 0 listens, and the others send what they see; by default that is found out.",
+)
+@click.option(
     "--metrics",
     metavar="[HOST:]PORT",
     help="Serve the figures to Prometheus; on this machine alone where no address is named.",
@@ -76,6 +82,7 @@ def profile(
     demo: bool,
     replay: str | None,
     print_environment: bool,
+    head: str | None,
     metrics: str | None,
     on_hang: str | None,
     output_format: RunFormat,
@@ -96,11 +103,15 @@ def profile(
     the end included. For JSON without a file the job's stdout goes to stderr, so that stdout holds the JSON alone. The
     exit code is the job's.
 
+    Where the job has several nodes, start its part on each of them so: the node of rank 0 then tells of all ranks, and
+    the others forward what they see to it.
+
     What more ranks bring is measured against a run on one: `ddpdoctor profile --nproc 1 train.py` says at its end where
     it is recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
     from ddpdoctor.cli.live import screen, watching
     from ddpdoctor.cli.live.outlets import Outlets
+    from ddpdoctor.monitor.nodes.meeting import host_and_port
 
     if demo or replay is not None or print_environment:
         name = "--demo" if demo else "--replay" if replay is not None else "--env"
@@ -108,7 +119,7 @@ def profile(
             raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
         if one_rank is not None:
             raise UsageError(f"{name} measures no job", "Leave --one-rank out.")
-        for option, value in (("--metrics", metrics), ("--on-hang", on_hang)):
+        for option, value in (("--metrics", metrics), ("--on-hang", on_hang), ("--head", head)):
             if value is not None:
                 raise UsageError(f"{name} watches no job", f"Leave {option} out.")
     if demo or replay is not None:
@@ -128,9 +139,14 @@ def profile(
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
     alone = _one_rank_samples_per_s(one_rank)
+    head_at = None if head is None else host_and_port(head, "--head")
     outlets = Outlets(metrics, on_hang)
     if command is None:
-        ctx.exit(watching.attach(run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone, outlets=outlets))
+        ctx.exit(
+            watching.attach(
+                run_dir, wanted, on_screen=on_screen, one_rank_samples_per_s=alone, outlets=outlets, head_at=head_at
+            )
+        )
     from ddpdoctor.cli.live.observed_job import ObservedJob
 
     job = ObservedJob(command, run_dir, alone)
@@ -139,7 +155,7 @@ def profile(
     def launch() -> LaunchedJob:
         return job.launch(apart=on_screen, output=streams.STDERR if to_stderr else None)
 
-    ctx.exit(watching.launch_and_watch(launch, job.directory, wanted, outlets))
+    ctx.exit(watching.launch_and_watch(launch, job.directory, wanted, outlets, head_at))
 
 
 def _exports(run_dir: str | None) -> str:

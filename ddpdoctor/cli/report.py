@@ -10,11 +10,11 @@ from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_op
 
 
 @click.command(add_help_option=False)
-@click.argument("run", required=False)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
 @run_output_options
 @help_option()
 def report(
-    run: str | None,
+    runs: tuple[str, ...],
     output_format: RunFormat,
     output: str | None,
     reports: tuple[str, ...],
@@ -22,13 +22,21 @@ def report(
     force: bool,
     no_color: bool,
 ) -> None:
-    """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest."""
+    """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest.
+
+    Several runs are those that the nodes of one job have recorded, each on its own disk: they are put together.
+    """
     from ddpdoctor.profile.watch import recorded
 
     wanted = RunOutput(
         format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color
     )
     wanted.refuse_what_cannot_be_written()
-    snapshot, record = recorded(run_directory(run))
+    if len(runs) > 1:
+        from ddpdoctor.profile.several_runs import recorded_together
+
+        snapshot, record = recorded_together([run_directory(run) for run in runs])
+    else:
+        snapshot, record = recorded(run_directory(runs[0] if runs else None))
     wanted.write(snapshot)
     wanted.write_trace(record)

@@ -44,6 +44,7 @@ from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_m
 from ddpdoctor.monitor.views.stall_view import stall_view
 from ddpdoctor.monitor.views.wait_view import LastWait
 from ddpdoctor.profile.live_findings import LiveChecks
+from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 
@@ -121,15 +122,20 @@ class RunSource:
         is_over: bool = False,
         keeps_history: bool = True,
         head_at: tuple[str, int] | None = None,
+        others: Sequence[NodePart] = (),
+        exit_code: int | None = None,
     ) -> None:
         """``is_over``: nothing of it runs any more; only with ``keeps_history`` is its directory written to.
 
-        ``head_at`` is where the monitor listens that sees all nodes, where the user says it.
+        ``head_at`` is where the monitor listens that sees all nodes, where the user says it. Of a run that is over,
+        ``others`` are what other nodes of the job have recorded, and ``exit_code`` is how it ended.
         """
+        self._exit_code = exit_code
         self._directory = directory
         self._plan = plan
         self._job = job
         self._run = LiveRun(directory, plan, is_over=is_over, head_at=head_at)
+        self._run.nodes.recorded = tuple(others)
         self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
         self._history = HistoryWriter(directory) if keeps_history else None
         self._series = Series()
@@ -203,7 +209,7 @@ class RunSource:
             self._judged_ns = _judged_ns(summary.step_times.p50_ns, len(record.step_tracks))
         if self._series.is_due(now_ns):
             self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
-        exit_code = self._job.exit_code() if self._job is not None else None
+        exit_code = self._job.exit_code() if self._job is not None else self._exit_code
         state = self._state(record, exit_code)
         self._run.nodes.offer(
             self._run.own_record,

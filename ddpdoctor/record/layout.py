@@ -10,6 +10,7 @@
 ``last-words-PID.txt``       of a live run: what ``faulthandler`` wrote when the rank crashed (SIGABRT, SIGSEGV …)
 ``created-files.log``        files that the ranks made
 ``head.txt``                 of a live run on several nodes: where the monitor that sees all ranks is
+``head.key``                 of a live run on several nodes: its keys, for a monitor that takes the place of a dead one
 ``clock.json``               of a live run on several nodes: how this node's clock differs from that of the first one
 ``rank-N.out``               what the ranks printed
 
@@ -185,6 +186,7 @@ NUMBERED_COMMAND_OFFSET = 1024
 
 JOB_FILE = "job.json"
 HEAD_FILE = "head.txt"
+HEAD_KEY_FILE = "head.key"
 CLOCK_FILE = "clock.json"
 MOST_HEAD_BYTES = 1024
 """What is handed from node to node is no longer."""

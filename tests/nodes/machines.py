@@ -1,6 +1,6 @@
 """Machines for tests: network namespaces on a bridge, each with its own host name, hosts file, home and temp directory.
 
-What the links between them do (a delay, a rate, a cut) is set with tc and ip. All of it needs root; elsewhere the tests
+A link between them can be slow, narrow or cut. All of it needs root; elsewhere the tests
 are skipped with the reason that ``why_not`` gives.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.jobs_of_tests import kill_marked, marked
 
+ROOT = Path(__file__).parents[2]
 _NUMBERS = itertools.count()
 
 
@@ -73,16 +74,10 @@ class Machine:
         """What a command there has written."""
         return (self.home / name).read_text(errors="replace")
 
-    def link(self, *how: str) -> None:
-        """Have tc do this to what it sends, as in ``link("delay", "20ms")``; nothing: send as before."""
-        if how:
-            self.run("tc", "qdisc", "replace", "dev", self.interface, "root", "netem", *how)
-        else:
-            subprocess.run(
-                ("ip", "netns", "exec", self.space, "tc", "qdisc", "del", "dev", self.interface, "root"),
-                check=False,
-                capture_output=True,
-            )
+    def narrow(self, rate: str) -> None:
+        """Let it send no more than so, as in ``narrow("50mbit")``."""
+        bucket = ("rate", rate, "burst", "64kb", "latency", "400ms")
+        self.run("tc", "qdisc", "replace", "dev", self.interface, "root", "tbf", *bucket)
 
     def cut(self, *, down: bool = True) -> None:
         """Take its interface down, or up again."""
@@ -90,11 +85,15 @@ class Machine:
 
 
 @contextmanager
-def machines(directory: Path, count: int = 2) -> Iterator[list[Machine]]:
-    """So many machines on one bridge, ``node0`` and on; gone, with all that runs on them, afterwards."""
+def machines(directory: Path, count: int = 2, *, delay_ms: float = 0.0) -> Iterator[list[Machine]]:
+    """So many machines on one bridge, ``node0`` and on; gone, with all that runs on them, afterwards.
+
+    What goes to and comes from the last one takes ``delay_ms`` longer.
+    """
     tag = f"{os.getpid() % 100_000:x}{next(_NUMBERS):x}"
     network, bridge = f"10.{77 + os.getpid() % 100}.{next(_NUMBERS) % 250}", f"ddpb{tag}"
     made: list[Machine] = []
+    carriers: list[subprocess.Popen[bytes]] = []
     _run("ip", "netns", "add", f"ddps{tag}")
     switch = ("ip", "-n", f"ddps{tag}")
     try:
@@ -107,7 +106,10 @@ def machines(directory: Path, count: int = 2) -> Iterator[list[Machine]]:
             _run("ip", "netns", "add", machine.space)
             made.append(machine)
             port = f"ddpp{tag}{number}"
-            _run(*switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", machine.space)
+            if delay_ms and number == count - 1:
+                carriers.append(_delayed(machine, f"ddps{tag}", port, delay_ms, directory))
+            else:
+                _run(*switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", machine.space)
             _run(*switch, "link", "set", port, "master", bridge, "up")
             machine.run("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
             machine.run("ip", "link", "set", "eth0", "up")
@@ -117,6 +119,8 @@ def machines(directory: Path, count: int = 2) -> Iterator[list[Machine]]:
         yield made
     finally:
         kill_marked(directory)
+        for carrier in carriers:
+            carrier.communicate()
         for space in (*(machine.space for machine in made), f"ddps{tag}"):
             subprocess.run(("ip", "netns", "delete", space), check=False, capture_output=True)
 
@@ -128,6 +132,14 @@ def watched(machine: Machine, head: Machine, number: int, script: Path, *, nodes
         *("--", sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node-rank", str(number)),
         *("--nproc-per-node", str(ranks), "--master-addr", head.address, "--master-port", "29533", str(script)),
     ]
+
+
+def _delayed(machine: Machine, switch: str, port: str, delay_ms: float, directory: Path) -> subprocess.Popen[bytes]:
+    """Connect a machine by a link that takes its time; what carries its frames ends with the test's jobs."""
+    words = (sys.executable, "-m", "tests.nodes.delay", machine.space, "eth0", switch, port, str(delay_ms))
+    carrier = subprocess.Popen(words, stdout=subprocess.PIPE, env=marked(os.environ, directory), cwd=ROOT)
+    assert carrier.stdout is not None and carrier.stdout.readline() == b"up\n"
+    return carrier
 
 
 def _run(*words: str) -> None:

@@ -23,9 +23,15 @@ LOOK_EVERY_S = 0.25
 
 
 def launch_and_watch(
-    launch: Callable[[], LaunchedJob], directory: Path, wanted: RunOutput, outlets: Outlets | None = None
+    launch: Callable[[], LaunchedJob],
+    directory: Path,
+    wanted: RunOutput,
+    outlets: Outlets | None = None,
+    head_at: tuple[str, int] | None = None,
 ) -> int:
     """Start a job, watch it until it ends, and report; its exit code.
+
+    ``head_at`` is where the monitor listens that tells of all nodes, where the user says it.
 
     A fault of ours ends the watching, never the job.
     """
@@ -33,7 +39,7 @@ def launch_and_watch(
     with signals.kept():
         job = launch()
         with signals.Relay(job) as relay:
-            watcher = _Watcher(directory, job, outlets)
+            watcher = _Watcher(directory, job, outlets, head_at)
             if job.is_apart:
                 watcher.show_screen(relay)
             while (code := job.exit_code()) is None:
@@ -54,13 +60,14 @@ def attach(
     on_screen: bool = False,
     one_rank_samples_per_s: float | None = None,
     outlets: Outlets | None = None,
+    head_at: tuple[str, int] | None = None,
 ) -> int:
     """Watch a job that runs, which goes on when we leave."""
     from ddpdoctor.launch.runs.attachable import find_run
     from ddpdoctor.profile.watch import live_source
 
     directory, others = find_run(run_directory)
-    source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s)
+    source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s, head_at=head_at)
     if outlets is not None:
         outlets.connect(source, directory)
     streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C leaves it alone")
@@ -91,7 +98,13 @@ def attach(
 class _Watcher:
     """Looks at a job that we started; a look that fails costs what it would have said."""
 
-    def __init__(self, directory: Path, job: LaunchedJob, outlets: Outlets | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        job: LaunchedJob,
+        outlets: Outlets | None = None,
+        head_at: tuple[str, int] | None = None,
+    ) -> None:
         self._lines = RunLines(str(Path.cwd()))
         self._source: RunSource | None = None
         self._job = job
@@ -101,7 +114,7 @@ class _Watcher:
         with self._guarded():
             from ddpdoctor.profile.watch import live_source
 
-            self._source = live_source(directory, job)
+            self._source = live_source(directory, job, head_at=head_at)
             if outlets is not None:
                 outlets.connect(self._source, directory)
 

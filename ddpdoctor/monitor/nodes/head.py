@@ -10,14 +10,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes.held_node import HeldNode
-from ddpdoctor.monitor.nodes.meeting import PROTOCOL, Meeting, own_addresses
+from ddpdoctor.monitor.nodes.meeting import PROTOCOL, HeadKeys, Meeting, own_addresses
 from ddpdoctor.monitor.nodes.messages import MOST_BYTES, Answer, Update, pack, unpack_update
 from ddpdoctor.record import layout
 
@@ -43,10 +43,18 @@ class _Allowed:
 class Head:
     """Listens from its making on. Raises UsageError where the port cannot be had."""
 
-    def __init__(self, host: str = "", port: int = 0, *, verdict: Callable[[], str] = str) -> None:
-        """``host`` and ``port`` are what the user gave: the address that agents use, and the port to listen on."""
-        server_public, server_secret = zmq.curve_keypair()
-        client_public, client_secret = zmq.curve_keypair()
+    def __init__(self, host: str = "", port: int = 0, keys: HeadKeys | None = None) -> None:
+        """``host`` and ``port`` are what the user gave: the address that agents use, and the port to listen on.
+
+        ``keys`` are those of a head whose place this one takes.
+        """
+        if keys is None:
+            server_public, server_secret = zmq.curve_keypair()
+            client_public, client_secret = zmq.curve_keypair()
+        else:
+            known, port = keys.meeting, keys.meeting.port
+            server_public, server_secret = known.server_key.encode("ascii"), keys.server_secret.encode("ascii")
+            client_public, client_secret = known.client_key.encode("ascii"), known.client_secret.encode("ascii")
         self._context = zmq.Context()
         self._guard = ThreadAuthenticator(self._context)
         self._guard.start()
@@ -70,6 +78,7 @@ class Head:
             client_secret=client_secret.decode("ascii"),
             addresses=(host,) if host else own_addresses(),
         )
+        self.keys = HeadKeys(server_secret=server_secret.decode("ascii"), meeting=self.meeting)
         self.verdict = ""
         """What the agents are told of the verdict on all ranks."""
         self.lock = threading.Lock()

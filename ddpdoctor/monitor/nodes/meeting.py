@@ -61,13 +61,37 @@ def read_meeting(text: str) -> Meeting | None:
     return Meeting(port=port, server_key=words[2], client_key=words[3], client_secret=words[4], addresses=addresses)
 
 
+class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """What a head has to be given to be the same again, for agents that know it."""
+
+    server_secret: str
+    meeting: Meeting
+
+
+def kept_keys(directory: Path) -> HeadKeys | None:
+    """The keys of the head that this run had before; None where it had none."""
+    try:
+        return msgspec.json.decode((directory / layout.HEAD_KEY_FILE).read_bytes(), type=HeadKeys)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def keep_keys(directory: Path, keys: HeadKeys) -> None:
+    """Keep them, readable by this user alone. Raises OSError."""
+    _write_secret(directory / layout.HEAD_KEY_FILE, msgspec.json.encode(keys))
+
+
 def write_head_file(directory: Path, meeting: Meeting) -> None:
     """Tell rank 0 of this node where the head is; readable by this user alone. Raises OSError."""
-    part = directory / f"{layout.HEAD_FILE}.part"
+    _write_secret(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(meeting.text() + "\n")
-    part.replace(directory / layout.HEAD_FILE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    part.replace(path)
 
 
 def own_addresses() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,19 +42,6 @@ _SAME_CLOCK_NS = 200_000
 """Clocks that differ less are left as they were, so that nothing has to be moved anew."""
 
 
-class OtherNodes(Protocol):
-    """The ranks that another node sees."""
-
-    @property
-    def are_quiet(self) -> bool:
-        """Some rank of theirs has made no step for a while."""
-        ...
-
-    def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
-        """What is known of all ranks."""
-        ...
-
-
 class Nodes:
     """The other nodes of one watched job; costs nothing where there are none."""
 
@@ -68,6 +55,8 @@ class Nodes:
         self._head: Head | None = None
         self._agent: Agent | None = None
         self._joiner = Joiner()
+        self.recorded: tuple[NodePart, ...] = ()
+        """What other nodes have recorded of a job that is over."""
         self._clocks: dict[str, Clock] = {}
         self._several_since_ns = 0
         self._led_since_ns = 0
@@ -132,6 +121,8 @@ class Nodes:
 
     def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
         """What is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for all."""
+        if self.recorded:
+            return self._joiner.join([NodePart(name="", record=own, clock=Clock(error_ns=0)), *self.recorded])
         if self._head is None:
             return own
         newest_ns = max((track.ended_at_ns[-1] for track in own.step_tracks if len(track)), default=0)
@@ -203,11 +194,13 @@ class Nodes:
 
     def _lead(self) -> None:
         from ddpdoctor.monitor.nodes.head import Head
-        from ddpdoctor.monitor.nodes.meeting import write_head_file
+        from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_head_file
 
         host, port = self._head_at or ("", 0)
         try:
-            self._head = Head(host, port)
+            known = kept_keys(self._directory)
+            self._head = Head(host, port, known)
+            keep_keys(self._directory, self._head.keys)
             write_head_file(self._directory, self._head.meeting)
             self._led_since_ns = time.time_ns()
         except (UsageError, ConfigurationError, OSError, ImportError) as error:
