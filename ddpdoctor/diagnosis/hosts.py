@@ -7,23 +7,23 @@ import re
 from ddpdoctor.diagnosis.sync_points import unseen_ranks
 from ddpdoctor.record.model import RunRecord
 
-_LEADING = re.compile(r"ranks? \d+(?:(?:-|, | and )\d+)*(?= )")
+_FIRST = re.compile(r"ranks? \d+(?:(?:-|, | and )\d+)*(?=[ ,]|$)")
 _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def placed(title: str, record: RunRecord) -> str:
-    """A sentence that begins with ranks, with the machine of these ranks behind them: ``rank 3 on node1 keeps …``.
+    """A sentence, with the machine of the ranks that it names first behind them: ``rank 3 on node1 keeps …``.
 
     As it was where the job runs on one machine, or the ranks are on several.
     """
     hosts = {rank.rank: rank.host for rank in record.ranks}
-    led = _LEADING.match(title)
+    led = _FIRST.search(title)
     if led is None or len(set(hosts.values())) < 2:
         return title
     spans = ((int(low), int(high or low)) for low, high in _NUMBERS.findall(led[0]))
     found = {hosts.get(rank, "") for low, high in spans for rank in range(low, high + 1)}
     host = found.pop()
-    return title if found or not host else f"{led[0]} on {host}{title[led.end() :]}"
+    return title if found or not host else f"{title[: led.end()]} on {host}{title[led.end() :]}"
 
 
 def only_lost_their_peers(record: RunRecord) -> tuple[int, ...]:

@@ -115,7 +115,7 @@ CASES: Mapping[str, Case] = {
     "slow link": Case("healthy", 60, "slow", COMMUNICATION, delay_ms=20.0),
     "narrow link": Case("narrow", 60, "slow", COMMUNICATION, rate="50mbit"),
     "hang": Case("hang", 60, "broken", ("DDP305",), "rank 3 on node1 stands at", agent_may=("DDP305",)),
-    "killed": Case("killed", 60, "broken", ("DDP703",), "rank 3 on node1", agent_may=("DDP703",)),
+    "killed": Case("killed", 60, "broken", ("DDP703",), "the process of rank 3 on node1", agent_may=("DDP703",)),
     "comm-bound": Case("comm-bound", 300, "slow", COMMUNICATION),
     "input-bound": Case(
         "input-bound", 100, "slow", ("DDP403", "DDP404"), "ranks 2 and 3 on node1", never=(), agent_may=("DDP404",)
