@@ -39,7 +39,7 @@ def test_a_hang_that_lasts_is_told_once(tmp_path: Path) -> None:
     command = _writes(tmp_path)
     for by_ns in (0, HELD_NS // 2, HELD_NS, 2 * HELD_NS, 10 * HELD_NS):
         command.take(_later(HANGS, by_ns))
-    command.close()
+    command.close(ended=True)
     (line,) = (tmp_path / "told").read_text().splitlines()
     told = json.loads(line)
     assert HANGS.stall is not None
@@ -57,7 +57,7 @@ def test_a_standstill_that_passes_or_is_not_proved_is_not_told(before: str, tmp_
     command.take(_later(RUNS if before == "it goes on" else _unproved(HANGS), HELD_NS))
     command.take(_later(HANGS if before == "it goes on" else _unproved(HANGS), HELD_NS + 1))
     command.take(_later(RUNS, 2 * HELD_NS))
-    command.close()
+    command.close(ended=True)
     assert not (tmp_path / "told").exists() and command.note == ""
 
 
@@ -66,8 +66,15 @@ def test_a_hang_that_ends_with_the_job_is_told_at_the_end(tmp_path: Path) -> Non
     command.take(HANGS)
     command.take(msgspec.structs.replace(_later(HANGS, HELD_NS), state="ended"))
     assert not (tmp_path / "told").exists()
-    command.close()
+    command.close(ended=True)
     assert json.loads((tmp_path / "told").read_text())["event"] == "hang"
+
+
+def test_a_hang_that_was_only_just_seen_is_not_told_when_the_user_leaves_the_job_alone(tmp_path: Path) -> None:
+    command = _writes(tmp_path)
+    command.take(HANGS)
+    command.close(ended=False)
+    assert not (tmp_path / "told").exists() and command.note == ""
 
 
 def test_a_command_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:
@@ -75,7 +82,7 @@ def test_a_command_that_takes_too_long_is_killed_with_what_it_started(tmp_path: 
     command = HangCommand(("sh", "-c", script), tmp_path, longest_s=1.0)
     command.take(HANGS)
     command.take(_later(HANGS, HELD_NS))
-    command.close()
+    command.close(ended=True)
     assert "took longer than 1 s and was killed" in command.note
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 30
@@ -88,7 +95,7 @@ def test_a_command_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     command = HangCommand(("sh", "-c", "echo no network; exit 7"), tmp_path)
     command.take(HANGS)
     command.take(_later(HANGS, HELD_NS))
-    command.close()
+    command.close(ended=True)
     assert "failed with exit code 7; what it printed is in" in command.note and "\n" not in command.note
     assert (tmp_path / OUTPUT_FILE).read_text() == "no network\n"
 
@@ -97,7 +104,7 @@ def test_a_command_that_is_gone_by_then_is_said(tmp_path: Path) -> None:
     command = HangCommand((str(tmp_path / "gone"),), tmp_path / "no-directory")
     command.take(HANGS)
     command.take(_later(HANGS, HELD_NS))
-    command.close()
+    command.close(ended=True)
     assert "could not be run: No such file or directory" in command.note
 
 

@@ -81,12 +81,12 @@ class HangCommand:
         if snapshot.now_ns - self._since_ns >= HELD_NS:
             self._start(snapshot)
 
-    def close(self) -> None:
-        """The job is over, or is watched no longer: wait for a command that runs, within its bound.
+    def close(self, *, ended: bool) -> None:
+        """The job has ended, or is watched no longer: wait for a command that runs, within its bound.
 
-        A hang that ended with the job before it was shown for long enough is told now.
+        A hang that ended with the job before it was shown for long enough is told now, unless the job goes on.
         """
-        if self._thread is None and self._last is not None:
+        if ended and self._thread is None and self._last is not None:
             self._start(self._last)
         if self._thread is not None:
             self._thread.join()

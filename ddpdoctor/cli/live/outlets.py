@@ -41,9 +41,9 @@ class Outlets:
             self._command = HangCommand(self._words, directory)
             source.tell(self._command)
 
-    def close(self) -> None:
-        """Listen no more; waits for a command that runs, within its bound."""
+    def close(self, *, ended: bool) -> None:
+        """Listen no more; waits for a command that runs, within its bound. ``ended``: the job has."""
         if self._server is not None:
             self._server.close()
         if self._command is not None:
-            self._command.close()
+            self._command.close(ended=ended)

@@ -78,6 +78,8 @@ def attach(
         try:
             if on_screen and _shown(source, relay) != "failed":
                 streams.say("ddpdoctor: the screen is closed; the job was not touched")
+                if outlets is not None:
+                    outlets.close(ended=False)
                 wanted.write(source.final_snapshot())
                 wanted.write_trace(source.record())
                 return ExitCode.CLEAN
@@ -87,7 +89,7 @@ def attach(
                     streams.say("ddpdoctor: detached; the job goes on")
                     break
             if outlets is not None:
-                outlets.close()
+                outlets.close(ended=snapshot.state == "ended")
             wanted.write(source.final_snapshot())
             wanted.write_trace(source.record())
         finally:
@@ -139,7 +141,7 @@ class _Watcher:
         self._faults.clear()
         with self._guarded():
             if self._outlets is not None:
-                self._outlets.close()
+                self._outlets.close(ended=True)
         with self._guarded():
             if self._source is not None:
                 wanted.write(self._source.final_snapshot(), beside_a_job=True)
