@@ -6,6 +6,7 @@ import sys
 
 from tests.benchmarks import (
     box_cost,
+    many_ranks_cost,
     monitor_cost,
     plugin,
     probe_cost,
@@ -25,6 +26,7 @@ BENCHMARKS = (
     rehearsal_cost,
     box_cost,
     screen_cost,
+    many_ranks_cost,
     profile_cost,
     monitor_cost,
     plugin,
