@@ -209,7 +209,7 @@ def _met(
 
 def _clocks_differ(record: RunRecord, ranks: Sequence[int]) -> bool:
     """Tell whether ranks have several clocks of which it is not known how they differ."""
-    if len({rank.host or str(rank.node) for rank in record.ranks if rank.rank in ranks}) < 2:
+    if len({(rank.host, rank.node) for rank in record.ranks if rank.rank in ranks}) < 2:
         return False
     compared = {rank for node in record.nodes if node.clock_error_ns is not None for rank in node.ranks}
     return not compared.issuperset(ranks)

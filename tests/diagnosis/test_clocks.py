@@ -141,3 +141,12 @@ def test_who_is_late_on_his_own_node_is_told_however_vague_the_clocks() -> None:
     joined = Joiner().join(parts)
     waiting = {rank.rank: rank.waiting_ns for rank in summarise(joined).ranks}
     assert waiting[2] == pytest.approx(20 * MS) and waiting[3] == pytest.approx(0)
+
+
+def test_ranks_that_left_the_last_collective_later_on_a_slow_link_are_no_stragglers() -> None:
+    measured = job()
+    for _ in range(60):
+        measured.run(1, PHASES, transfer=40.0)
+        measured.pause(30.0, 0, 3)  # They have their results so much later, and begin the next step.
+    parts = [part for part in halves(measured.record(), AHEAD_NS, 5 * MS) if isinstance(part, NodePart)]
+    assert named(Joiner().join(parts)) == []

@@ -39,7 +39,7 @@ for step, inputs in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=
     optimizer.zero_grad()
     loss = model(inputs).sum()
     time.sleep(0.002 if fault == "comm-bound" else 0.1)
-    if rank == 3 and fault == "straggler":
+    if rank == dist.get_world_size() - 1 and fault == "straggler":
         time.sleep(0.04)
     if rank == 3 and step == steps // 2 and fault == "hang":
         lock = threading.Lock()

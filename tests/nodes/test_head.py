@@ -210,3 +210,27 @@ def test_somebody_else_on_the_port_gets_nothing_and_is_told_of(monkeypatch: pyte
         with forwarding(mixed) as agent:
             until(lambda: "no answer to the job's key" in agent.trouble)
             assert not other.nodes and not other.strange
+
+
+def test_an_agent_comes_back_to_a_head_that_takes_the_place_of_a_dead_one() -> None:
+    first = Head("127.0.0.1")
+    try:
+        with forwarding(first.meeting) as agent:
+            until(lambda: bool(agent.answered_s))
+            first.close()
+            agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+            second = Head(keys=first.keys)
+            try:
+                assert second.meeting.port == first.meeting.port
+
+                def is_back() -> bool:
+                    agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+                    return bool(second.nodes)
+
+                until(is_back)
+                record = held(second)
+                assert record is not None and record.step_tracks == RECORD.step_tracks
+            finally:
+                second.close()
+    finally:
+        first.close()

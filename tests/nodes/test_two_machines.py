@@ -91,6 +91,7 @@ def test_machines_whose_monitors_cannot_talk_are_put_together_afterwards(tmp_pat
             assert refused.returncode == 2 and complaint in " ".join(refused.stderr.split())
 
 
+@pytest.mark.full
 def test_a_monitor_that_dies_leaves_the_training_and_the_other_record_alone_and_may_come_back(
     tmp_path: Path, straggling: Any
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_monitor_that_dies_leaves_the_training_and_the_other_record_alone_and_
         assert len(report(second)["ranks"]) == 2 and report(second)["verdict"]["code"] == "DDP403"
 
 
+@pytest.mark.full
 def test_a_machine_whose_monitor_dies_is_not_judged_any_more(tmp_path: Path, straggling: Any) -> None:
     with machines(tmp_path) as both:
         first, second = both

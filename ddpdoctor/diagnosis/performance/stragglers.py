@@ -85,6 +85,11 @@ def _straggler(key: ByIdentity) -> Straggler | None:
     if summary.unseen and max(map(_held_ns, late)) > gap_ns:
         return None
     phase = _phase(late, others, gap_ns)
+    several = len({(rank.host, rank.node) for rank in record.ranks}) > 1
+    if several and not phase and sum(_excess_ns(late, others).values()) < MOST * gap_ns:
+        # They do not take longer: on a slow link between nodes some ranks leave a collective later than others, and
+        # come to the next one as much later (seen: 30 ms at a delay of 20 ms).
+        return None
     return Straggler(
         ranks=ranks,
         waiting=tuple(rank.rank for rank in others),
@@ -153,15 +158,20 @@ def own_time_ns(rank: RankSummary, phase: str) -> float:
 
 def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) -> str:
     """The phase that made them late, where it explains most of what the others wait."""
-    excess = {
-        phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
-        for phase in ("data_wait", "forward", "backward", "optimizer", "other")
-    }
+    excess = _excess_ns(late, others)
     if len(late) == 1 and late[0].late_phase in ("other", "explicit"):
         # What a rank does between its steps is no part of them, and explicit collectives hold waiting as well.
         return late[0].late_phase
     phase = max(excess, key=lambda name: excess[name])
     return phase if excess[phase] >= MOST * gap_ns else ""
+
+
+def _excess_ns(late: list[RankSummary], others: list[RankSummary]) -> dict[str, float]:
+    """By how much each phase takes the late ranks longer than the others."""
+    return {
+        phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
+        for phase in ("data_wait", "forward", "backward", "optimizer", "other")
+    }
 
 
 def _held_ns(rank: RankSummary) -> float:
