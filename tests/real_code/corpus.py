@@ -72,8 +72,8 @@ class Missing(Exception):
     """A repository that the mirror does not have at its commit."""
 
 
-def lay_out(mirror: Path, repo: str, commit: str, target: Path) -> None:
-    """Write the texts of a repository at a commit below a directory. Raises Missing.
+def lay_out(mirror: Path, repo: str, commit: str, target: Path, *, texts_only: bool = True) -> None:
+    """Write the texts of a repository at a commit, or all of its files, below a directory. Raises Missing.
 
     Snapshots may lack large files, which ``git archive`` would stop at.
     """
@@ -88,7 +88,7 @@ def lay_out(mirror: Path, repo: str, commit: str, target: Path) -> None:
         about, _, path = line.partition("\t")
         fields = about.split()
         is_file = len(fields) == 4 and fields[0] in {"100644", "100755"} and fields[3].isdigit()
-        if is_file and int(fields[3]) <= LARGEST_BYTES and path.endswith(_TEXTS):
+        if is_file and int(fields[3]) <= LARGEST_BYTES and (not texts_only or path.endswith(_TEXTS)):
             wanted.append((fields[2], path))
     for path, content in _contents(git, wanted):
         place = target / path

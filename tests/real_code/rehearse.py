@@ -144,7 +144,7 @@ def run(start: Start, mirror: Path, scratch: Path, options: Sequence[str], pinne
     """Lay the repository out, examine the script there, and take everything away again."""
     place = scratch / "repository"
     try:
-        lay_out(mirror, start.repo, start.commit, place)
+        lay_out(mirror, start.repo, start.commit, place, texts_only=False)
     except Missing as missing:
         return Outcome(start=start, status="missing", reason=str(missing))
     # As in a clone: the root of a project is found by it.

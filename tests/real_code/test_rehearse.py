@@ -13,10 +13,12 @@ import pytest
 from tests.real_code.rehearse import Outcome, Start, figures, install, line_of, read_starts, run
 
 SCRIPT = """\
+import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+assert os.path.exists("words.gz")
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -42,6 +44,7 @@ def test_a_start_is_run_where_it_is_laid_out_and_measured(tmp_path: Path) -> Non
     work = tmp_path / "mirror" / "owner+name" / "repo"
     (work / "examples").mkdir(parents=True)
     (work / "examples" / "train.py").write_text(SCRIPT)
+    (work / "examples" / "words.gz").write_bytes(b"words")
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "start")):
         subprocess.run(["git", *words], cwd=work, check=True)
