@@ -181,7 +181,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 dist.init_process_group("gloo")
 tokenizer = AutoTokenizer.from_pretrained("google-bert/bert-base-cased")
@@ -189,6 +189,7 @@ batch = tokenizer(["a text", "another"], ["its pair", "b"], padding=True, trunca
 assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True).startswith("a text")
 assert batch["token_type_ids"].any() and tokenizer.pad_token_id is not None
 model = AutoModelForSequenceClassification.from_pretrained("google-bert/bert-base-cased", num_labels=3)
+assert AutoConfig.from_pretrained("someone/llama-70b").hidden_size == 256
 assert model.config.num_labels == 3 and model.config.hidden_size == 768 and model.config.num_hidden_layers == 2
 model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -207,6 +208,7 @@ def test_a_model_of_the_hub_is_a_small_one_of_its_kind(tmp_path: Path) -> None:
     assert rehearsal["steps"] == 2, rehearsal
     assert {note for note in rehearsal["notes"] if note.startswith("pretended: ")} == {
         "pretended: the configuration of bert-base-cased (a small bert)",
+        "pretended: the configuration of llama-70b (a small llama)",
         "pretended: the tokenizer of bert-base-cased (one token a byte)",
         "pretended: the weights of bert-base-cased (random ones)",
     }

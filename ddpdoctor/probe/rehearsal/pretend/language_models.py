@@ -9,9 +9,11 @@ from typing import Any
 
 from .absence import Note, OffTheNetwork, is_absence, short_name
 
-LAYERS, LARGEST_WIDTH, HEADS = 2, 1024, 8
-"""Of a model whose configuration is not there: an embedding may be as wide as what scripts build upon it (768, 1,024),
-and a rehearsal of 7 billion parameters on a CPU shows no more than one of 20 million."""
+LAYERS = 2
+LARGEST_WIDTH = 1024
+"""Of a model whose configuration is not there: embeddings that scripts build upon (768, 1,024) keep their width …"""
+NARROW, HEADS = 256, 8
+"""… and wider models get this: a rehearsal of 7 billion parameters on a CPU shows no more than one of 20 million."""
 LONGEST = 512
 """Tokens of a text."""
 FEWEST_TOKENS = 32
@@ -81,11 +83,11 @@ def _small(kind: str) -> dict[str, Any]:
     wanted = {"num_hidden_layers": LAYERS}
     if int(getattr(default, "hidden_size", 0) or 0) > LARGEST_WIDTH:
         wanted.update(
-            hidden_size=LARGEST_WIDTH,
-            intermediate_size=2 * LARGEST_WIDTH,
+            hidden_size=NARROW,
+            intermediate_size=2 * NARROW,
             num_attention_heads=HEADS,
             num_key_value_heads=HEADS,
-            head_dim=LARGEST_WIDTH // HEADS,
+            head_dim=NARROW // HEADS,
         )
     names = getattr(cls, "attribute_map", {})
     return {names.get(key, key): value for key, value in wanted.items() if isinstance(getattr(default, key, None), int)}
