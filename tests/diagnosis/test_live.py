@@ -35,6 +35,21 @@ def test_a_mismatch_is_a_proof_at_the_first_look() -> None:
     assert found.form == "mismatch"
 
 
+def test_in_a_live_run_a_mismatch_waits_until_a_rank_says_that_it_waits() -> None:
+    """The calls are written before the places, and what code a mismatch has depends on both."""
+    for waits in (True, False):
+        job, watch = healthy_job(), Watch()
+        job.job["kind"] = "run"
+        job.call(0, "all_reduce", 57, completed=False)
+        job.call(1, "broadcast", 40, root=0, completed=False)
+        assert look(watch, job) is None
+        if waits:
+            job.wait_in_last(0)
+        found = look(watch, job)
+        assert (found is not None) == waits
+        assert look_for(watch, job, 0.5) is not None
+
+
 def test_a_desync_is_a_proof_at_the_first_look() -> None:
     watch, job = Watch(), JobBuilder(2)
     for step in (1, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
@@ -11,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -152,15 +150,14 @@ class _Job:
         self._terminal, inner = pty.openpty()
         self._stamps = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._stamps.bind(str(self.folder / "stamps"))
+        # Not by a function that runs after a fork: rows may run beside each other, in threads.
         self._process = subprocess.Popen(
-            self._words,
+            ["setsid", "--ctty", *self._words],
             cwd=self.folder,
             env=self._environment,
             stdin=inner,
             stdout=inner,
             stderr=inner,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(inner)
         reader = threading.Thread(target=self._read, daemon=True)

@@ -54,13 +54,17 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
     """Return the proof that the job hangs or computes something else, or None while there is none.
 
     A mismatch or a desync is a proof at once; an absentee once another rank waits for it; a standstill once its ranks
-    have waited for a second. The last two must be seen for 0.3 s. ``now_ns`` is the time of the snapshot.
+    have waited for a second. The last two must be seen for 0.3 s, and so must the first two in a live run in which no
+    rank has said yet that it waits. ``now_ns`` is the time of the snapshot.
     """
     parting = watch.matcher.advance(record)
     blocked = blocked_ranks(record, watch.matcher)
     watch.wait = lasting_wait(record, blocked)
     if parting is not None:
-        return from_parting(record, watch.matcher, parting, blocked)
+        parted = from_parting(record, watch.matcher, parting, blocked)
+        # What the ranks say of where they are may come a beat later than the calls that part them.
+        known = record.job.kind != "run" or any(turn.waiting for turn in parted.turns)
+        return parted if known or watch.confirmed((parted.form, parted.group, parted.sequence), now_ns) else None
     absentee = find_departed_rank(record, watch.matcher, blocked)
     found = None
     if absentee is not None and may_yet_be_told(record, absentee):
