@@ -78,6 +78,11 @@ def module_places(launch: Launch, python: str | None, *, static: bool) -> tuple[
     return tuple(place for place in dict.fromkeys(places) if place.is_dir())
 
 
+def has_launcher(request: RehearsalRequest) -> bool:
+    """Whether a launcher tells the ranks where they meet: Slurm does not, nor who starts each rank by hand."""
+    return not request.tells_slurm and numbered_arguments(request) == request.arguments
+
+
 def option_passed(request: RehearsalRequest) -> str:
     """The option that the command's own launcher writes in another way than the script takes it; or nothing."""
     by_old_launcher = request.launch.starter == "torch.distributed.launch"

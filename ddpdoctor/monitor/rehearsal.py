@@ -30,6 +30,7 @@ from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
 from ddpdoctor.launch.rehearsal_plan import (
     batch_size,
+    has_launcher,
     notes_after,
     notes_before,
     option_passed,
@@ -203,6 +204,7 @@ class _Rehearsal:
             "gpus_per_node": self._request.nproc // self._request.nodes,
             "slurm": self._request.slurm or self._request.tells_slurm,
             "tells_slurm": self._request.tells_slurm,
+            "has_launcher": has_launcher(self._request),
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
             # In an overlay nothing needs to be refused.

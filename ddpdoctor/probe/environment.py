@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any, Optional
 
 from .journal import Journal
+from .plan import has_launcher
 from .user_code import calling_frame
 
 NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS"})
 PREFIXES = ("TORCH_", "NCCL_", "GLOO_", "CUDA_")
 NOTED = 100
-_MARK_OF_LAUNCHER = "TORCHELASTIC_RUN_ID"
 
 
 class Settings:
@@ -86,7 +86,7 @@ class Settings:
             value="" if value is None else value[:200],
             removed=value is None,
             previous=os.environ.get(name),
-            launched=_MARK_OF_LAUNCHER in os.environ,
+            launched=has_launcher(self._journal.plan),
             imported=imported,
             joined=self._has_joined(),
             site=-1 if frame is None else self._journal.site(frame),

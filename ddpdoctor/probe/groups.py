@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .journal import Journal
+from .plan import has_launcher
 from .user_code import leave_no_frame
 
 FILES_READ = 100
@@ -101,7 +102,8 @@ class Groups:
         def wait_noted(*arguments: Any, **options: Any) -> Any:
             number = self._waits = self._waits + 1
             ranks = options.get("ranks", arguments[0] if arguments else None) if name == "new_group" else None
-            asked = _asked(arguments, options) if name == "init_process_group" else {}
+            launched = has_launcher(journal.plan)
+            asked = _asked(arguments, options, launched=launched) if name == "init_process_group" else {}
             journal.event(
                 "wait_begun",
                 number=number,
@@ -155,12 +157,12 @@ class Groups:
         self._world_made(rank, world_size)
 
 
-def _asked(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _asked(arguments: tuple[Any, ...], options: dict[str, Any], *, launched: bool) -> dict[str, Any]:
     """The backend that a call asks for, and its place of meeting when a launcher had told another one."""
     named = dict(zip(("backend", "init_method"), arguments))
     named.update(options)
     method, port = str(named.get("init_method") or ""), os.environ.get("MASTER_PORT", "")
-    elsewhere = method.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and not method.endswith(f":{port}")
+    elsewhere = launched and method.startswith("tcp://") and not method.endswith(f":{port}")
     return {
         "backend": str(named.get("backend") or ""),
         "meets_elsewhere": method if elsewhere else "",

@@ -39,6 +39,11 @@ def plan_of(run_directory: str) -> dict[str, Any]:
     return _read(path)
 
 
+def has_launcher(plan: dict[str, Any]) -> bool:
+    """Tell whether torch's launcher told this process where the ranks meet, as the user starts the job."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and bool(plan.get("has_launcher", True))
+
+
 def _read(path: str) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
         plan = json.load(file)

@@ -110,3 +110,16 @@ def test_a_script_that_is_started_once_for_each_rank_gets_each_number(tmp_path: 
     rehearsal = report["rehearsal"]
     assert (rehearsal["status"], rehearsal["ranks"], rehearsal["steps"]) == ("completed", 2, 3), rehearsal
     assert any("each rank got its own number" in note for note in rehearsal["notes"])
+    # No launcher told these ranks where to meet.
+    assert "DDP504" not in dict(shown(report))
+
+
+def test_what_slurm_leaves_to_the_script_is_set_over_no_launcher(tmp_path: Path) -> None:
+    meet = """os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = '127.0.0.1', '29512'
+    number, ranks = int(os.environ['SLURM_PROCID']), int(os.environ['SLURM_NTASKS'])
+    dist.init_process_group('gloo', rank=number, world_size=ranks)"""
+    (tmp_path / "train.py").write_text(TRAINING.replace("MEET", meet).replace("START", "train()"))
+    _, report = check("--time-limit", "240", "--", "python", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["ranks"], rehearsal["steps"]) == ("completed", 2, 3), rehearsal
+    assert "DDP504" not in dict(shown(report))
