@@ -37,7 +37,7 @@ STALL_AFTER_S = 4.0
 second on in which it has made no step."""
 STOPPED_AFTER_NS = 5_300_000_000
 """A process that a signal has stopped is stuck after so long: some go on after five seconds."""
-HELD_AFTER_NS = 4 * SILENT_AFTER_NS // 2
+HELD_AFTER_NS = 2 * SILENT_AFTER_NS
 """A rank that has said nothing for so long cannot, because a call holds its interpreter."""
 FRESH_WITHIN_NS = 800_000_000
 """For so long a verdict waits for the stacks of its moment."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from ddpdoctor.report.formats import FORMATS
 from tests.bad_inputs.case import ANSWERS, CLEAN, ERROR, FINDINGS, INCONCLUSIVE, Case, Make, Season
 from tests.bad_inputs.rehearsed import bad_rehearsal
 from tests.bad_inputs.scripts import BASE, bad_source
 
-FORMATS = ("full", "concise", "json", "github", "gitlab", "junit", "markdown", "sarif")
 ODD_NAMES = (
     b"a\nb.py",
     b"\xff\xfe.py",

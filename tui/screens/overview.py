@@ -22,7 +22,7 @@ from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, finding_line,
 from ddpdoctor.tui.view import View
 
 EXPOSED_LIMIT = 0.10
-"""The share of exposed communication from which a job is called slow."""
+"""A usual share of exposed communication at most, for the eye: whether a job is slow is what the findings say."""
 EXPOSED_SCALE = 0.5
 """Share at the right end of the gauge."""
 SIDE_BY_SIDE = 96

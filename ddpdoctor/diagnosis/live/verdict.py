@@ -53,9 +53,9 @@ class Watch:
 def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | None:
     """Return the proof that the job hangs or computes something else, or None while there is none.
 
-    A mismatch or a desync is a proof at once; an absentee once another rank waits for it; a standstill once its ranks
-    have waited for a second. The last two must be seen for 0.3 s, and so must the first two in a live run in which no
-    rank has said yet that it waits. ``now_ns`` is the time of the snapshot.
+    A mismatch or a desync is a proof at once, but in a live run only when it was seen for 0.3 s, unless a rank says
+    already that it waits; an absentee once another rank waits for it, and a standstill once its ranks have waited for
+    a second, both when seen for 0.3 s. ``now_ns`` is the time of the snapshot.
     """
     parting = watch.matcher.advance(record)
     blocked = blocked_ranks(record, watch.matcher)

@@ -109,7 +109,7 @@ def remove_created(run_directory: Path) -> Cleaning:
 
 
 def _reason_to_leave(path: str, made: Made, began_ns: int) -> str | None:
-    """Why a path is not to be touched; empty when it may be removed, None when nothing of the ranks' is there."""
+    """Why a path is not to be touched; empty when it may be removed, None when nothing that the ranks made is there."""
     status = _status(path)
     directory = os.path.dirname(path)
     if status is None or directory == path or os.path.realpath(directory) != directory:

@@ -41,7 +41,7 @@ class _Allowed:
 
 
 class Head:
-    """Listens from its making on. Raises UsageError where the port cannot be had."""
+    """Listens as soon as it is made. Raises UsageError where the port is taken or forbidden."""
 
     def __init__(self, host: str = "", port: int = 0, keys: HeadKeys | None = None) -> None:
         """``host`` and ``port`` are what the user gave: the address that agents use, and the port to listen on.
@@ -68,7 +68,7 @@ class Head:
             self._guard.stop()
             self._context.term()
             raise UsageError(
-                f"cannot listen on port {port or 'of any number'}: {error.strerror}",
+                f"cannot listen on {f'port {port}' if port else 'any port'}: {error.strerror}",
                 "Give another one with `--head HOST:PORT`.",
             ) from error
         self.meeting = Meeting(
@@ -82,12 +82,12 @@ class Head:
         self.verdict = ""
         """What the agents are told of the verdict on all ranks."""
         self.lock = threading.Lock()
-        """Held while ``nodes`` are looked at."""
+        """Held while ``nodes`` are looked at or changed."""
         self.nodes: dict[str, HeldNode] = {}
         self.strange = 0
         """Messages that could not be read."""
         self.others = ""
-        """Of a node with another version of ours, a sentence."""
+        """Why a node was refused for its version, as a sentence; empty where none was."""
         self._host = socket.gethostname()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-head", daemon=True)
