@@ -113,7 +113,7 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
     ]
     assert lines.news(_snapshot(record, stall=stall, state="stalled")) == []
     (later,) = lines.news(_snapshot(record, 50 * SECOND_NS, stall=stall, state="stalled"))
-    assert later.startswith("ddpdoctor: step 40, stands for 50 s, ranks 0 and 1 ")
+    assert later.startswith("ddpdoctor: step 40, stalled for 50 s, ranks 0 and 1 ")
     # A rank that stirs for a moment has made no step yet.
     assert not any("goes on" in line for line in lines.news(_snapshot(record, 51 * SECOND_NS)))
     assert lines.news(_snapshot(record, 52 * SECOND_NS, stall=stall, state="stalled")) == []

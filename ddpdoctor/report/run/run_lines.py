@@ -120,7 +120,7 @@ def progress(snapshot: Snapshot) -> str:
     parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
     if snapshot.stall is not None:
         stands_ns = snapshot.now_ns - snapshot.stall.since_ns
-        return ", ".join([*parts, f"stands for {seconds(stands_ns)}", one_line(snapshot.meanwhile)])
+        return ", ".join([*parts, f"stalled for {seconds(stands_ns)}", one_line(snapshot.meanwhile)])
     if snapshot.overdue_ns is not None:
         return ", ".join([*parts, f"no step for {seconds(snapshot.overdue_ns)}", one_line(snapshot.meanwhile)])
     if snapshot.steps_per_s is not None:
