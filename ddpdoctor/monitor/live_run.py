@@ -231,11 +231,20 @@ class LiveRun:
         newly = superseded(book, self._rivals)
         if newly:
             self._two_runs = two_runs(book, at_once=bool(self._rivals)) or self._two_runs
-            self._superseded |= newly
-            self._close_files()
-            self._assembly = Assembly(self._directory, self._superseded)
-            self._assembly.poll()
+            self._leave_out(self._superseded | newly)
+        elif self._rivals and not self.living() and any(map(is_alive, self._superseded)):
+            # Of jobs that ran at once the one that was shown is over: from now on it is the other.
+            self._rivals = frozenset(book.processes[pid].parent for pid in book.pids().values())
+            self._leave_out(frozenset(book.processes))
         return self._assembly
+
+    def _leave_out(self, processes: frozenset[int]) -> None:
+        """Know all processes but these, from their first row on."""
+        self._superseded = processes
+        self._close_files()
+        self._assembly = Assembly(self._directory, processes)
+        self._assembly.poll()
+        self.divergence, self._watch, self._asked = None, Watch(), 0
 
     def _ask_for_evidence(self, now_ns: int) -> None:
         """Have the ranks write what they have of torch's flight recorder, again after twice the time."""

@@ -55,6 +55,12 @@ def rank_of_environment() -> Optional[int]:
     return int(text) if owner == str(os.getpid()) else None
 
 
+def owner_of_environment() -> int:
+    """The process of the rank that has started this one, however many programs lie between; 0 for none."""
+    owner = os.environ.get(RANK_PROCESS_VARIABLE, "")
+    return int(owner) if owner.isdigit() and owner != str(os.getpid()) else 0
+
+
 class ProcessEnd:
     """Hooks the ways out of a process."""
 

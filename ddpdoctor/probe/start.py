@@ -10,7 +10,7 @@ from typing import Any, Optional
 from ..record import layout
 from .journal import Journal
 from .plan import plan_of
-from .process import ProcessEnd, end_with_parent, rank_of_environment
+from .process import ProcessEnd, end_with_parent, owner_of_environment, rank_of_environment
 from .torch_compat import after_import
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -36,6 +36,7 @@ def start(run_directory: str) -> None:
         "process",
         pid=os.getpid(),
         parent=parent,
+        owner=owner_of_environment(),
         rank=journal.rank,
         local_rank=_integer("LOCAL_RANK"),
         node=_integer("GROUP_RANK"),

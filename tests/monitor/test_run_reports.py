@@ -181,7 +181,7 @@ def test_a_standstill_before_the_first_step_says_later_for_how_long_it_lasts() -
     stall = StallView(title="the ranks part", since_ns=0, sides=())
     lines.news(_snapshot(record, stall=stall, state="stalled"))
     (later,) = lines.news(_snapshot(record, 50 * SECOND_NS, stall=stall, state="stalled"))
-    assert later.startswith("ddpdoctor: no step yet, stands for 50 s")
+    assert later.startswith("ddpdoctor: no step yet, stalled for 50 s")
 
 
 def test_a_progress_line_tells_waiting_from_transfer_and_the_phase_in_words() -> None:

@@ -38,6 +38,15 @@ def test_a_helper_that_a_rank_starts_is_no_rank_and_a_wrapper_around_one_neither
     assert superseded(book((10, 0, 1, False), (15, 0, 10, True))) == {10}
 
 
+def test_ranks_of_a_job_that_a_rank_has_launched_take_no_place() -> None:
+    """An evaluation that rank 0 starts by torchrun, which tells nothing of itself."""
+    made = book((10, 0, 1, True), (11, 1, 1, True))
+    made.take(100, {"event": "process", "parent": 90, "owner": 10, "kind": "start", "time_ns": 9})
+    made.take(100, {"event": "world", "rank": 0, "local_rank": 0, "world_size": 1, "backend": "gloo"})
+    assert rival_launchers(made, lambda pid: True) == frozenset()
+    assert superseded(made) == {100}
+
+
 def test_of_two_jobs_that_run_at_once_no_job_is_made() -> None:
     """Rank 1 of the first is the last to start, so that it is the newest of all."""
     both = book((10, 0, 1, True), (20, 0, 2, True), (21, 1, 2, True), (11, 1, 1, True))

@@ -17,6 +17,8 @@ class ProcessEntry:
         self.local_rank = 0
         self.node = 0
         self.parent = 0
+        self.owner = 0
+        """The rank's process that has started it, perhaps by programs that are not known; 0 for none."""
         self.started_ns = 0
         self.pulse_thread = 0
         """The thread of ours in it, by the number that the system knows."""
@@ -56,6 +58,7 @@ class RankBook:
         kind = event["event"]
         if kind == "process":
             entry.parent = int(event["parent"])
+            entry.owner = int(event.get("owner") or 0)
             entry.started_ns = int(event.get("time_ns", 0))
             if event.get("kind") == "start" and event.get("rank") is not None:
                 entry.rank = int(event["rank"])

@@ -74,8 +74,11 @@ def _serves_a_rank(book: RankBook, pid: int) -> bool:
 def _ancestors(book: RankBook, pid: int) -> list[int]:
     """The processes above one, as far as they are known."""
     found: list[int] = []
-    entry = book.processes.get(pid)
-    while entry is not None and entry.parent not in (*found, pid):
-        found.append(entry.parent)
-        entry = book.processes.get(entry.parent)
+    left = [pid]
+    while left:
+        entry = book.processes.get(left.pop())
+        above = () if entry is None else (entry.parent, entry.owner)
+        new = [one for one in above if one and one not in (*found, pid)]
+        found += new
+        left += new
     return found
