@@ -285,7 +285,7 @@ class LiveRun:
         """What could not be observed or read, in sentences."""
         files = self._assembly.files
         notes = [*self.nodes.notes(time.time_ns())]
-        told = self.nodes.tells_elsewhere or self.nodes.may_yet_come
+        told = self.nodes.tells_elsewhere or (self.nodes.may_yet_come and bool(self.living()))
         notes += [note for note in (self._two_runs, "" if told else missing_ranks(record)) if note]
         notes += probe_logs(self._directory)[:1]
         if self._assembly.faults:

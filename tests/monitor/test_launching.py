@@ -230,7 +230,7 @@ def test_a_look_that_fails_is_said_once_and_costs_no_report(
             written.append(record)
 
     written: list[str] = []
-    monkeypatch.setattr("ddpdoctor.profile.watch.live_source", lambda directory, job: Failing())
+    monkeypatch.setattr("ddpdoctor.profile.watch.live_source", lambda directory, job, **options: Failing())
     job: Any = None
     watcher = _Watcher(tmp_path, job)
     wanted: Any = Wanted()
