@@ -13,7 +13,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.monitor.processes.why_no_data import SILENT_AFTER_NS, Silence, missing_ranks, two_runs
+from ddpdoctor.monitor.processes.why_no_data import (
+    LONG_WITHOUT_A_GROUP_NS,
+    SILENT_AFTER_NS,
+    Silence,
+    missing_ranks,
+    two_runs,
+)
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import Job, Rank, RunRecord
 
@@ -30,11 +36,15 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _complaint(
-    processes: list[subprocess.Popen[bytes]], environment: dict[str, str], *options: str, program: str = "mpirun"
+    processes: list[subprocess.Popen[bytes]],
+    environment: dict[str, str],
+    *options: str,
+    program: str = "mpirun",
+    script: str = "",
 ) -> str:
     process = subprocess.Popen([sys.executable, *options, "-c", SLEEPS], env=environment)
     processes.append(process)
-    silence, record = Silence(process.pid, (program, "train.py")), RunRecord(job=Job(kind="run"))
+    silence, record = Silence(process.pid, (program, "train.py"), script), RunRecord(job=Job(kind="run"))
     deadline = time.monotonic() + 60
     while not (said := silence.reason(RankBook(), record, ended=True)).startswith((program, "Python")):
         silence.look(RankBook(), time.time_ns())
@@ -108,7 +118,8 @@ def _book(*ranks: tuple[int, int, int]) -> RankBook:
     ("line", "named"),
     [
         ("import horovod.torch as hvd", "Horovod"),
-        ("    from horovod import torch as hvd", "Horovod"),
+        ("from horovod import torch as hvd", "Horovod"),
+        ("try:\n    import horovod.torch as hvd\nexcept ImportError:\n    hvd = None", ""),
         ("import smdistributed.modelparallel.torch as smp", "SageMaker's model-parallel library"),
         ("from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel", "SageMaker's"),
         ("import smdistributed.dataparallel.torch.torch_smddp", ""),
@@ -130,3 +141,34 @@ def test_a_library_that_reduces_gradients_beside_ddp_is_named_with_what_still_wo
 def test_a_launcher_of_another_library_is_known_by_its_name() -> None:
     silence = Silence(None, ("horovodrun", "-np", "2", "sh", "train.sh"))
     assert "Horovod reduces the gradients" in silence.reason(RankBook(), RunRecord(job=Job(kind="run")), ended=True)
+
+
+def test_another_library_is_named_only_of_a_job_that_has_no_process_group_and_would_have_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import horovod.torch as hvd\n")
+    silence = Silence(None, ("torchrun", str(script)), str(script))
+    starts, waits = (
+        RunRecord(job=Job(kind="run", started_ns=1, ended_ns=1 + age_ns))
+        for age_ns in (2 * SILENT_AFTER_NS, LONG_WITHOUT_A_GROUP_NS)
+    )
+    book = _book((0, 10, 1))
+    assert silence.reason(book, starts, ended=False) == ""
+    assert silence.reason(book, waits, ended=False).startswith("Horovod reduces the gradients of this script")
+    book.take(10, {"event": "world", "rank": 0, "local_rank": 0, "world_size": 1, "backend": "gloo"})
+    assert silence.reason(book, waits, ended=False) == ""
+    assert silence.reason(book, waits, ended=True) == "no rank wrapped a model in DistributedDataParallel"
+    without = RankBook()
+    without.take(5, {"event": "process", "parent": 1, "kind": "start"})
+    without.take(5, {"event": "raised", "time_ns": 1, "type": "ImportError", "message": "No module named 'torch'"})
+    assert silence.reason(without, waits, ended=True).startswith("the job's Python has no torch")
+
+
+def test_a_launcher_that_drops_a_variable_is_told_so_of_a_script_with_another_library_too(
+    processes: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import horovod.torch as hvd\n")
+    whole = dict(os.environ) | observed(tmp_path, os.environ)
+    without_run = {name: value for name, value in whole.items() if name != "DDPDOCTOR_RUN"}
+    said = _complaint(processes, without_run, script=str(script))
+    assert said.startswith("mpirun starts Python without the variable DDPDOCTOR_RUN")

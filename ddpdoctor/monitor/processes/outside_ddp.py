@@ -18,7 +18,11 @@ _LAUNCHERS = {"horovodrun": "Horovod", "bpslaunch": "BytePS"}
 
 
 def library_of(script: str, program: str) -> str:
-    """What people call the library that a script imports, or whose launcher starts it; empty where there is none."""
+    """What people call the library that a script needs, or whose launcher starts it; empty where there is none.
+
+    A script needs what it imports before anything else is decided, in column 0: an import under ``try`` or ``if`` is
+    of a library that a DDP job may do without.
+    """
     if program in _LAUNCHERS:
         return _LAUNCHERS[program]
     try:
@@ -39,4 +43,4 @@ def sentence(library: str) -> str:
 
 
 def _imports(module: str, text: str) -> bool:
-    return re.search(rf"^[ \t]*(?:import|from)[ \t]+{re.escape(module)}(?![\w])", text, re.MULTILINE) is not None
+    return re.search(rf"^(?:import|from)[ \t]+{re.escape(module)}(?![\w])", text, re.MULTILINE) is not None

@@ -17,6 +17,9 @@ from ddpdoctor.record.model import RankException, RunRecord
 
 SILENT_AFTER_NS = 10_000_000_000
 """A job of which nothing was heard for so long is complained of while it runs."""
+LONG_WITHOUT_A_GROUP_NS = 120_000_000_000
+"""A script that imports such a library may make a process group of torch's later: the imports and the reading of the
+data come first, which take a minute or two from a disk of the network."""
 LOOK_EVERY_NS = 1_000_000_000
 _PASSING_ON = {
     "mpirun": "`mpirun -x DDPDOCTOR_RUN -x PYTHONPATH` (Open MPI) or `-genvlist DDPDOCTOR_RUN,PYTHONPATH` (MPICH)",
@@ -55,13 +58,15 @@ class Silence:
         """Why no step was measured, as a sentence without a full stop; empty while that may yet change."""
         if any(len(track) for track in record.step_tracks):
             return ""
-        old = record.job.ended_ns - record.job.started_ns >= SILENT_AFTER_NS
-        if self._library and not record.wraps and (ended or old):
-            return sentence(self._library)
-        if not book.processes:
-            return (self._complaint or (self._never_heard() if ended else "")) if ended or old else ""
+        age_ns = record.job.ended_ns - record.job.started_ns
+        if self._complaint and not book.processes:
+            return self._complaint if ended or age_ns >= SILENT_AFTER_NS else ""
         if exception := _without_torch(record, book):
             return f"the job's Python has no torch ({exception})"
+        if self._library and not book.worlds and (ended or age_ns >= LONG_WITHOUT_A_GROUP_NS):
+            return sentence(self._library)
+        if not book.processes:
+            return self._never_heard() if ended else ""
         if not ended:
             return ""
         if not book.worlds and len(record.ranks) > 1 and all(rank.main_finished for rank in record.ranks):
