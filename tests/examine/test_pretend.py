@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import textwrap
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from ddpdoctor.probe.rehearsal.pretend import image_datasets, tables, trackers, weights
 from tests.check_command import check
@@ -188,6 +190,8 @@ tokenizer = AutoTokenizer.from_pretrained("google-bert/bert-base-cased")
 batch = tokenizer(["a text", "another"], ["its pair", "b"], padding=True, truncation=True, return_tensors="pt")
 assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True).startswith("a text")
 assert batch["token_type_ids"].any() and tokenizer.pad_token_id is not None
+assert sorted(AutoTokenizer.from_pretrained("nucleotides").get_vocab()) == sorted(["[PAD]", "[UNK]", *"ACGT"])
+assert {"A", "C", "G", "T"} < set(AutoTokenizer.from_pretrained("./bert-of-dna").get_vocab())
 model = AutoModelForSequenceClassification.from_pretrained("google-bert/bert-base-cased", num_labels=3)
 assert AutoConfig.from_pretrained("someone/llama-70b").hidden_size == 256
 assert model.config.num_labels == 3 and model.config.hidden_size == 768 and model.config.num_hidden_layers == 2
@@ -203,6 +207,18 @@ dist.destroy_process_group()
 
 def test_a_model_of_the_hub_is_a_small_one_of_its_kind(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LANGUAGE)
+    words = ["[PAD]", "[UNK]", *"ACGT"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    (tmp_path / "nucleotides").mkdir()
+    inner.save(str(tmp_path / "nucleotides" / "tokenizer.json"))
+    (tmp_path / "nucleotides" / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "pad_token": "[PAD]"})
+    )
+    (tmp_path / "bert-of-dna").mkdir()
+    (tmp_path / "bert-of-dna" / "vocab.txt").write_text("\n".join([*words, "[CLS]", "[SEP]", "[MASK]"]))
+    (tmp_path / "bert-of-dna" / "config.json").write_text(json.dumps({"model_type": "bert"}))
     _, report = check("--time-limit", "240", "train.py", cwd=tmp_path, HF_HOME=str(tmp_path / "none"))
     rehearsal = report["rehearsal"]
     assert rehearsal["steps"] == 2, rehearsal

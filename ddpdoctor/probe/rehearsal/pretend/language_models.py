@@ -17,7 +17,8 @@ NARROW, HEADS = 256, 8
 LONGEST = 512
 """Tokens of a text."""
 FEWEST_TOKENS = 32
-"""transformers 5 makes a tokenizer of the special tokens alone where there is a configuration and no vocabulary."""
+"""transformers 5 makes a tokenizer of the special tokens alone where there is a configuration and no vocabulary: in
+5.23 fewer than these, and at most one token that is not special (``▁``, ``.``). Those of nucleotides are as small."""
 _KINDS = {"smollm": "llama", "alpaca": "llama", "vicuna": "llama", "pythia": "gpt_neox", "dialogpt": "gpt2"}
 """Names of models that do not say what kind they are."""
 _READ_BY_THE_LOADER = frozenset(
@@ -111,15 +112,26 @@ def _serve_tokenizer(owner: Any, note: Note) -> None:
         try:
             with OffTheNetwork():
                 loaded = load(cls, name, *arguments, **options)
-            if len(loaded) >= FEWEST_TOKENS:
-                return loaded
         except Exception as error:
             if not is_absence(error):
                 raise
+        else:
+            if _has_vocabulary(loaded):
+                return loaded
         note(f"the tokenizer of {short_name(name)} (one token a byte)")
         return _tokenizer(kind_of(str(name)), options)
 
     owner.from_pretrained = classmethod(from_pretrained)
+
+
+def _has_vocabulary(tokenizer: Any) -> bool:
+    """Tell a tokenizer that was read from the disk, however small, from one of the special tokens alone."""
+    try:
+        if len(tokenizer) >= FEWEST_TOKENS:
+            return True
+        return len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) > 1
+    except Exception:  # one of the script's own, which has no such methods
+        return True
 
 
 def _tokenizer(kind: str, options: dict[str, Any]) -> Any:
