@@ -36,6 +36,8 @@ _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _OF_SLURM = re.compile(r"'SLURM_\w+'")
 """The message of a KeyError for a variable that is not there."""
 _OF_TORCH_LOAD = "torch/serialization.py"
+_OF_NO_WEIGHTS = "NoWeights"
+"""The class that stands for an absent checkpoint, as the message of an exception names it."""
 _OF_ANY_SIZE = re.compile(r"view size is not compatible.*", re.DOTALL)
 """What torch says of a tensor that is not contiguous, however large it is."""
 _OF_FEWER_SAMPLES = frozenset({"IndexError", "ZeroDivisionError", "AssertionError", "StopIteration"})
@@ -52,13 +54,20 @@ class Try(msgspec.Struct, frozen=True):
 def rehearse_until_shown(
     request: RehearsalRequest, rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]]
 ) -> tuple[RunRecord, RehearsalSection]:
-    """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before."""
+    """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before.
+
+    A rehearsal without the weights of a checkpoint that fails for want of them says nothing of the script: then the
+    one counts that found the checkpoint missing.
+    """
     record, section = rehearse_once(request)
     notes: tuple[str, ...] = ()
+    lacking: tuple[RunRecord, RehearsalSection, tuple[str, ...]] | None = None
     for _ in range(TRIES - 1):
         found = another_try(request, record, section)
         if found is None:
             break
+        if found.request.absent_weights and lacking is None:
+            lacking = record, section, (*notes, f"{found.why}, which do not do for this script")
         request, notes = found.request, (*notes, found.why)
         before = record, section
         record, section = rehearse_once(request)
@@ -67,7 +76,16 @@ def rehearse_until_shown(
             record, section = before
             notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
             break
+    if lacking is not None and _fails_without_weights(record, section, lacking[1].steps):
+        record, section, notes = lacking
     return record, msgspec.structs.replace(section, notes=(*section.notes, *notes)) if notes else section
+
+
+def _fails_without_weights(record: RunRecord, section: RehearsalSection, steps_before: int) -> bool:
+    """Tell whether a rehearsal without a checkpoint may have failed because a script reads more of it than weights."""
+    raised = list(_exceptions(record))
+    failed = section.status == "failed" or (section.status == "stopped" and bool(raised))
+    return failed and (section.steps <= steps_before or any(_OF_NO_WEIGHTS in one.message for one in raised))
 
 
 def another_try(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:

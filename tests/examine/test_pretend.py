@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import random
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.another_try import rehearse_until_shown
+from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.probe.rehearsal.pretend import image_datasets, tables, trackers, weights
+from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
 # A library in the place of torchvision, with the classes and signatures that are patched there.
@@ -283,3 +289,60 @@ def test_a_checkpoint_that_the_script_cannot_do_without_is_replaced_and_no_other
     assert not any(note.startswith("pretended") and "resume.pth" in note for note in rehearsal["notes"])
     code, report = check("--time-limit", "240", "--no-pretend", "train.py", cwd=tmp_path)
     assert (code, report["rehearsal"]["steps"]) == (3, 0) and "lacks the data" in report["rehearsal"]["hint"]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        'optimizer.load_state_dict(made["optimizer"])',
+        'start = made["epoch"] + 1 if dist.get_rank() == 0 else 0',
+        'options = made["args"].lr',
+    ],
+)
+def test_a_script_that_reads_more_of_an_absent_checkpoint_than_weights_is_not_blamed(
+    reads: str, tmp_path: Path
+) -> None:
+    loads = 'made = torch.load("out/last.pth", weights_only=False)\nmodel.module.load_state_dict(made["model"])\n'
+    begin, loop = FINE_TUNING.split("for step", 1)
+    begin = "\n".join(line for line in begin.splitlines() if "pretrained.pth" not in line)
+    (tmp_path / "train.py").write_text(f"{begin}\n{loads}{reads}\nfor step{loop}")
+    code, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"], rehearsal["steps"]) == (3, "failed", 0), report["findings"]
+    assert "out/last.pth" in rehearsal["reason"] and "lacks the data" in rehearsal["hint"]
+    (note,) = (note for note in rehearsal["notes"] if "last.pth" in note)
+    assert note.endswith(
+        "rehearsed again with the weights that the model was made with, which do not do for this script"
+    )
+
+
+def _failing(kind: str, message: str, steps: int = 0) -> tuple[RunRecord, RehearsalSection]:
+    """A rehearsal that ended in an exception after some steps; without a kind one that did not fail."""
+    raised = RankException(time_ns=1, type=kind, message=message, traceback='File "/lib/torch/serialization.py"\n')
+    ranks = (Rank(rank=0, end="raised", exceptions=(raised,)),) if kind else ()
+    section = RehearsalSection(status="failed" if kind else "completed", reason=message, steps=steps)
+    return RunRecord(job=Job(kind="rehearsal"), ranks=ranks), section
+
+
+@pytest.mark.parametrize(
+    ("runs", "counts"),
+    [
+        (["first.pth", ("KeyError", "'param_groups'", 0)], 0),
+        (["first.pth", "second.pth", ("", "", 4)], 2),
+        (["first.pth", "second.pth", ("TypeError", "'int' object is not iterable", 0)], 0),
+        (["first.pth", ("TypeError", "'>' not supported between instances of 'float' and 'NoWeights'", 4)], 0),
+        (["first.pth", ("ValueError", "of the script itself", 4)], 1),
+    ],
+)
+def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[Any], counts: int) -> None:
+    made = [
+        _failing("FileNotFoundError", f"[Errno 2] No such file or directory: '{run}'")
+        if isinstance(run, str)
+        else _failing(*run)
+        for run in runs
+    ]
+    again: Iterator[tuple[RunRecord, RehearsalSection]] = iter(made)
+    record, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))
+    assert next(again, None) is None and record is made[counts][0]
+    assert msgspec.structs.replace(section, notes=()) == made[counts][1]
+    assert section.notes[0].endswith(", which do not do for this script") == (counts == 0)

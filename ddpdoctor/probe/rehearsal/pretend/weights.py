@@ -13,7 +13,7 @@ _NO_SETTINGS = frozenset({"config", "dtype", "torch_dtype", "from_pretrained"})
 """Options of a model whose names a configuration has, too."""
 
 
-class NoWeights(dict):  # type: ignore[type-arg]
+class NoWeights(dict[Any, Any]):
     """Stands for a checkpoint that was not downloaded: it holds nothing, and every part of it is of the same kind.
 
     ``Module.load_state_dict`` leaves the module as it is where it gets one.
