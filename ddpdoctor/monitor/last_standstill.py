@@ -57,7 +57,11 @@ class LastStandstill:
             self._stood = stood = None
         self.holds = stood is not None and ending and not _left_by_itself(stood, told_to_end=told_to_end)
         if stood is not None and self.holds:
-            return msgspec.structs.replace(stood.view, may_go_on=False)
+            if not (told_to_end or ended) and stall is not None and _proves(stall, divergence, record):
+                view = msgspec.structs.replace(stood.view, may_go_on=False)
+                self._stood = stood = msgspec.structs.replace(stood, view=view)
+            # A signal ends what was not proved; it does not prove it.
+            return msgspec.structs.replace(stood.view, may_go_on=False, cut_short=stood.view.may_go_on)
         if told_to_end:
             return None  # What looks like a standstill now is how its processes end.
         if stall is not None and divergence is not None and finding is not None:
@@ -103,6 +107,12 @@ def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:
     waiting = {turn.rank for turn in stood.divergence.turns if turn.waiting}
     failed = any(_raised_its_own(rank) for rank in record.ranks if rank.rank not in waiting)
     return moved or finished or (failed and stood.divergence.form != "absentee")
+
+
+def _proves(stall: StallView, divergence: Divergence | None, record: RunRecord) -> bool:
+    """Tell whether what the ranks do that are left proves that they stand for good; of the dead, nothing does."""
+    lives = any(rank.stuck and rank.end == "running" for rank in record.ranks)
+    return not stall.may_go_on and divergence is not None and (divergence.form != "stuck" or lives)
 
 
 def _raised_its_own(rank: Rank) -> bool:

@@ -115,6 +115,13 @@ class StallView(msgspec.Struct, frozen=True, kw_only=True):
     """When the process group gives up, where its timeout is known."""
     may_go_on: bool = False
     """It is not proved (yet) that the ranks will stand for good."""
+    cut_short: bool = False
+    """Somebody ended the job in it before that was proved: it goes on no more, but might have."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether it is proved that the ranks stand for good, by themselves."""
+        return not self.may_go_on and not self.cut_short
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):

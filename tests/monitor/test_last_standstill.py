@@ -56,7 +56,7 @@ def test_a_job_that_was_told_to_end_ended_in_its_standstill() -> None:
     last = stood()
     gone = record(raised(0, "RuntimeError", communication=True), Rank(rank=1, end="signalled", ended_ns=9))
     shown = last.look(None, None, None, gone, told_to_end=True, ended=True)
-    assert shown == msgspec.structs.replace(STALL, may_go_on=False)
+    assert shown == msgspec.structs.replace(STALL, may_go_on=False, cut_short=True) and not shown.proved
     views = (FindingView(finding=finding("DDP703", "rank 1 was gone"), since_ns=1),)
     speed = FindingView(finding=finding("DDP401", "slow", Severity.WARNING), since_ns=1)
     told = last.as_cause((*views, speed))
@@ -64,6 +64,27 @@ def test_a_job_that_was_told_to_end_ended_in_its_standstill() -> None:
         ("DDP305", Severity.ERROR),
         ("DDP401", Severity.WARNING),
     ]
+
+
+def test_one_that_was_proved_before_the_job_was_told_to_end_stays_so() -> None:
+    last = LastStandstill()
+    proved = msgspec.structs.replace(STALL, may_go_on=False)
+    last.look(proved, HANG, STUCK, record(), told_to_end=False, ended=False)
+    shown = last.look(None, None, None, record(), told_to_end=True, ended=False)
+    assert shown is not None and shown.proved
+
+
+def test_one_that_is_proved_after_a_rank_has_given_up_is_proved() -> None:
+    last = stood()
+    gave_up, proved = raised(0, "DistBackendError"), msgspec.structs.replace(STALL, may_go_on=False)
+    dead, stuck = Rank(rank=1, end="signalled", ended_ns=9, stuck=True), Rank(rank=1, end="running", stuck=True)
+    for stall, other in ((None, stuck), (STALL, stuck), (proved, dead)):
+        shown = last.look(stall, HANG, STUCK, record(gave_up, other), told_to_end=False, ended=False)
+        assert shown is not None and not shown.may_go_on and not shown.proved
+    assert last.look(proved, HANG, STUCK, record(gave_up, dead), told_to_end=False, ended=True) == shown
+    for stall in (proved, None):
+        shown = last.look(stall, HANG, STUCK, record(gave_up, stuck), told_to_end=False, ended=False)
+        assert shown is not None and shown.proved
 
 
 def test_ranks_that_vanish_together_ended_in_it_as_well() -> None:

@@ -27,6 +27,7 @@ from ddpdoctor.report.formats.json import finding_object
 
 if TYPE_CHECKING:
     from ddpdoctor.finding import Finding
+    from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.monitor.snapshot import RankView, Snapshot
 
 SCHEMA = 1
@@ -34,6 +35,8 @@ LONGEST_S = 30.0
 """The command is killed, with all that it has started, when it takes longer."""
 HELD_NS = 5_000_000_000
 """A hang has to be shown for so long before something is done that may end the job."""
+LOOK_EVERY_S = 0.1
+"""At whether the command is to be killed."""
 OUTPUT_FILE = "on-hang.log"
 
 
@@ -42,7 +45,7 @@ def read_command(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--on-hang {text}: {str(error).lower()}", "Quote it as in a shell.") from error
+        raise UsageError(f"--on-hang: {str(error).lower()}", "Quote it as in a shell.") from error
     if not words:
         raise UsageError("--on-hang names no command")
     if shutil.which(words[0]) is None:
@@ -57,23 +60,31 @@ def read_command(text: str) -> tuple[str, ...]:
 class HangCommand:
     """Waits for a proved hang in what it is shown, and runs the command then."""
 
-    def __init__(self, words: tuple[str, ...], directory: Path, longest_s: float = LONGEST_S) -> None:
-        """Its output goes to a file of the run's ``directory``."""
+    def __init__(
+        self, words: tuple[str, ...], directory: Path, job: LaunchedJob | None = None, longest_s: float = LONGEST_S
+    ) -> None:
+        """Its output goes to a file of the run's ``directory``; ``job`` is the one that was started here."""
         self._words = words
         self._directory = directory
+        self._job = job
         self._longest_s = longest_s
         self._since_ns: int | None = None
         self._last: Snapshot | None = None
         """The last that showed a hang."""
         self._thread: threading.Thread | None = None
+        self._until_s = 0.0
+        self._is_closed = False
+        self._is_to_be_killed = False
+        self.name = plain(Path(words[0]).name)
+        """Of the program alone: its arguments may hold a password, or an address that is one."""
         self.note = ""
         """What became of it, as a sentence without a full stop; empty as long as nothing did."""
 
     def take(self, snapshot: Snapshot) -> None:
         """See whether the job hangs, and has done so for a while."""
-        if self._thread is not None or snapshot.state == "ended":
+        if self._thread is not None or self._is_closed or self._was_told_to_end() or snapshot.state == "ended":
             return
-        if snapshot.stall is None or snapshot.stall.may_go_on:
+        if snapshot.stall is None or not snapshot.stall.proved:
             self._since_ns = self._last = None
             return
         self._since_ns = self._since_ns or snapshot.now_ns
@@ -82,22 +93,45 @@ class HangCommand:
             self._start(snapshot)
 
     def close(self, *, ended: bool) -> None:
-        """The job has ended, or is watched no longer: wait for a command that runs, within its bound.
+        """Start nothing from now on; ``ended``: the job has.
 
-        A hang that ended with the job before it was shown for long enough is told now, unless the job goes on.
+        A hang with which the job ended by itself, before it was shown for long enough, is told now.
         """
-        if ended and self._thread is None and self._last is not None:
+        if ended and not self._is_closed and not self._was_told_to_end() and self._thread is None and self._last:
             self._start(self._last)
-        if self._thread is not None:
-            self._thread.join()
+        self._is_closed = True
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command was started, and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def left_s(self) -> float:
+        """How long it may still take."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    def kill(self) -> None:
+        """Have the command killed, with all that it has started."""
+        self._is_to_be_killed = True
+
+    def _was_told_to_end(self) -> bool:
+        """Tell whether whoever watches the job has ended it: they know."""
+        return self._job is not None and self._job.told_to_end
 
     def _start(self, snapshot: Snapshot) -> None:
         told = msgspec.json.encode(as_object(snapshot, str(Path.cwd())))
+        self.note = f"--on-hang: `{self.name}` was told of the hang and still runs"
+        self._until_s = time.monotonic() + self._longest_s
         self._thread = threading.Thread(target=self._run, args=(told + b"\n",), name="ddpdoctor-on-hang", daemon=True)
-        self._thread.start()
+        # A signal that is kept back in the main thread would end the process in one that does not keep it back.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run(self, told: bytes) -> None:
-        name = shlex.join(self._words)
         began_s = time.monotonic()
         try:
             with self._output() as output:
@@ -109,30 +143,49 @@ class HangCommand:
                     start_new_session=True,
                     preexec_fn=unblock_signals,  # We keep ours back; it has to hear its own.
                 )
-                try:
-                    process.communicate(told, timeout=self._longest_s)
-                finally:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        except subprocess.TimeoutExpired:
-            self.note = f"--on-hang: `{name}` took longer than {self._longest_s:.0f} s and was killed"
         except OSError as error:
-            self.note = f"--on-hang: `{name}` could not be run: {error.strerror or error}"
-        else:
-            code, seconds = process.returncode, time.monotonic() - began_s
-            said = f"failed with exit code {code}" if code > 0 else f"was killed by signal {-code}"
-            self.note = (
-                f"--on-hang: `{name}` was told of the hang and ended after {seconds:.1f} s"
-                if code == 0
-                else f"--on-hang: `{name}` {said}; what it printed is in {self._directory / OUTPUT_FILE}"
-            )
+            self.note = f"--on-hang: `{self.name}` could not be run: {error.strerror or error}"
+            return
+        # It may end without reading all of it: a thread of its own, for of many ranks it is more than a pipe holds.
+        threading.Thread(target=_give, args=(process.stdin, told), name="ddpdoctor-on-hang-in", daemon=True).start()
+        if not self._ends(process):
+            # What it has left in the background is let be where it ended by itself.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            killed_by_user = f"--on-hang: `{self.name}` was killed when you asked to end"
+            took_long = f"--on-hang: `{self.name}` took longer than {self._longest_s:.0f} s and was killed"
+            self.note = killed_by_user if self._is_to_be_killed else took_long
+            return
+        code, seconds = process.returncode, time.monotonic() - began_s
+        said = f"failed with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+        self.note = (
+            f"--on-hang: `{self.name}` was told of the hang and ended after {seconds:.1f} s"
+            if code == 0
+            else f"--on-hang: `{self.name}` {said}; what it printed is in {self._directory / OUTPUT_FILE}"
+        )
+
+    def _ends(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether it ends before its time is over and before it is to be killed."""
+        while not self._is_to_be_killed and (left_s := self.left_s) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(min(LOOK_EVERY_S, left_s))
+                return True
+        return False
 
     def _output(self) -> IO[bytes]:
         try:
             return (self._directory / OUTPUT_FILE).open("wb")
         except OSError:
             return Path(os.devnull).open("wb")
+
+
+def _give(stdin: IO[bytes] | None, told: bytes) -> None:
+    """Write all of it; that nobody reads it is no fault."""
+    with suppress(OSError):
+        if stdin is not None:
+            with stdin:
+                stdin.write(told)
 
 
 def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.cli.live import signals
 from ddpdoctor.report import streams
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.live.hang_command import HangCommand
+    from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.metrics.server import MetricsServer
     from ddpdoctor.profile.watch import RunSource
+
+REPORT_WAITS_S = 3.0
+"""So long the report waits for a command that runs, to say how it ended; a message is sent within a second or two."""
 
 
 class Outlets:
@@ -31,19 +37,39 @@ class Outlets:
             self._server = MetricsServer(read_address(metrics))
             streams.say(f"ddpdoctor: metrics are served at http://{self._server.address}/metrics")
 
-    def connect(self, source: RunSource, directory: Path) -> None:
-        """Have each new snapshot passed on."""
+    def connect(self, source: RunSource, directory: Path, job: LaunchedJob | None = None) -> None:
+        """Have each new snapshot passed on; ``job`` is the one that was started here."""
         if self._server is not None:
             source.tell(self._server)
         if self._words:
             from ddpdoctor.cli.live.hang_command import HangCommand
 
-            self._command = HangCommand(self._words, directory)
+            self._command = HangCommand(self._words, directory, job)
             source.tell(self._command)
 
     def close(self, *, ended: bool) -> None:
-        """Listen no more; waits for a command that runs, within its bound. ``ended``: the job has."""
+        """Listen no more, start nothing any more; ``ended``: the job that was started here has.
+
+        Waits for a command that runs, for a few seconds or until a signal asks to end.
+        """
         if self._server is not None:
             self._server.close()
         if self._command is not None:
             self._command.close(ended=ended)
+            until_s = time.monotonic() + REPORT_WAITS_S
+            while self._command.runs and time.monotonic() < until_s:
+                if signals.wait(0.1) is not None:
+                    self._command.kill()
+
+    def finish(self) -> None:
+        """Wait until a command that still runs has ended, or its time is over; a signal that asks to end kills it."""
+        command = self._command
+        if command is None or not command.runs:
+            return
+        streams.say(
+            f"ddpdoctor: waits for `{command.name}` of --on-hang, {command.left_s:.0f} s at most; Ctrl-C kills it"
+        )
+        while command.runs:
+            if signals.wait(0.1) is not None:
+                command.kill()
+        streams.say(f"ddpdoctor: {command.note}")

@@ -89,11 +89,13 @@ def attach(
                     streams.say("ddpdoctor: detached; the job goes on")
                     break
             if outlets is not None:
-                outlets.close(ended=snapshot.state == "ended")
+                outlets.close(ended=False)  # Who ended a job that others started is not known.
             wanted.write(source.final_snapshot())
             wanted.write_trace(source.record())
         finally:
             source.close()
+            if outlets is not None:
+                outlets.finish()
     return ExitCode.CLEAN
 
 
@@ -118,7 +120,7 @@ class _Watcher:
 
             self._source = live_source(directory, job, head_at=head_at)
             if outlets is not None:
-                outlets.connect(self._source, directory)
+                outlets.connect(self._source, directory, job)
 
     def show_screen(self, relay: signals.Relay) -> None:
         """Show the screen until the user leaves it, and do to the job what they asked for."""
@@ -147,6 +149,9 @@ class _Watcher:
                 wanted.write(self._source.final_snapshot(), beside_a_job=True)
                 wanted.write_trace(self._source.record())
                 self._source.close()
+        with self._guarded():
+            if self._outlets is not None:
+                self._outlets.finish()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
