@@ -65,7 +65,7 @@ def _findings(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _hang(snapshot: Snapshot) -> Iterator[Sample]:
-    yield (), snapshot.stall is not None and not snapshot.stall.may_go_on
+    yield (), snapshot.stall is not None and snapshot.stall.proved
 
 
 def _standstill(snapshot: Snapshot) -> Iterator[Sample]:
@@ -160,14 +160,21 @@ def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Calla
     return samples
 
 
-def _traffic(value: Callable[[Traffic], float | None]) -> Callable[[Snapshot], Iterator[Sample]]:
-    """One figure of each kind of communication."""
+def _traffic(
+    value: Callable[[Traffic], float | None], together: Callable[[list[float]], float]
+) -> Callable[[Snapshot], Iterator[Sample]]:
+    """One figure of each kind of communication; that of several groups of the same ranks is made ``together``.
+
+    Of two samples with the same labels Prometheus refuses all that is served.
+    """
 
     def samples(snapshot: Snapshot) -> Iterator[Sample]:
+        found: dict[tuple[str, ...], list[float]] = {}
         for traffic in snapshot.traffic:
             figure = value(traffic)
             if figure is not None:
-                yield (traffic.group, traffic.kind, traffic.backend), figure
+                found.setdefault((traffic.group, traffic.kind, traffic.backend), []).append(figure)
+        yield from ((labels, together(figures)) for labels, figures in found.items())
 
     return samples
 
@@ -261,14 +268,14 @@ FAMILIES = (
     ),
     _family(
         "traffic_bytes_per_step",
-        "Bytes that a rank gives to communication of this kind",
-        _traffic(lambda traffic: traffic.bytes_per_step),
+        "Bytes that a rank gives to communication of this kind, in all groups of these ranks",
+        _traffic(lambda traffic: traffic.bytes_per_step, sum),
         _OF_TRAFFIC,
     ),
     _family(
         "bus_bandwidth_bytes_per_second",
-        "A lower bound of the bus bandwidth",
-        _traffic(lambda traffic: traffic.bus_bandwidth_bytes_per_s),
+        "A lower bound of the bus bandwidth, the highest of groups of the same ranks",
+        _traffic(lambda traffic: traffic.bus_bandwidth_bytes_per_s, max),
         _OF_TRAFFIC,
     ),
     _family(
@@ -284,6 +291,12 @@ FAMILIES = (
         unit="seconds",
     ),
     _family("rank_alive", "1 while the rank's process runs", _ranks(lambda rank: rank.alive), _OF_A_RANK),
+    _family(
+        "rank_failed",
+        "1 when the rank's process has ended other than well: by an exception, a signal, or another code than 0",
+        _ranks(lambda rank: rank.failed),
+        _OF_A_RANK,
+    ),
     _family("rank_steps_total", "Steps of the rank", _ranks(lambda rank: rank.step), _OF_A_RANK),
     _family(
         "rank_step_median_seconds",

@@ -36,6 +36,8 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     where: Frame | None = None
     """The user's line that its main thread is at, where that is known."""
     alive: bool = True
+    failed: bool = False
+    """Its process has ended, and not well: by an exception, by a signal, or with another code than 0."""
     culprit: bool = False
     """It is the one that makes the others late, or that a verdict names."""
     step: int | None = None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +16,13 @@ import msgspec
 import pytest
 import yaml
 
+from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.metrics.families import FAMILIES
 from ddpdoctor.metrics.server import Address, MetricsServer
 from ddpdoctor.monitor.demo.demo import demo_snapshot
 from ddpdoctor.monitor.snapshot import Snapshot, WaitView
+from ddpdoctor.monitor.views.rank_view import rank_views
+from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.measured import Gpu
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +118,72 @@ def test_a_hang_and_its_culprit_are_told() -> None:
     assert served["ddpdoctor_standstill_seconds"][0].value > 0
     unsure = msgspec.structs.replace(snapshot.stall, may_go_on=True)
     assert _served(msgspec.structs.replace(snapshot, stall=unsure))["ddpdoctor_hang"][0].value == 0
+
+
+def test_what_was_cut_short_is_no_hang() -> None:
+    snapshot = _moment(100)
+    assert snapshot.stall is not None
+    ended = msgspec.structs.replace(snapshot.stall, may_go_on=False, cut_short=True)
+    assert _served(msgspec.structs.replace(snapshot, stall=ended))["ddpdoctor_hang"][0].value == 0
+
+
+def test_groups_of_the_same_ranks_are_one_sample() -> None:
+    snapshot = _moment(10)
+    one = msgspec.structs.replace(snapshot.traffic[0], bytes_per_step=100.0, bus_bandwidth_bytes_per_s=7.0)
+    other = msgspec.structs.replace(one, bytes_per_step=20.0, bus_bandwidth_bytes_per_s=9.0)
+    unmeasured = msgspec.structs.replace(one, bytes_per_step=3.0, bus_bandwidth_bytes_per_s=None)
+    served = _served(msgspec.structs.replace(snapshot, traffic=(one, other, unmeasured)))
+    assert [sample.value for sample in served["ddpdoctor_traffic_bytes_per_step"]] == [123]
+    assert [sample.value for sample in served["ddpdoctor_bus_bandwidth_bytes_per_second"]] == [9]
+
+
+def test_a_rank_that_ended_well_has_not_failed() -> None:
+    ranks = (
+        Rank(rank=0, end="running"),
+        Rank(rank=1, end="finished", exit_code=0, main_finished=True),
+        Rank(rank=2, end="signalled", signal=6, main_finished=True),
+        Rank(rank=3, end="left-by-exit", exit_code=0),
+        Rank(rank=4, end="signalled", signal=9),
+        Rank(rank=5, end="left-by-exit", exit_code=2),
+        Rank(rank=6, end="raised"),
+    )
+    record = RunRecord(job=Job(kind="run", world_size=7), ranks=ranks)
+    snapshot = msgspec.structs.replace(_moment(10), ranks=rank_views(record, summarise(record), 1))
+    served = _served(snapshot)
+    failed = {sample.labels["rank"] for sample in served["ddpdoctor_rank_failed"] if sample.value == 1}
+    assert failed == {"4", "5", "6"}
+    assert sum(sample.value for sample in served["ddpdoctor_rank_alive"]) == 1
+
+
+def test_the_rule_on_ranks_that_have_failed_asks_not_who_is_alive() -> None:
+    expressions = [text for alert, text in _expressions() if alert == "DdpRankGone"]
+    assert any("ddpdoctor_rank_failed == 1" in text for text in expressions)
+    assert not any("rank_alive" in text for text in expressions)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq")
+@pytest.mark.parametrize("hears", ["a hang", "no JSON"])
+def test_the_documented_command_sends_a_message(hears: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    (script,) = [block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "jq" in block]
+    (tmp_path / "notify.sh").write_text(script)
+    (tmp_path / "curl").write_text(
+        f'#!/bin/sh\nfor last; do :; done\necho "$last" > {tmp_path}/to\ncat > {tmp_path}/sent\n'
+    )
+    (tmp_path / "curl").chmod(0o755)
+    text = 'train.py: rank 1 "stands"\nat $HOME'
+    ended = subprocess.run(
+        ("sh", tmp_path / "notify.sh"),
+        input=json.dumps({"text": text, "culprits": []}) if hears == "a hang" else "{{",
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "WEBHOOK": "https://hooks/x"},
+        text=True,
+        check=False,
+    )
+    if hears == "a hang":
+        assert ended.returncode == 0 and json.loads((tmp_path / "sent").read_text()) == {"text": text}
+        assert (tmp_path / "to").read_text() == "https://hooks/x\n"
+    else:
+        assert ended.returncode != 0 and not (tmp_path / "sent").exists()
 
 
 def test_what_is_not_known_or_old_has_no_sample() -> None:

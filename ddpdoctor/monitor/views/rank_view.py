@@ -63,6 +63,7 @@ def rank_views(
             state_since_ns=_since_ns(pulse, stepped_at_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
             alive=rank.end == "running",
+            failed=_failed(rank),
             culprit=number in culprits,
             step=step,
             stepped_at_ns=stepped_at_ns,
@@ -99,6 +100,13 @@ def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None) -> int | None:
     if pulse is not None and pulse.phase == "evaluation" and stepped_at_ns is not None:
         return stepped_at_ns
     return pulse.phase_since_ns or None if pulse is not None else None
+
+
+def _failed(rank: Rank) -> bool:
+    """Tell whether a process has ended other than well; what happens to it after its script is over is no matter."""
+    if rank.end in ("running", "finished", "ended-by-rehearsal") or rank.main_finished:
+        return False
+    return rank.end == "raised" or rank.exit_code != 0
 
 
 def _end_of(rank: Rank) -> str:
