@@ -102,7 +102,7 @@ BROKEN = {
     "SEED": "0",
     "WORKERS": "1",
     "SAMPLER": "None",
-    "MEET": "os.environ['MASTER_ADDR'] = 'localhost'",
+    "MEET": "os.environ['MASTER_ADDR'] = '127.0.0.2'",
     "GUARD": "if not os.path.exists('tokens.txt')",
     "WAIT": "pass",
     "FLAG": "flag",
