@@ -80,6 +80,8 @@ class LiveRun:
         self.own_record = RunRecord(job=plan.job)
         """What this node's ranks wrote, as of the newest look."""
         self._watch = Watch()
+        self._epoch: tuple[tuple[str, int], ...] = ()
+        """Of what other nodes sent, as it was compared last."""
         self._signalled = SignalledStacks(directory)
         self._liveness = LivenessSampler(STALL_AFTER_S, heeds_clocks=True, written_for_us=self._signalled.written)
         self._stuck: frozenset[int] = frozenset()
@@ -144,12 +146,15 @@ class LiveRun:
             self._ask_for_evidence(now_ns)
             self._look_at_processes(record, now_ns)
             record = self._record(now_ns)
+            if self.nodes.epoch != self._epoch:
+                # A node has come, gone or forgotten: what was compared may be of other rows.
+                self._epoch, self._watch = self.nodes.epoch, Watch()
             self._watch.confirm_ns = NODES_CONFIRM_NS if self.nodes.is_head else CONFIRM_NS
             found = live_verdict(self._watch, record, now_ns)
             if found is not None and self.divergence is None and not self.nodes.are_fresh(now_ns):
                 found = None
             self.wait = self._watch.wait
-            self._looping = self._loops.look(self.wait, record, now_ns) or self._looping_still()
+            self._looping = self._loops.look(self.wait, self.own_record, now_ns) or self._looping_still()
             self._ask_what_is_waited_for(now_ns)
             if found is None or self._has_fresh_stacks(found, now_ns):
                 self.divergence = found

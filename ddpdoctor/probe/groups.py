@@ -77,10 +77,12 @@ class Groups:
         torch: Any,
         book: GroupBook,
         world_made: Callable[[int, int], None],
+        world_ends: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = journal
         self._torch = torch
         self._world_made = world_made
+        self._world_ends = world_ends
         self._book = book
         self._waits = 0
 
@@ -113,6 +115,8 @@ class Groups:
                 direct=journal.user_code.holds(sys._getframe(1).f_code.co_filename),
                 **asked,
             )
+            if name == "destroy_process_group" and self._is_world(*arguments, **options):
+                journal.guarded(self._world_ends, harms=())
             try:
                 result = function(*arguments, **options)
             except Exception as error:
@@ -135,6 +139,9 @@ class Groups:
             return result
 
         return wait_noted
+
+    def _is_world(self, group: Any = None, *_: Any, **__: Any) -> bool:
+        return group is None or group is self._torch.distributed.group.WORLD
 
     def _mentions_cuda(self) -> bool:
         """Tell whether "cuda" occurs in a file of the user that was imported by now."""

@@ -174,7 +174,8 @@ class RunSource:
     def final_snapshot(self) -> Snapshot:
         """The figures and findings of the whole run, and its exit code; called once the job has ended."""
         with self._lock:
-            self._run.nodes.await_ends()
+            if not self._run.living():  # Else it goes on, and only this monitor leaves.
+                self._run.nodes.await_ends()
             self._newest = self._look(time.time_ns(), whole=True)
             self._run.nodes.finish()
             return self._newest

@@ -63,6 +63,8 @@ class Joiner:
     def join(self, parts: Sequence[NodePart]) -> RunRecord:
         """The record of all nodes; the job is that of the first part, of a rank that two nodes have the newer stays."""
         first = parts[0].record
+        names = {part.name for part in parts}
+        self._moved = {key: known for key, known in self._moved.items() if key[0] in names}
         owners = _owners(parts)
         streams: dict[str, list[Any]] = {name: [] for name in RunRecord.__struct_fields__ if name not in _TABLES}
         for part in parts:

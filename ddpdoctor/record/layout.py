@@ -187,6 +187,10 @@ NUMBERED_COMMAND_OFFSET = 1024
 JOB_FILE = "job.json"
 HEAD_FILE = "head.txt"
 HEAD_KEY_FILE = "head.key"
+PLACE_FILE = "nodes.lock"
+"""Locked by the monitor that talks to those of other nodes."""
+SEEK_FILE = "seeks.txt"
+"""Number of the rank that is to find out where the head is."""
 CLOCK_FILE = "clock.json"
 MOST_HEAD_BYTES = 1024
 """What is handed from node to node is no longer."""

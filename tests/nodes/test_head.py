@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
 import socket
+import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,7 +22,7 @@ from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
 from ddpdoctor.monitor.nodes.messages import Update, pack
 from ddpdoctor.record.joining import Clock
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import CollectiveTrack, RunRecord
 from tests.diagnosis.measured_job import MeasuredJob
 
 RECORD = MeasuredJob(2).run(50, {"forward": 20.0, "backward": 40.0}, barrier=True, transfer=1.0).record()
@@ -43,7 +46,7 @@ def listening(port: int = 0) -> Iterator[Head]:
 
 @contextmanager
 def forwarding(meeting: Meeting, record: RunRecord = RECORD, *, ended: bool = False) -> Iterator[Agent]:
-    agent = Agent(meeting, lambda rank: None)
+    agent = Agent(meeting)
     agent.offer(record, is_quiet=False, ended=ended, exit_code=None)
     try:
         yield agent
@@ -234,3 +237,95 @@ def test_an_agent_comes_back_to_a_head_that_takes_the_place_of_a_dead_one() -> N
                 second.close()
     finally:
         first.close()
+
+
+def flights(rank: int, *started_ns: int) -> CollectiveTrack:
+    count = len(started_ns)
+    columns = {name: array("q", [0] * count) for name in ("group", "signature", "site", "step", "forward_site")}
+    sequence, started = array("q", range(count)), array("q", started_ns)
+    return CollectiveTrack(rank=rank, sequence=sequence, started_ns=started, completed_ns=started, **columns)
+
+
+def with_flights(*tracks: CollectiveTrack) -> RunRecord:
+    return msgspec.structs.replace(RECORD, collectives=tracks)
+
+
+def test_each_change_of_the_collectives_is_sent_and_one_that_does_not_join_on_is_told_apart() -> None:
+    def sent(record: RunRecord) -> tuple[int, ...]:
+        number = agent._number
+        agent.offer(record, is_quiet=True, ended=False, exit_code=None)
+        until(lambda: agent._number > number and node.number == agent._number)
+        with head.lock:
+            assert node.part(Clock()).record.collectives == record.collectives
+            return (node.epoch,)
+
+    with listening() as head, forwarding(head.meeting, with_flights(flights(0, 1_000))) as agent:
+        until(lambda: bool(agent.answered_s))
+        (node,) = head.nodes.values()
+        assert sent(with_flights(flights(0, 1_000, 2_000))) == (0,)
+        assert sent(with_flights(flights(0, 1_000, 2_000), flights(1, 1_000))) == (0,)
+        assert sent(with_flights(flights(0, 2_000, 3_000), flights(1, 1_000))) == (1,)  # Its oldest was dropped.
+        assert sent(with_flights(flights(0, 2_000, 3_000))) == (2,)  # A rank is gone.
+        assert sent(with_flights()) == (3,)
+
+
+def test_a_monitor_that_leaves_says_so_and_is_forgotten() -> None:
+    with listening() as head:
+        with forwarding(head.meeting) as agent:
+            until(lambda: bool(agent.answered_s))
+            assert list(head.nodes) == [agent._session]
+            began_s = time.monotonic()
+            agent.finish(30)  # The job goes on: nothing is waited for.
+            assert time.monotonic() - began_s < 10
+        until(lambda: not head.nodes)
+
+
+def test_a_monitor_in_the_place_of_a_lost_one_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_node, "LOST_AFTER_NS", 500_000_000)
+    with listening() as head, forwarding(head.meeting) as first:
+        until(lambda: bool(first.answered_s))
+        with forwarding(head.meeting) as second:
+
+            def is_alone() -> bool:
+                second.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+                time.sleep(0.1)
+                return list(head.nodes) == [second._session]
+
+            until(is_alone)
+
+
+def test_what_the_head_asks_waits_for_whoever_watches_the_ranks() -> None:
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        head.ask_for_stacks(1)
+        agent.offer(RECORD, is_quiet=True, ended=False, exit_code=None)
+        assert agent.asked.get(timeout=60) == 1
+
+
+def test_what_fails_in_a_helper_thread_is_told_and_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.monitor.nodes.agent.AGAIN_AFTER_S", 0.2)
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        with monkeypatch.context() as broken:
+            broken.setattr("ddpdoctor.monitor.nodes.agent.pack_field", lambda record, name: 1 / 0)
+            agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+            until(lambda: "ZeroDivisionError" in agent.trouble)
+        with monkeypatch.context() as broken:
+            broken.setattr(Head, "_taken", lambda *arguments: 1 / 0)
+            agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+            until(lambda: "ZeroDivisionError" in head.trouble)
+        agent.offer(RECORD, is_quiet=True, ended=False, exit_code=None)
+        until(lambda: any(node.is_quiet for node in head.nodes.values()) and not agent.trouble)
+
+
+def test_helper_threads_take_no_signals() -> None:
+    before = set(threading.enumerate())
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: bool(agent.answered_s))
+        started = set(threading.enumerate()) - before
+        assert len(started) >= 3  # The head's, the guard of its keys, and the agent's.
+        for thread in started:
+            with open(f"/proc/self/task/{thread.native_id}/status", encoding="ascii") as file:
+                blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk"))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                assert blocked >> (number - 1) & 1, thread.name

@@ -34,7 +34,7 @@ def main(seconds: float) -> None:
         environment = {**marked(os.environ, directory), **observed(run, os.environ), "OMP_NUM_THREADS": "1"}
         job = subprocess.Popen((*launch, str(script), "comm-bound", "100000"), env=environment, cwd=directory)
         head = Head("127.0.0.1")
-        agent = Agent(head.meeting, lambda rank: None)
+        agent = Agent(head.meeting)
         try:
             while not (run / "job.json").exists() or not list(run.glob("steps-*.ring")):
                 time.sleep(0.2)

@@ -173,10 +173,11 @@ class Matcher:
         return lanes[track.rank]
 
     def _compare(self, group: int, record: RunRecord) -> FirstMismatch | None:
-        lanes = self.lanes[group]
-        if group in self._lost and group in self._point_to_point:
-            return None
         tracks = {track.rank: track for track in record.collectives}
+        # Of a rank on another node nothing may be known any more.
+        lanes = {rank: lane for rank, lane in self.lanes[group].items() if rank in tracks}
+        if not lanes or (group in self._lost and group in self._point_to_point):
+            return None
         longest = max(lanes, key=lambda rank: (lanes[rank].end, -rank))
         partings = []
         reached = {(group, longest): lanes[longest].end}

@@ -6,13 +6,13 @@ so nothing piles up here while the head is slow or gone, and a connection that c
 
 from __future__ import annotations
 
+import queue
 import secrets
 import socket
 import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
 
 import zmq
 
@@ -33,8 +33,9 @@ from ddpdoctor.monitor.nodes.messages import (
     pack_rows,
     unpack_answer,
 )
+from ddpdoctor.monitor.nodes.threads import without_signals
 from ddpdoctor.record.joining import Clock
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import CollectiveTrack, RunRecord
 
 AGAIN_AFTER_S = 5.0
 """An update that was not answered for so long is sent again: it may have been lost with a connection."""
@@ -46,10 +47,11 @@ _POLL_MS = 100
 class Agent:
     """Starts at once; ``offer`` gives it what there is to send."""
 
-    def __init__(self, meeting: Meeting, ask_for_stacks: Callable[[int], None], first_address: str = "") -> None:
+    def __init__(self, meeting: Meeting, first_address: str = "") -> None:
         """``first_address`` is where the ranks meet, which this machine reaches for certain."""
         self._meeting = meeting
-        self._ask_for_stacks = ask_for_stacks
+        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """Ranks of this node whose stacks the head wants; for whoever watches them to take."""
         self._addresses = tuple(dict.fromkeys(filter(None, (first_address, *meeting.addresses))))
         self._session = secrets.token_hex(8)
         self._offer = threading.Condition()
@@ -69,7 +71,8 @@ class Agent:
         self._began_s = time.monotonic()
         self._fields: dict[str, bytes] = {}
         self._sent_at: dict[str, int] = {}
-        self._collectives: tuple[object, ...] | None = None
+        self._collectives: tuple[CollectiveTrack, ...] | None = None
+        """As they were sent last."""
         self._steps: dict[int, tuple[int, int]] = {}
         """By rank its process, and the end of the last step that the head has."""
         self._calls: dict[int, tuple[int, int]] = {}
@@ -79,7 +82,8 @@ class Agent:
         self._over = threading.Event()
         self._ended_acknowledged = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-agent", daemon=True)
-        self._thread.start()
+        with without_signals():
+            self._thread.start()
 
     def offer(self, record: RunRecord, *, is_quiet: bool, ended: bool, exit_code: int | None) -> None:
         """Have a record sent as soon as the head has the last one; a newer one takes its place."""
@@ -95,7 +99,10 @@ class Agent:
 
     def finish(self, patience_s: float) -> None:
         """Wait until the head has what was offered last, if that was the end; no longer than so."""
-        self._ended_acknowledged.wait(patience_s)
+        with self._offer:
+            ended = self._state[0] == "ended"
+        if ended:
+            self._ended_acknowledged.wait(patience_s)
 
     def close(self) -> None:
         """Forward nothing more."""
@@ -114,44 +121,56 @@ class Agent:
         context = zmq.Context()
         try:
             while not self._over.is_set():
-                address, refused = reach(self._addresses, self._meeting.port)
-                if not address:
-                    self.trouble = refused
-                    self._over.wait(2.0)
-                    continue
-                if not self._talk(context, endpoint(address, self._meeting.port)):
-                    # Somebody else listens there; or a firewall lets begin what it does not let go on.
-                    self.trouble = f"{address}: somebody listens on the port, but gives no answer to the job's key"
-                    self._addresses = (*(one for one in self._addresses if one != address), address)
+                try:
+                    self._reach(context)
+                except Exception as error:  # Of ours: the user is told, and all is sent again.
+                    self.trouble = f"what is sent to it failed here: {error!r}"[:500]
+                    self._forget_sent()
+                    self._over.wait(AGAIN_AFTER_S)
         finally:
             context.destroy(linger=0)
+
+    def _reach(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Try the addresses, and talk to the one that answers for as long as it does."""
+        address, refused = reach(self._addresses, self._meeting.port)
+        if not address:
+            self.trouble = refused
+            self._over.wait(2.0)
+        elif not self._talk(context, endpoint(address, self._meeting.port)):
+            # Somebody else listens there; or a firewall lets begin what it does not let go on.
+            self.trouble = f"{address}: somebody listens on the port, but gives no answer to the job's key"
+            self._addresses = (*(one for one in self._addresses if one != address), address)
 
     def _talk(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> bool:
         """Send and hear until told to stop, or until the head has never answered; whether it ever has."""
         own = self._connected(context, where)
         waiting_s = 0.0
         """Since when an update is under way; 0 when none is."""
-        content, sent_ns, began_s = b"", 0, time.monotonic()
+        content, sent_ns, sends, began_s = b"", 0, 0, time.monotonic()
         heard = False
         try:
             while not self._over.is_set():
                 if not waiting_s:
-                    content = self._next_update()
+                    content, sends = self._next_update(), 0
                     if not content:
                         continue
                 if not waiting_s or time.monotonic() - waiting_s > AGAIN_AFTER_S:
                     sent_ns = self._send(own, content)
+                    sends += bool(sent_ns)
                     # Where there is no connection yet it is tried again soon.
                     waiting_s = time.monotonic() - (0 if sent_ns else AGAIN_AFTER_S - 0.3)
                 if own.poll(_POLL_MS):
                     answer = self._received(own)
                     if answer is not None and answer.number == self._number:
-                        self._take(answer, sent_ns, time.time_ns())
+                        # Of an update that was sent twice it is not known which one was received.
+                        self._take(answer, sent_ns if sends == 1 else 0, time.time_ns())
                         waiting_s, heard = 0.0, True
                 elif not heard and time.monotonic() - began_s > UNREACHED_AFTER_S:
                     return False
                 if heard and waiting_s and time.monotonic() - self.answered_s > 2 * AGAIN_AFTER_S:
                     self.trouble = f"{where.removeprefix('tcp://')}: it has not answered for a while"
+            if heard and self._sent_state != "ended":
+                self._send(own, pack(self._farewell()))
         finally:
             own.close(200)
         return True
@@ -200,21 +219,25 @@ class Agent:
                 self._bounds.add(bound)
                 self._newest_bound = bound
         for rank in answer.asks:
-            self._ask_for_stacks(rank)
+            self.asked.put(rank)
         if answer.send_all:
-            self._number = 0
-            self._fields.clear()
-            self._sent_at.clear()
-            self._steps.clear()
-            self._calls.clear()
-            self._collectives = None
+            self._forget_sent()
         elif self._sent_state == "ended":
             self._ended_acknowledged.set()
+
+    def _forget_sent(self) -> None:
+        """Send everything with the next update."""
+        self._number = 0
+        self._fields.clear()
+        self._sent_at.clear()
+        self._steps.clear()
+        self._calls.clear()
+        self._collectives = None
 
     def _next_update(self) -> bytes:
         """The next update, once something was offered; empty where nothing was for a while."""
         with self._offer:
-            if self._record is None:
+            if self._record is None and not self._over.is_set():
                 self._offer.wait(0.2)
             record, self._record = self._record, None
             state, exit_code, is_quiet = self._state
@@ -225,8 +248,8 @@ class Agent:
         self._sent_state = state
         fields = self._changed(record, everything=state == "ended")
         collectives = None
-        if self._collectives is None or tuple(map(id, record.collectives)) != self._collectives:
-            self._collectives = tuple(map(id, record.collectives))
+        if self._collectives != record.collectives:
+            self._collectives = record.collectives
             collectives = tuple(pack_rows(track, anew=True) for track in record.collectives)
         pids = {rank.rank: rank.pid for rank in record.ranks}
         update = Update(
@@ -251,6 +274,16 @@ class Agent:
             collectives=collectives,
         )
         return pack(update)
+
+    def _farewell(self) -> Update:
+        """Says that nothing more will be told of ranks that go on."""
+        return Update(
+            session=self._session,
+            number=self._number + 1,
+            host=socket.gethostname()[:255],
+            sent_at_ns=time.time_ns(),
+            state="left",
+        )
 
     def _changed(self, record: RunRecord, *, everything: bool) -> dict[str, bytes]:
         changed = {}

@@ -19,6 +19,7 @@ from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes.held_node import HeldNode
 from ddpdoctor.monitor.nodes.meeting import PROTOCOL, HeadKeys, Meeting, own_addresses
 from ddpdoctor.monitor.nodes.messages import MOST_BYTES, Answer, Update, pack, unpack_update
+from ddpdoctor.monitor.nodes.threads import without_signals
 from ddpdoctor.record import layout
 
 WHOLE_ROWS = 400_000
@@ -57,7 +58,8 @@ class Head:
             client_public, client_secret = known.client_key.encode("ascii"), known.client_secret.encode("ascii")
         self._context = zmq.Context()
         self._guard = ThreadAuthenticator(self._context)
-        self._guard.start()
+        with without_signals():
+            self._guard.start()
         self._guard.configure_curve_callback(domain="*", credentials_provider=_Allowed([client_public]))
         self._socket = self._context.socket(zmq.ROUTER)
         try:
@@ -88,10 +90,14 @@ class Head:
         """Messages that could not be read."""
         self.others = ""
         """Why a node was refused for its version, as a sentence; empty where none was."""
+        self.trouble = ""
+        """What failed here, as a sentence; empty while all is well."""
+        self._drops_at_ns = 0
         self._host = socket.gethostname()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-head", daemon=True)
-        self._thread.start()
+        with without_signals():
+            self._thread.start()
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have the node of a rank ask it for its stacks."""
@@ -134,6 +140,9 @@ class Head:
                 return
             except zmq.ZMQError:
                 continue
+            except Exception as error:  # Of ours: the user is told, and the other nodes are heard.
+                self.strange += 1
+                self.trouble = f"part of what the other nodes sent could not be taken in: {error!r}"[:500]
         self._socket.close(200)
 
     def _answer(self, parts: list[bytes], received_ns: int) -> Answer | None:
@@ -156,8 +165,22 @@ class Head:
     def _refusal(self, update: Update, reason: str) -> Answer:
         return Answer(number=update.number, host=self._host, refused=reason, sent_at_ns=time.time_ns())
 
+    def _drop_replaced(self, session: str, now_ns: int) -> None:
+        """Forget the nodes of which nothing more will come, and whose ranks are told of by another monitor by now."""
+        if now_ns < self._drops_at_ns:
+            return
+        self._drops_at_ns = now_ns + 1_000_000_000
+        living = {rank for node in self.nodes.values() if not node.is_silent(now_ns) for rank in node.ranks}
+        for known, node in list(self.nodes.items()):
+            if known != session and node.is_silent(now_ns) and living.issuperset(node.ranks):
+                del self.nodes[known]
+
     def _taken(self, update: Update, size: int, received_ns: int) -> Answer:
         node = self.nodes.get(update.session)
+        if update.state == "left":
+            self.nodes.pop(update.session, None)
+            return self._refusal(update, "")
+        self._drop_replaced(update.session, received_ns)
         if node is None:
             if len(self.nodes) >= MOST_NODES:
                 return self._refusal(update, f"it holds {MOST_NODES} nodes already")

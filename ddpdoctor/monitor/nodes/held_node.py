@@ -35,6 +35,10 @@ class HeldNode:
         """Ranks whose stacks the head's user wants."""
         self.bytes = 0
         """Received so far."""
+        self.ranks: tuple[int, ...] = ()
+        """Its ranks, ascending."""
+        self.epoch = 0
+        """Raised whenever its collectives do not join on to those before: what was made of these is void."""
         self._job = JobFacts()
         self._fields: dict[str, Any] = {}
         self._steps: dict[int, dict[str, array[int]]] = {}
@@ -52,10 +56,14 @@ class HeldNode:
         steps = [(rows, unpack_rows(rows, StepTrack)) for rows in update.steps]
         calls = [(rows, unpack_rows(rows, CallTrack)) for rows in update.calls]
         if update.collectives is not None:
-            self._collectives = tuple(
+            collectives = tuple(
                 _track(CollectiveTrack, rows.rank, unpack_rows(rows, CollectiveTrack)) for rows in update.collectives
             )
+            self.epoch += not _extends(collectives, self._collectives)
+            self._collectives = collectives
         self._fields.update(fields)
+        if "ranks" in fields:
+            self.ranks = tuple(sorted(rank.rank for rank in fields["ranks"]))
         _add(self._steps, steps, "ended_at_ns", most_rows)
         _add(self._calls, calls, "entered_at_ns", most_rows)
         self.number, self.heard_ns, self._job = update.number, now_ns, update.job
@@ -67,10 +75,9 @@ class HeldNode:
         """Tell whether nothing has been heard of it for long, although it had not ended."""
         return self.state != "ended" and now_ns - self.heard_ns > LOST_AFTER_NS
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Its ranks, ascending."""
-        return tuple(sorted(rank.rank for rank in self._fields.get("ranks", ())))
+    def is_silent(self, now_ns: int) -> bool:
+        """Tell whether nothing more is expected of it: it has ended, or is lost."""
+        return self.state == "ended" or self.is_lost(now_ns)
 
     def clock(self, narrowing: Sequence[Bound] = ()) -> Clock | None:
         """How its clock differs from ours; None while that is not known."""
@@ -124,6 +131,19 @@ def _add(
         if over > most_rows // 4:
             for column in known.values():
                 del column[:over]
+
+
+def _extends(tracks: Iterable[CollectiveTrack], before: Iterable[CollectiveTrack]) -> bool:
+    """Tell whether every track of before is there still, with all of its rows, and none but new ones behind them."""
+    newer = {track.rank: track for track in tracks}
+    for old in before:
+        new = newer.get(old.rank)
+        if new is None or any(
+            getattr(new, name)[: len(old)] != getattr(old, name)
+            for name in ("group", "sequence", "signature", "started_ns")
+        ):
+            return False
+    return True
 
 
 def _since(columns: dict[str, array[int]], time: str, since_ns: int) -> dict[str, array[int]]:

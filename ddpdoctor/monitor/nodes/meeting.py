@@ -86,6 +86,11 @@ def write_head_file(directory: Path, meeting: Meeting) -> None:
     _write_secret(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
 
 
+def write_seek_file(directory: Path, rank: int) -> None:
+    """Have a rank of this node find out where the head is. Raises OSError."""
+    _write_secret(directory / layout.SEEK_FILE, str(rank).encode("ascii") + b"\n")
+
+
 def _write_secret(path: Path, content: bytes) -> None:
     part = path.with_suffix(".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

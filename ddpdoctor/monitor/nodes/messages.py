@@ -75,7 +75,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     number: _Number
     host: _ShortText
     sent_at_ns: _Number
-    state: Literal["running", "ended"] = "running"
+    state: Literal["running", "ended", "left"] = "running"
+    """``left``: the ranks go on, but nothing more will be told of them."""
     exit_code: int | None = None
     is_quiet: bool = False
     """Some of its ranks have made no step for a while."""

@@ -7,6 +7,8 @@ heard any more leaves the joined record: what is not seen is not judged.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +38,9 @@ SETTLED_AFTER_NS = 1_500_000_000
 LAST_WORDS_S = 10.0
 """For so long the head waits for the ends of the others when its own job is over; an agent waits a third of it."""
 CLOCK_KEPT_EVERY_NS = 10_000_000_000
+FIRST_NARROWED_NS = 1_000_000_000
+NARROWED_EVERY_NS = 10_000_000_000
+"""A clock is narrowed after a second, then after twice that, and so on up to this: it takes 10 ms a node."""
 UNHEARD_AFTER_NS = 15_000_000_000
 """Nodes that nobody watches are told of as such after so long."""
 _SAME_CLOCK_NS = 200_000
@@ -64,9 +69,19 @@ class Nodes:
         self._fault = ""
         """Why there is no head here."""
         self._told = ""
+        self._seeks = -1
+        """The rank that was named to find the head."""
         self._said: tuple[str, ...] = ()
         """What the other nodes were told of the verdict, without its figures."""
         self._was_lost: dict[str, str] = {}
+        self._narrowed: dict[str, tuple[int, int]] = {}
+        """When each node's clock is to be narrowed again, and the pause that comes after that."""
+        self._epoch: tuple[tuple[str, int], ...] = ()
+        self._place = -1
+        """Descriptor of the locked file that makes this monitor the one of its node that talks to others."""
+        self._is_second = False
+        """Another monitor of this node does that."""
+        self._is_over = False
 
     @property
     def are_quiet(self) -> bool:
@@ -74,7 +89,13 @@ class Nodes:
         if self._head is None:
             return False
         with self._head.lock:
-            return any(node.is_quiet and node.state != "ended" for node in self._head.nodes.values())
+            now_ns = time.time_ns()
+            return any(node.is_quiet and not node.is_silent(now_ns) for node in self._head.nodes.values())
+
+    @property
+    def epoch(self) -> tuple[tuple[str, int], ...]:
+        """Of what was joined last; another one where some of it does not join on to what was joined before."""
+        return self._epoch
 
     @property
     def tells_elsewhere(self) -> bool:
@@ -85,7 +106,7 @@ class Nodes:
     def may_yet_come(self) -> bool:
         """Other nodes had no time yet to tell of themselves."""
         since_ns = self._led_since_ns or self._several_since_ns
-        return not self._fault and since_ns > 0 and time.time_ns() - since_ns < UNHEARD_AFTER_NS
+        return not self._fault and not self._is_over and since_ns > 0 and time.time_ns() - since_ns < UNHEARD_AFTER_NS
 
     @property
     def is_head(self) -> bool:
@@ -104,20 +125,27 @@ class Nodes:
 
     def look(self, book: RankBook, master: str, now_ns: int) -> None:
         """Become the head, or an agent, once it is known that there are ranks elsewhere."""
+        if self._agent is not None:
+            while not self._agent.asked.empty():
+                self._ask_for_stacks(self._agent.asked.get())
         if self._head is not None or self._fault:
             return
-        if book.head and book.head != self._told:
+        if book.head and book.head != self._told and self._takes_place():
             self._follow(book.head, master)
         if self._agent is not None or not book.worlds:
             return
         world_size = max(size for size, _ in book.worlds.values())
         ranks = {entry.rank for entry in book.processes.values() if entry.rank is not None}
-        if 0 not in ranks or len(ranks) >= world_size:
+        if not ranks or len(ranks) >= world_size:
             self._several_since_ns = 0
             return
         self._several_since_ns = self._several_since_ns or now_ns
-        if now_ns - self._several_since_ns >= SETTLED_AFTER_NS:
+        if now_ns - self._several_since_ns < SETTLED_AFTER_NS or not self._takes_place():
+            return
+        if 0 in ranks:
             self._lead()
+        elif self._seeks != min(ranks):
+            self._seek(min(ranks))
 
     def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
         """What is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for all."""
@@ -128,12 +156,21 @@ class Nodes:
         newest_ns = max((track.ended_at_ns[-1] for track in own.step_tracks if len(track)), default=0)
         since_ns = newest_ns - window_ns if window_ns and newest_ns else 0
         parts = [NodePart(name="", record=own, clock=Clock(error_ns=0))]
+        epoch = []
         with self._head.lock:
-            for session, node in self._head.nodes.items():
-                if node.is_lost(now_ns) or not node.ranks:
+            held = dict(self._head.nodes)
+        for session, node in held.items():
+            with self._head.lock:
+                clock = self._clocks.get(session) or node.clock() or (Clock() if node.state == "ended" else None)
+                if clock is None or node.is_lost(now_ns) or not node.ranks:
                     continue
-                part = node.part(self._clock_of(session, node, own), since_ns)
-                parts.append(part)
+                part = node.part(clock, since_ns)
+                epoch.append((session, node.epoch))
+            parts.append(self._narrowed_part(part, node, own, now_ns))
+        self._epoch = tuple(sorted(epoch))
+        for kept in (self._clocks, self._narrowed, self._was_lost):
+            for gone in kept.keys() - held.keys():
+                del kept[gone]
         return self._joiner.join(parts) if len(parts) > 1 else own
 
     def offer(self, record: RunRecord, *, is_quiet: bool, ended: bool, exit_code: int | None, now_ns: int) -> None:
@@ -150,7 +187,7 @@ class Nodes:
 
     def tell(self, verdict: RunVerdict) -> None:
         """Let the other nodes know the verdict on all ranks, once it is one, and whenever it is another."""
-        if self._head is None or verdict.state == "unknown":
+        if self._head is None or (verdict.state == "unknown" and not self._said):
             return
         said = (verdict.state, verdict.code, verdict.text.partition(" waiting for ")[0] if verdict.code else "")
         if said != self._said:
@@ -164,6 +201,7 @@ class Nodes:
 
     def await_ends(self) -> None:
         """Wait a little for what the other nodes have to tell of their ends."""
+        self._is_over = True
         until_s = time.monotonic() + LAST_WORDS_S
         while self._head is not None and time.monotonic() < until_s:
             with self._head.lock:
@@ -183,6 +221,8 @@ class Nodes:
             return self._notes_of_head(now_ns)
         if self._agent is not None:
             return self._notes_of_agent(self._agent)
+        if self._is_second:
+            return ("another monitor on this machine watches this run, and it alone hears of the other nodes",)
         return (self._fault,) if self._fault else ()
 
     def close(self) -> None:
@@ -191,6 +231,35 @@ class Nodes:
             self._head.close()
         if self._agent is not None:
             self._agent.close()
+        if self._place >= 0:
+            os.close(self._place)
+            self._place = -1
+
+    def _takes_place(self) -> bool:
+        """Be the monitor of this node that talks to others, unless one is that already; when it ends another may be."""
+        if self._place >= 0:
+            return True
+        try:
+            place = os.open(self._directory / layout.PLACE_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # Another user's run, or a full disk: what is tried next says so.
+            return True
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(place)
+            self._is_second = True
+            return False
+        except OSError:
+            pass  # A file system without locks.
+        self._place, self._is_second = place, False
+        return True
+
+    def _seek(self, rank: int) -> None:
+        from ddpdoctor.monitor.nodes.meeting import write_seek_file
+
+        self._seeks = rank
+        with suppress(OSError):  # Another user's run, or a full disk: the notes say which ranks are not seen.
+            write_seek_file(self._directory, rank)
 
     def _lead(self) -> None:
         from ddpdoctor.monitor.nodes.head import Head
@@ -220,26 +289,31 @@ class Nodes:
             self._agent.close()
         if self._head_at is not None:
             master, meeting = "", msgspec.structs.replace(meeting, addresses=(self._head_at[0],))
-        self._agent = Agent(meeting, self._ask_for_stacks, master)
+        self._agent = Agent(meeting, master)
 
-    def _clock_of(self, session: str, node: HeldNode, own: RunRecord) -> Clock:
-        """How a node's clock differs; the same as at the last look while it is nearly so."""
-        first = node.clock()
-        if first is None:
-            return Clock()
-        known = self._clocks.get(session)
-        steps = tuple(bounds_of_steps(own, node.part(first).record)) if own.step_tracks else ()
-        found = node.clock(steps) or first
+    def _narrowed_part(self, part: NodePart, node: HeldNode, own: RunRecord, now_ns: int) -> NodePart:
+        """A node's part by a clock that is narrowed now and then; the same one for as long as it is nearly so."""
+        due_ns, pause_ns = self._narrowed.get(part.name, (0, FIRST_NARROWED_NS))
+        if now_ns < due_ns:
+            return part
+        self._narrowed[part.name] = now_ns + pause_ns, min(NARROWED_EVERY_NS, 2 * pause_ns)
+        steps = tuple(bounds_of_steps(own, part.record)) if own.step_tracks else ()
+        assert self._head is not None
+        with self._head.lock:
+            found = node.clock(steps)
+        if found is None:
+            return part
+        known = self._clocks.get(part.name)
         if known is not None and known.error_ns is not None and found.error_ns is not None:
             apart_ns = abs(known.moved(found.at_ns) - found.moved(found.at_ns))
             if apart_ns < _SAME_CLOCK_NS and found.error_ns > known.error_ns // 2:
-                return known
-        self._clocks[session] = found
-        return found
+                return part
+        self._clocks[part.name] = found
+        return msgspec.structs.replace(part, clock=found)
 
     def _notes_of_head(self, now_ns: int) -> tuple[str, ...]:
         assert self._head is not None
-        notes = [self._head.others] if self._head.others else []
+        notes = [note for note in (self._head.others, self._head.trouble) if note]
         with self._head.lock:
             for session, node in self._head.nodes.items():
                 if node.is_lost(now_ns):

@@ -44,12 +44,20 @@ _REDUCTION = layout.CALL_KINDS.index("reduction")
 class PulseThread:
     """Watches the training thread of its own process, and takes its rows to their files."""
 
-    def __init__(self, observer: Observer, flights: Flights, gauges: Gauges, note_progress: Callable[[], None]) -> None:
-        """``note_progress`` writes how far the passes over loaders have come."""
+    def __init__(
+        self,
+        observer: Observer,
+        flights: Flights,
+        gauges: Gauges,
+        note_progress: Callable[[], None],
+        meet: Callable[[], None],
+    ) -> None:
+        """``note_progress`` writes how far the passes over loaders have come; ``meet`` looks for other monitors."""
         self._observer = observer
         self._flights = flights
         self._gauges = gauges
         self._note_progress = note_progress
+        self._meet = meet
         self._clock: Optional[int] = None
         self._watched = 0
         self._stack: tuple[int, ...] = ()
@@ -121,6 +129,7 @@ class PulseThread:
             return
         if dumps:
             self._answer(steps_ring.requested())
+            journal.guarded(self._meet, harms=())
         now_ns = time.monotonic_ns()
         with observer.moments.lock:
             observer.moments.take_in()

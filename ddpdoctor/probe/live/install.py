@@ -58,7 +58,8 @@ class Live:
         evidence.install()
         gauges = Gauges(journal)
         flights = Flights(journal, self._groups, capabilities)
-        self._pulse = PulseThread(observer, flights, gauges, passes.note_progress)
+        self._meeting = NodeMeeting(journal, torch)
+        self._pulse = PulseThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
         observer.adopted = self._pulse.start
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
@@ -66,9 +67,8 @@ class Live:
         self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
-        self._waits = Groups(journal, torch, self._groups, self.world_made)
+        self._waits = Groups(journal, torch, self._groups, self.world_made, self._meeting.end)
         self._waits.install()
-        self._meeting = NodeMeeting(journal, torch)
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.trains_here = observer.is_training_thread
         self._process_end.after_telling = self._process_end.before_os_exit = self._close
@@ -118,6 +118,8 @@ class Live:
 
     def _close(self) -> None:
         """The process is about to end: write what is still open, what takes longest last."""
+        if self._meeting is not None:
+            self._meeting.end()
         if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
             self._training.close()
             self.observer.finish()

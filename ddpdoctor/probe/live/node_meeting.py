@@ -1,10 +1,13 @@
 """Lets the monitors of several nodes find each other: what one of them says goes through the job's own store.
 
 The monitor beside rank 0 writes where it is to a file of its run directory; rank 0 puts that into the store, under one
-key; on each other node one rank takes it out and tells its own monitor. What it holds is the monitors' business.
+key. A monitor whose ranks lack rank 0 names one of them in a file, and that rank takes it out and tells its monitor.
+What it holds is the monitors' business.
 
-All of that is done by a thread of its own, on a connection of its own where torch can make one, and by calls that
-return at once: nobody waits in the store. Other threads of the process never wait for it.
+Where no monitor has written such a file, which none does on the only node of a job, the store is left alone. Else a
+thread of its own uses it for one call that returns at once, by a connection of its own where torch can make one, and
+keeps no reference to it in between: a store that lives on keeps its port, and a world made anew there would find the
+keys of the old one. It ends before the world does.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ from ..journal import Journal
 from ..plan import KEPT
 
 KEY = "ddpdoctor/head"
-FIRST_LOOK_S = 0.25
-LONGEST_PAUSE_S = 5.0
-LOOKS_FOR_S = 1_800.0
-"""A monitor may be attached later; one that comes later still is not told of."""
-_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+LOOK_EVERY_S = 0.5
+"""How often it is looked for what the monitor of this node has written."""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+"""Between two looks into the store."""
+PATIENCE_S = 1.0
+"""The end of a world waits no longer for a call to its store, which takes a millisecond."""
 
 
 class NodeMeeting:
@@ -33,39 +38,71 @@ class NodeMeeting:
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
         self._torch = torch
-        self._world = 0
+        self._rank: Optional[int] = None
+        """In the world that still has to be met; None where there is none."""
+        self._over = threading.Event()
+        """Of the world that is there now."""
+        self._thread: Optional[threading.Thread] = None
+        self._looks_at_s = 0.0
 
     def begin(self, rank: int, world_size: int) -> None:
-        """Tell which machine this is and, where there may be others, meet their monitors, in a thread."""
+        """Tell which machine this is; where there are others, their monitors are met once ours asks for it."""
         self._journal.event(
             "host",
             name=os.uname().nodename,
             interfaces=_interfaces(),
             environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
         )
-        self._world += 1
-        if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size) or not (rank == 0 or _is_first_here()):
-            return
-        name = "ddpdoctor-nodes"
-        threading.Thread(target=self._meet, args=(rank, self._world), name=name, daemon=True).start()
+        self.end()
+        self._over = threading.Event()
+        self._rank = rank if world_size > 1 else None
 
-    def _meet(self, rank: int, world: int) -> None:
-        pause_s, until_s = FIRST_LOOK_S, time.monotonic() + LOOKS_FOR_S
-        store: Any = None
+    def look(self) -> None:
+        """See whether the monitor of this node has something for the others, or wants to hear; called again and again.
+
+        From then on a thread deals with the store.
+        """
+        rank, over, now_s = self._rank, self._over, time.monotonic()
+        if rank is None or now_s < self._looks_at_s:
+            return
+        self._looks_at_s = now_s + LOOK_EVERY_S
+        told = self._written(layout.HEAD_FILE if rank == 0 else layout.SEEK_FILE)
+        if not told or (rank != 0 and told != str(rank)):
+            return
+        self._rank = None
+        self._thread = threading.Thread(
+            target=self._meet, args=(told if rank == 0 else "", over), name="ddpdoctor-nodes", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """The world, or the process, is about to end: nothing of ours holds its store, nor runs, from here on."""
+        self._rank = None
+        self._over.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(PATIENCE_S)
+
+    def _meet(self, told: str, over: threading.Event) -> None:
+        pause_s = FIRST_PAUSE_S
         try:
-            while time.monotonic() < until_s and world == self._world:
-                store = self._store() if store is None else store
-                if rank == 0 and (told := self._told_here()):
-                    store.set(KEY, told)
-                    return
-                if rank != 0 and store.check([KEY]):
-                    told = bytes(store.get(KEY))[: layout.MOST_HEAD_BYTES].decode("ascii", "replace")
-                    self._journal.event("head", told=told)
-                    return
-                time.sleep(pause_s)
+            while not over.is_set() and not self._exchanged(told):
+                over.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
         except Exception as error:  # The store of a job that ends goes away; nothing is lost but the meeting.
             self._journal.event("unmet", text=repr(error)[:500])
+
+    def _exchanged(self, told: str) -> bool:
+        """Put into the store what the others are told, or take it out; whether it is done."""
+        store = self._store()
+        if told:
+            store.set(KEY, told)
+            return True
+        if not store.check([KEY]):
+            return False
+        found = bytes(store.get(KEY))[: layout.MOST_HEAD_BYTES].decode("ascii", "replace")
+        self._journal.event("head", told=found)
+        return True
 
     def _store(self) -> Any:
         """The job's store, by a connection of our own where there can be one."""
@@ -75,19 +112,13 @@ class NodeMeeting:
         except (AttributeError, NotImplementedError, RuntimeError):
             return store
 
-    def _told_here(self) -> Optional[str]:
-        """What the monitor of this node has said, once it has."""
+    def _written(self, name: str) -> str:
+        """What the monitor of this node has written to a file; empty while there is none."""
         try:
-            with open(os.path.join(self._journal.run_directory, layout.HEAD_FILE), encoding="ascii") as file:
-                return file.read(layout.MOST_HEAD_BYTES).strip() or None
+            with open(os.path.join(self._journal.run_directory, name), encoding="ascii") as file:
+                return file.read(layout.MOST_HEAD_BYTES).strip()
         except (OSError, ValueError):
-            return None
-
-
-def _is_first_here() -> bool:
-    """Tell whether this is the first rank of its machine; where nobody says each rank counts as one."""
-    named = (os.environ[name] for name in _LOCAL_RANKS if name in os.environ)
-    return next(named, "0") == "0"
+            return ""
 
 
 def _interfaces() -> list[str]:

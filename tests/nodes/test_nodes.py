@@ -1,0 +1,101 @@
+"""What a monitor makes of the other nodes: whose verdict counts, who may speak for a node, and what is joined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.performance.summary import RunVerdict
+from ddpdoctor.monitor.nodes.held_node import LOST_AFTER_NS
+from ddpdoctor.monitor.nodes.nodes import SETTLED_AFTER_NS, Nodes
+from ddpdoctor.record import layout
+from ddpdoctor.record.model import RunRecord
+from tests.diagnosis.measured_job import MeasuredJob
+from tests.nodes.test_head import RECORD, flights, forwarding, until, with_flights
+
+
+def book(*ranks: int) -> Any:
+    """What is known of four ranks, some of them here."""
+    processes = {rank: SimpleNamespace(rank=rank) for rank in ranks}
+    return SimpleNamespace(head="", worlds=dict.fromkeys(ranks, (4, "gloo")), processes=processes)
+
+
+@contextmanager
+def beside(directory: Path, *ranks: int) -> Iterator[Nodes]:
+    """A monitor of these ranks that has looked for long enough."""
+    directory.mkdir(exist_ok=True)
+    nodes = Nodes(directory, lambda rank: None)
+    try:
+        for now_ns in (1, 1 + SETTLED_AFTER_NS):
+            nodes.look(book(*ranks), "", now_ns)
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def test_a_rank_is_named_to_find_the_head_only_where_rank_0_is_elsewhere(tmp_path: Path) -> None:
+    with beside(tmp_path / "all", 0, 1, 2, 3), beside(tmp_path / "first", 0, 1), beside(tmp_path / "second", 2, 3):
+        written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
+        assert (tmp_path / "second" / layout.SEEK_FILE).read_text() == "2\n"
+    lock, head, key = layout.PLACE_FILE, layout.HEAD_FILE, layout.HEAD_KEY_FILE
+    assert written == {f"first/{lock}", f"first/{head}", f"first/{key}", f"second/{lock}", f"second/{layout.SEEK_FILE}"}
+
+
+def test_a_second_monitor_of_a_node_takes_the_place_of_the_first_once_that_ends(tmp_path: Path) -> None:
+    with beside(tmp_path, 0, 1) as first:
+        assert first.is_head
+        with beside(tmp_path, 0, 1) as second:
+            assert not second.is_head
+            assert any("another monitor on this machine" in note for note in second.notes(1))
+    with beside(tmp_path, 0, 1) as third:
+        assert third.is_head and not third.notes(1)
+
+
+def verdict(state: Any, text: str) -> RunVerdict:
+    return RunVerdict(state=state, code="", text=text)
+
+
+def test_a_verdict_that_becomes_unknown_is_passed_on(tmp_path: Path) -> None:
+    with beside(tmp_path, 0, 1) as nodes:
+        assert nodes._head is not None
+        nodes.tell(verdict("unknown", "no steps yet"))
+        assert nodes._head.verdict == ""
+        nodes.tell(verdict("healthy", "all is well"))
+        nodes.tell(verdict("unknown", "2 of 4 ranks are seen"))
+        assert nodes._head.verdict == "UNKNOWN: 2 of 4 ranks are seen"
+
+
+def test_nodes_are_joined_once_their_clock_is_known_and_lost_ones_count_for_nothing(tmp_path: Path) -> None:
+    own = MeasuredJob(2).run(5, {"forward": 20.0}).record()
+    with beside(tmp_path, 0, 1) as nodes:
+        assert nodes._head is not None
+        with forwarding(nodes._head.meeting, with_flights(flights(0, 1_000))) as agent:
+            until(lambda: bool(agent.answered_s))
+            assert nodes.joined(own, 0, time.time_ns()) is own  # It came without a clock.
+            agent.offer(RECORD, is_quiet=True, ended=False, exit_code=None)
+            until(lambda: nodes.are_quiet)
+            assert nodes.joined(own, 0, time.time_ns()) is not own
+            ((session, _),) = nodes.epoch
+            assert session == agent._session
+            (node,) = nodes._head.nodes.values()
+            node.heard_ns -= 2 * LOST_AFTER_NS
+            assert not nodes.are_quiet
+            assert nodes.joined(own, 0, time.time_ns()) is own
+            assert nodes.epoch == ()
+
+
+def test_a_rank_whose_collectives_are_gone_is_compared_with_nobody() -> None:
+    def of(*ranks: int) -> RunRecord:
+        return with_flights(*(flights(rank, 1_000) for rank in ranks))
+
+    matcher = Matcher()
+    matcher._split = {0: 1, 1: 1}
+    matcher._lane(flights(0, 1_000), 0, 0).rows.append(0)
+    matcher._lane(flights(1, 1_000), 0, 0).rows.append(0)
+    assert matcher.advance(of(0)) is None
+    assert matcher.advance(of()) is None
