@@ -78,11 +78,14 @@ class Groups:
         book: GroupBook,
         world_made: Callable[[int, int], None],
         world_ends: Callable[[], None] = lambda: None,
+        world_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """``world_ends`` and ``world_ended`` are called before and after the default group is destroyed."""
         self._journal = journal
         self._torch = torch
         self._world_made = world_made
         self._world_ends = world_ends
+        self._world_ended = world_ended
         self._book = book
         self._waits = 0
 
@@ -115,7 +118,8 @@ class Groups:
                 direct=journal.user_code.holds(sys._getframe(1).f_code.co_filename),
                 **asked,
             )
-            if name == "destroy_process_group" and self._is_world(*arguments, **options):
+            ends = name == "destroy_process_group" and self._is_world(*arguments, **options)
+            if ends:
                 journal.guarded(self._world_ends, harms=())
             try:
                 result = function(*arguments, **options)
@@ -132,6 +136,8 @@ class Groups:
                 leave_no_frame(error)
                 raise
             journal.event("wait_ended", number=number)
+            if ends:
+                journal.guarded(self._world_ended, harms=())
             if name == "init_process_group":
                 journal.guarded(self.note_world, harms=("ranks", "groups"))
             elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):

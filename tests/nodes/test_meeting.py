@@ -41,6 +41,10 @@ def train(rank, port, folder, gate):
     dist.distributed_c10d._get_default_store = noted
     for world in range(3):
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        # The store of an earlier world is gone with it, or this one would meet its keys.
+        assert not default_store().check(["mine"])
+        dist.barrier()
+        default_store().set("mine", "1")
         for _ in range(4):
             time.sleep(0.5)
             dist.all_reduce(torch.ones(1))

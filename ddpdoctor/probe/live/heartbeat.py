@@ -29,6 +29,8 @@ from .timing.stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, S
 BEAT_S = 0.2
 PATIENCE_S = 0.02
 """A process that is about to end waits no longer for a beat that is under way, which may be reading the recorder."""
+FRAMES_HELD_S = 1.0
+"""They are held for microseconds, or for as long as others keep the interpreter: nobody waits longer for it."""
 SITE_AFTER_MS = 500
 """The user's line is told once the stack of the training thread has stood for so long; before, the line below which it
 does something."""
@@ -77,6 +79,7 @@ class PulseThread:
         """Why the flight recorder should be read as soon as nobody imports."""
         self._finished = False
         self._beating = threading.Lock()
+        self._holding_frames = threading.Lock()
 
     def start(self, thread: int) -> None:
         """Start to watch a thread of this process, or watch another one from now on; ours dies with the process."""
@@ -89,6 +92,15 @@ class PulseThread:
             register_for_stacks(self._observer.journal.run_directory)
             take_last_words(self._observer.journal.run_directory)
             threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
+
+    def let_frames_go(self) -> None:
+        """Wait until the pulse's thread holds no frame of the training thread, and with it what the frame knows.
+
+        A process group that outlives its destruction keeps the server of its store, and a world that is made anew at
+        the same port meets the keys of the old one.
+        """
+        if self._holding_frames.acquire(timeout=FRAMES_HELD_S):
+            self._holding_frames.release()
 
     def resume(self) -> None:
         """The script goes on after all."""
@@ -139,17 +151,11 @@ class PulseThread:
         journal.guarded(self._gauges.look, step, self._finished, harms=("gauges",))
         calls_ring.flush(call)
         steps_ring.flush()
-        frame = sys._current_frames().get(self._watched)
-        stack = _places(frame)
         cpu_ns = self._cpu_ns()
-        if stack != self._stack:
-            self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
-        unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
         if step != self._step:
             self._step, self._stepped_ns = step, now_ns
-        standing = self._standing.look(frame, self._stepped_ns, now_ns)
-        told = frame if unchanged_ms >= SITE_AFTER_MS else standing
-        self._site = journal.site(told) if told is not None else -1
+        with self._holding_frames:
+            unchanged_ms, is_blocked, wakes_at_ns = self._look_at_frames(cpu_ns, now_ns)
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
         if dumps:
@@ -163,8 +169,6 @@ class PulseThread:
             phase = STARTING
         elif phase == OTHER and evaluating:
             phase = EVALUATION
-        stands = unchanged_ms >= SITE_AFTER_MS
-        wakes_at_ns = self._clocks.wakes_at_ns(frame, self._watched, self._stack_since_ns) if stands else 0
         pulse = (
             now_ns + EPOCH_NS,
             phase,
@@ -177,7 +181,7 @@ class PulseThread:
             self._site,
             cpu_ns,
             unchanged_ms,
-            hash(stack),
+            hash(self._stack),
             journal.forwards,
             journal.backwards,
             journal.optimizer_steps,
@@ -185,7 +189,7 @@ class PulseThread:
             wakes_at_ns,
             journal.writer.lost,
             steps_ring.lost + calls_ring.lost,
-            int(under_way > 0 and self._is_blocked(frame, cpu_ns, unchanged_ms)),
+            int(under_way > 0 and is_blocked),
             steps_ring.moved_bytes
             + steps_ring.pulse_bytes
             + calls_ring.moved_bytes
@@ -194,6 +198,23 @@ class PulseThread:
             + own_clock.read_bytes,
         )
         steps_ring.write_head(pulse)
+
+    def _look_at_frames(self, cpu_ns: int, now_ns: int) -> tuple[int, bool, int]:
+        """Where the training thread is, while its frames are held, which is to say not for long.
+
+        For how many milliseconds its stack has not changed, whether it does nothing, and when a clock wakes it.
+        """
+        frame = sys._current_frames().get(self._watched)
+        stack = _places(frame)
+        if stack != self._stack:
+            self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
+        unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
+        stands = unchanged_ms >= SITE_AFTER_MS
+        standing = self._standing.look(frame, self._stepped_ns, now_ns)
+        told = frame if stands else standing
+        self._site = self._observer.journal.site(told) if told is not None else -1
+        wakes_at_ns = self._clocks.wakes_at_ns(frame, self._watched, self._stack_since_ns) if stands else 0
+        return unchanged_ms, self._is_blocked(frame, cpu_ns, unchanged_ms), wakes_at_ns
 
     def _answer(self, requested: int) -> None:
         """Write what a reader has asked for, and what had to wait."""

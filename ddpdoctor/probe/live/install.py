@@ -13,6 +13,7 @@ from ..process import ProcessEnd
 from ..torch_compat import Capabilities
 from .collectives import Calls
 from .ddp_events import Evidence, Searches
+from .flights import symbols
 from .flights.recorder import Flights
 from .gauges import Gauges
 from .heartbeat import PulseThread
@@ -57,6 +58,7 @@ class Live:
         evidence = Evidence(observer, torch, passes)
         evidence.install()
         gauges = Gauges(journal)
+        journal.guarded(symbols.before_the_world, torch, harms=())
         flights = Flights(journal, self._groups, capabilities)
         self._meeting = NodeMeeting(journal, torch)
         self._pulse = PulseThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
@@ -67,7 +69,9 @@ class Live:
         self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
-        self._waits = Groups(journal, torch, self._groups, self.world_made, self._meeting.end)
+        self._waits = Groups(
+            journal, torch, self._groups, self.world_made, self._meeting.end, self._pulse.let_frames_go
+        )
         self._waits.install()
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.trains_here = observer.is_training_thread
