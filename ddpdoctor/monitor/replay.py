@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -15,7 +18,7 @@ from ddpdoctor.record.plan import read_plan
 
 
 def final_snapshot(directory: Path) -> Snapshot:
-    """The last thing that was shown of a run.
+    """Return the last thing that was shown of a run.
 
     Raises RecordError when the directory cannot be read or the run was never watched.
     """
@@ -24,28 +27,39 @@ def final_snapshot(directory: Path) -> Snapshot:
     return recorded_snapshot(directory, moments[-1] if moments else 0)
 
 
-class Replay:
-    """A recorded run as a source of snapshots whose time can be moved; starts at the end, holding still."""
+def recorded_run(directory: Path) -> Replay:
+    """Return a run as it was watched.
 
-    def __init__(self, directory: Path) -> None:
-        """Raises RecordError when the directory cannot be read or the run was never watched."""
-        read_plan(directory)
-        self._directory = directory
-        self._moments = recorded_moments(directory)
-        if not self._moments:
-            raise RecordError(f"{directory} holds no snapshot: the run was never watched")
+    Raises RecordError when the directory cannot be read or the run was never watched.
+    """
+    read_plan(directory)
+    moments = recorded_moments(directory)
+    if not moments:
+        raise RecordError(f"{directory} holds no snapshot: the run was never watched")
+    return Replay(moments, partial(recorded_snapshot, directory))
+
+
+class Replay:
+    """Recorded snapshots as a source whose time can be moved; starts at the end, holding still."""
+
+    def __init__(
+        self, moments: Sequence[int], read: Callable[[int], Snapshot], source: Literal["replay", "demo"] = "replay"
+    ) -> None:
+        """``read`` returns the snapshot of one of the moments, of which there is at least one."""
+        self._moments = moments
+        self._read = read
+        self._source = source
         self._speed = 0.0
         self._elapsed_ns = self._length_ns
         self._set_at_ns = time.monotonic_ns()
         self._shown: tuple[int, Snapshot] | None = None
 
     def snapshot(self) -> Snapshot:
-        """What was shown at the moment where the replay stands."""
+        """Return what was shown at the moment where the replay stands."""
         at_ns = self._moments[0] + self._position_ns()
         moment = self._moments[max(0, bisect_right(self._moments, at_ns) - 1)]
         if self._shown is None or self._shown[0] != moment:
-            recorded = recorded_snapshot(self._directory, moment)
-            self._shown = moment, msgspec.structs.replace(recorded, source="replay", launched=False)
+            self._shown = moment, msgspec.structs.replace(self._read(moment), source=self._source, launched=False)
         return self._shown[1]
 
     def ask_for_stacks(self, rank: int) -> None:

@@ -17,9 +17,9 @@ from ddpdoctor.cli.live import outlets, signals
 from ddpdoctor.cli.live.hang_command import HELD_NS, OUTPUT_FILE, HangCommand, read_command
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.job import LaunchedJob
-from ddpdoctor.monitor.demo.demo import demo_snapshot
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.report import streams
+from tests.demo.job import demo_snapshot
 
 S = 1_000_000_000
 STARTED_NS = 1_700_000_000 * S

@@ -45,7 +45,7 @@ dist.destroy_process_group()
 
 SCREEN = """
 import asyncio
-from ddpdoctor.monitor.demo.demo import demo_snapshot
+from tests.demo.job import demo_snapshot
 from tests.tui import runs
 from tests.tui.screens import opened, text_of
 

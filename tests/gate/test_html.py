@@ -14,9 +14,9 @@ from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.gate.compare import compared
 from ddpdoctor.gate.together import together
 from ddpdoctor.gate_section import GateSection
-from ddpdoctor.monitor.demo.demo import Demo
 from ddpdoctor.report.formats import html
 from ddpdoctor.report.own_reports import encoded, is_own_report, sealed
+from tests.demo.job import demo_snapshot
 from tests.gate.browser import browser, looked_at
 from tests.gate.budgets import budget, place, share
 from tests.report.examples import at, examination, finding, result
@@ -103,8 +103,7 @@ def hostile() -> Examination:
 
 def run_page() -> str:
     """The demo's run of 8 ranks."""
-    source = Demo(clock=lambda: 1_700_000_000_000_000_000)
-    return html.render_run(source.snapshot(), "/job")
+    return html.render_run(demo_snapshot(0, 1_700_000_000_000_000_000), "/job")
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -19,11 +19,11 @@ import yaml
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.metrics.families import FAMILIES
 from ddpdoctor.metrics.server import Address, MetricsServer
-from ddpdoctor.monitor.demo.demo import demo_snapshot
 from ddpdoctor.monitor.snapshot import Snapshot, WaitView
 from ddpdoctor.monitor.views.rank_view import rank_views
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.measured import Gpu
+from tests.demo.job import demo_snapshot
 
 ROOT = Path(__file__).parents[2]
 S = 1_000_000_000

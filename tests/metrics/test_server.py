@@ -16,7 +16,7 @@ import pytest
 from ddpdoctor.errors import UsageError
 from ddpdoctor.metrics import server as metrics_server
 from ddpdoctor.metrics.server import Address, MetricsServer, read_address
-from ddpdoctor.monitor.demo.demo import demo_snapshot
+from tests.demo.job import demo_snapshot
 
 STARTED_NS = 1_700_000_000_000_000_000
 

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor import history
 from ddpdoctor.monitor.history import FILE, HistoryWriter, dropped, recorded_moments
-from ddpdoctor.monitor.replay import Replay, final_snapshot
+from ddpdoctor.monitor.replay import final_snapshot, recorded_run
 from ddpdoctor.monitor.series import MOST_SLICES, Series
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
@@ -133,7 +133,7 @@ def test_a_replay_goes_through_what_was_shown(tmp_path: Path) -> None:
     for second in (10, 15, 20):
         writer.write(_snapshot(second * SECOND_NS, steps=second))
     writer.close()
-    replay = Replay(tmp_path)
+    replay = recorded_run(tmp_path)
     assert replay.playback().length_ns == 10 * SECOND_NS
     assert (replay.snapshot().steps, replay.snapshot().source) == (20, "replay")
     replay.seek(7 * SECOND_NS)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.monitor.demo.demo import LENGTH_S, Demo, demo_snapshot
+from ddpdoctor.monitor.demo import demo
 from ddpdoctor.tui.screens.pages import PAGES, paint_screen
 from ddpdoctor.tui.view import View
+from tests.demo.__main__ import BEGAN_AT_NS, LENGTH_S
+from tests.demo.job import demo_snapshot
 from tests.tui import runs
 
 S = 1_000_000_000
-
-
-class Clock:
-    now_ns = runs.NOW
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 def test_a_demo_of_one_seed_is_the_same_every_time() -> None:
@@ -63,29 +58,17 @@ def test_the_job_stands_still_from_the_hang_on() -> None:
     assert steps[39] == steps[49] == 4_312
 
 
-def test_its_time_is_held_moved_and_sped_up() -> None:
-    clock = Clock()
-    demo = Demo(clock)
-    clock.now_ns += 2 * S
-    assert demo.playback().elapsed_ns == 2 * S
-    demo.play(4.0)
-    clock.now_ns += S
-    assert demo.playback().elapsed_ns == 6 * S
-    demo.play(0.0)
-    clock.now_ns += 100 * S
-    assert demo.playback().elapsed_ns == 6 * S
-    demo.seek(42 * S)
-    assert demo.snapshot().stall is not None
-    demo.seek(10**15)
-    assert demo.playback().elapsed_ns == LENGTH_S * S
-
-
-def test_a_stack_is_shown_once_it_was_asked_for() -> None:
-    clock = Clock()
-    demo = Demo(clock)
-    assert not demo.snapshot().ranks[2].stack
-    demo.ask_for_stacks(2)
-    assert demo.snapshot().ranks[2].stack and not demo.snapshot().ranks[3].stack
+def test_the_recording_is_the_story_and_can_be_held_and_moved() -> None:
+    replay = demo()
+    assert replay.playback().speed == 1.0 and replay.playback().elapsed_ns < LENGTH_S * S
+    replay.play(0.0)
+    for second in (0, 7, 22, 41, LENGTH_S):
+        replay.seek(second * S)
+        assert replay.snapshot() == demo_snapshot(second * S, BEGAN_AT_NS), "run `python -m tests.demo`"
+        assert replay.playback().elapsed_ns == second * S
+    replay.seek(10**15)
+    assert replay.playback().elapsed_ns == LENGTH_S * S
+    assert replay.snapshot().stall is not None
 
 
 def test_every_page_can_be_drawn_at_every_moment_and_size() -> None:

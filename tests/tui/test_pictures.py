@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.monitor.demo.demo import demo_snapshot
 from ddpdoctor.monitor.snapshot import Snapshot
+from tests.demo.job import demo_snapshot
 from tests.tui import runs
 from tests.tui.golden import GOLDEN, assert_picture
 from tests.tui.screens import UTF8, opened, text_of

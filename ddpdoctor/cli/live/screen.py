@@ -27,11 +27,11 @@ def show(source: SnapshotSource, playback: Playback | None = None) -> str:
 
 def show_demo() -> None:
     """Show a run that never was; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.demo.demo import Demo
+    from ddpdoctor.monitor.demo import demo
 
     _demand_terminal("--demo")
-    demo = Demo()
-    show(demo, demo)
+    replay = demo()
+    show(replay, replay)
 
 
 def show_replay(run: str) -> None:
@@ -40,10 +40,10 @@ def show_replay(run: str) -> None:
     Raises UsageError without a terminal, and RecordError when nothing was recorded.
     """
     from ddpdoctor.launch.runs.kept_runs import named_run
-    from ddpdoctor.monitor.replay import Replay
+    from ddpdoctor.monitor.replay import recorded_run
 
     _demand_terminal("--replay")
-    replay = Replay(named_run(run))
+    replay = recorded_run(named_run(run))
     replay.seek(0)
     replay.play(1.0)
     show(replay, replay)

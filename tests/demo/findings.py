@@ -5,7 +5,9 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.files.source_text import hold
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
-from ddpdoctor.monitor.demo.story import (
+from ddpdoctor.monitor.demo import SCRIPT
+from ddpdoctor.monitor.snapshot import FindingView, StallSide, StallView
+from tests.demo.story import (
     ACTS,
     HANG_S,
     JUDGED_S,
@@ -16,9 +18,7 @@ from ddpdoctor.monitor.demo.story import (
     SHORT_RANK,
     SLOW_RANK,
 )
-from ddpdoctor.monitor.snapshot import FindingView, StallSide, StallView
 
-SCRIPT = "demo/train.py"
 _CODE = {
     61: "    for inputs, targets in loader:",
     74: "        loss.backward()",
@@ -28,7 +28,8 @@ _CODE = {
     140: "    main(parse_options())",
 }
 """The lines of the script that never was which the demo shows."""
-hold(SCRIPT, "\n".join(_CODE.get(number, "") for number in range(1, 141)).encode())
+CODE = "\n".join(_CODE.get(number, "") for number in range(1, 141))
+hold(SCRIPT, CODE.encode())
 TIMEOUT_S = 600
 _BASIS: frozenset[Basis] = frozenset({"run"})
 _OTHERS = tuple(rank for rank in range(RANKS) if rank != SHORT_RANK)

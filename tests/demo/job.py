@@ -1,14 +1,14 @@
-"""The demo: a run of 8 ranks that never was, to see the screen without a GPU; its story is in ``demo_story``."""
+"""The snapshots of the demo's run, whose story is in ``tests.demo.story``."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from ddpdoctor.diagnosis.performance.summary import Phases, StepTimes, Traffic
-from ddpdoctor.monitor.demo.findings import BACKWARD_STACK, BARRIER_STACK, SCRIPT, findings_at, stall_at, verdict_at
-from ddpdoctor.monitor.demo.gpus import gpus_at
-from ddpdoctor.monitor.demo.story import (
+from ddpdoctor.monitor.demo import SCRIPT
+from ddpdoctor.monitor.snapshot import BucketView, CallView, History, RankView, Snapshot
+from ddpdoctor.record.streams.measured import Phase
+from tests.demo.findings import BACKWARD_STACK, BARRIER_STACK, findings_at, stall_at, verdict_at
+from tests.demo.gpus import gpus_at
+from tests.demo.story import (
     BATCH_SIZE,
     HANG_S,
     LAST_COMMON_STEP,
@@ -22,16 +22,12 @@ from ddpdoctor.monitor.demo.story import (
     steps_at,
     times_at,
 )
-from ddpdoctor.monitor.snapshot import BucketView, CallView, History, PlaybackState, RankView, Snapshot
-from ddpdoctor.record.streams.measured import Phase
 
 MS = 1_000_000
 SLICES = 240
 """Seconds of history."""
 RAN_BEFORE_S = 772
 """How long the job has run when the demo begins."""
-LENGTH_S = 120
-"""Where seeking ends; the job hangs on for ever."""
 GRADIENT_BYTES = 712_000_000
 _BUCKETS = (
     ("lm_head.weight", 125_829_120, 1),
@@ -42,50 +38,6 @@ _BUCKETS = (
     ("layers.7.attention.output.weight", 104_857_600, 18),
     ("layers.3.attention.output.weight", 61_882_880, 21),
 )
-
-
-class Demo:
-    """A source of snapshots whose time can be moved; ``clock`` tells nanoseconds since the epoch."""
-
-    def __init__(self, clock: Callable[[], int] = time.time_ns, seed: int = 1) -> None:
-        self._clock = clock
-        self._seed = seed
-        self._began_at_ns = clock()
-        """The moment of the clock at which the story is at ``_from_ns``."""
-        self._from_ns = 0
-        self._speed = 1.0
-        self._asked_at_ns: dict[int, int] = {}
-
-    def snapshot(self) -> Snapshot:
-        """What the story has come to."""
-        return demo_snapshot(self._elapsed_ns(), self._clock() - self._elapsed_ns(), self._seed, self._asked_at_ns)
-
-    def ask_for_stacks(self, rank: int) -> None:
-        """Show the stack of a rank from now on."""
-        self._asked_at_ns[rank] = self._clock()
-
-    def end_job(self) -> None:
-        """There is no job."""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
-    def playback(self) -> PlaybackState:
-        """Where the story is."""
-        return PlaybackState(elapsed_ns=self._elapsed_ns(), length_ns=LENGTH_S * NS, speed=self._speed)
-
-    def play(self, speed: float) -> None:
-        """Tell it faster, slower, or not at all for now."""
-        self.seek(self._elapsed_ns())
-        self._speed = speed
-
-    def seek(self, elapsed_ns: int) -> None:
-        """Go to a moment of the story."""
-        self._from_ns = max(0, min(elapsed_ns, LENGTH_S * NS))
-        self._began_at_ns = self._clock()
-
-    def _elapsed_ns(self) -> int:
-        return self._from_ns + int((self._clock() - self._began_at_ns) * self._speed)
 
 
 def demo_snapshot(elapsed_ns: int, started_at_ns: int, seed: int = 1, asked: dict[int, int] | None = None) -> Snapshot:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ddpdoctor.monitor.demo.story import HANG_S, NS, RANKS, SLOW_RANK, act_at, noise
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
+from tests.demo.story import HANG_S, NS, RANKS, SLOW_RANK, act_at, noise
 
 GIB = 2**30
 SAMPLES = 120

@@ -1,1 +1,0 @@
-"""An invented run for the screen."""
