@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddpdoctor.finding import Trouble
+
 BUILT_IN: Mapping[str, str] = {
     "DDP101": "ddpdoctor.checks.data.missing_distributed_sampler",
     "DDP102": "ddpdoctor.checks.data.missing_set_epoch",
@@ -115,6 +117,49 @@ AFTER_LAUNCH: frozenset[str] = frozenset(
     }
 )
 """Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal has it."""
+
+STANDS_FOR: Mapping[str, Trouble] = {
+    "DDP103": "uneven-passes",
+    "DDP109": "download-race",
+    "DDP201": "unused-parameters",
+    "DDP210": "ready-twice",
+    "DDP214": "no-wrap",
+    "DDP215": "wrapper-attribute",
+    "DDP301": "rank-branch",
+    "DDP302": "data-branch",
+    "DDP303": "lone-forward",
+    "DDP304": "mismatch",
+    "DDP305": "hang",
+    "DDP306": "early-exit",
+    "DDP307": "long-wait",
+    "DDP308": "timeout",
+    "DDP309": "subset-group",
+    "DDP311": "caught-exception",
+    "DDP312": "desync",
+    "DDP313": "hot-barrier",
+    "DDP314": "ddp-on-subset",
+    "DDP401": "exposed-communication",
+    "DDP403": "straggler",
+    "DDP404": "input-bound",
+    "DDP501": "wrong-rank-kind",
+    "DDP503": "local-rank-argument",
+    "DDP504": "port-in-use",
+    "DDP505": "no-backend",
+    "DDP507": "shared-memory",
+    "DDP511": "cuda-after-fork",
+    "DDP515": "cpu-tensor",
+    "DDP601": "many-writers",
+    "DDP602": "missing-device",
+    "DDP603": "early-read",
+    "DDP608": "path-race",
+    "DDP701": "nccl-error",
+    "DDP702": "out-of-memory",
+    "DDP703": "killed",
+    "DDP704": "gpu-fault",
+    "DDP705": "no-rendezvous",
+    "DDP706": "exception",
+}
+"""What the checks say in ``stands_for``."""
 
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP101": ("DataLoader",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.finding import Basis, Fact, Finding, Location, SaidOfRun, Severity
+from ddpdoctor.finding import Basis, Fact, Finding, Location, SaidOfRun, Severity, Trouble
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -24,6 +24,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The pattern found, in kebab case; never the remedy."""
     severity: Mapping[Basis, Severity]
     """How bad a finding is by the basis it rests on."""
+    stands_for: Trouble | None = None
+    """What diagnosis and reports call that which the check speaks for; None where they need not know it."""
     triggers: tuple[str, ...] = ()
     """Words of which a script has at least one wherever ``in_source`` can find something: without all of them the check
     is not even imported. Any part of a word counts, upper and lower case differ, and comments count too; so they have
@@ -64,6 +66,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return Finding(
             code=self.code,
             name=self.name,
+            trouble=self.stands_for,
             severity=severity or self.severity[basis],
             title=title,
             ranks=ranks,

@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.errors import ExitCode
-from ddpdoctor.finding import Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity, Trouble
 from ddpdoctor.gate_section import GateSection
 
 Verdict = Literal["clean", "findings", "inconclusive"]
@@ -48,8 +48,8 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """What the user can do about it."""
     output: str = ""
     """The script's own last words, when it failed."""
-    told_by: frozenset[str] = frozenset()
-    """Codes of checks whose finding of the run says what the reason says, and more."""
+    told_by: frozenset[Trouble] = frozenset()
+    """Troubles of which a finding of the run says what the reason says, and more."""
     ranks: int = 0
     ranks_of_job: int = 0
     """How many the launch command starts; 0 when there was none, or it does not say."""

@@ -12,6 +12,65 @@ Basis = Literal["source", "rehearsal", "run", "log"]
 """How a fact is known: read in the source, seen in a rehearsal, in a live run, or in what a dead job left."""
 
 
+Trouble = Literal[
+    # The ranks part, or wait for what does not come.
+    "rank-branch",
+    "data-branch",
+    "lone-forward",
+    "mismatch",
+    "desync",
+    "uneven-passes",
+    "subset-group",
+    "ddp-on-subset",
+    "caught-exception",
+    "early-exit",
+    "hang",
+    "long-wait",
+    "timeout",
+    # A rank fails or dies by itself.
+    "exception",
+    "killed",
+    "out-of-memory",
+    "shared-memory",
+    "nccl-error",
+    "gpu-fault",
+    "no-rendezvous",
+    "port-in-use",
+    "no-backend",
+    "local-rank-argument",
+    "wrong-rank-kind",
+    "cuda-after-fork",
+    "cpu-tensor",
+    "missing-device",
+    "lacking-machine",
+    "unused-parameters",
+    "ready-twice",
+    "wrapper-attribute",
+    # Ranks meet at a path.
+    "download-race",
+    "early-read",
+    "path-race",
+    "many-writers",
+    # Something is not as it was meant, or slow.
+    "no-wrap",
+    "hot-barrier",
+    "exposed-communication",
+    "straggler",
+    "input-bound",
+]
+"""What went wrong, as diagnosis and reports know it; ``Check.stands_for`` says which check speaks for it."""
+_FAMILIES = {
+    "1": "data",
+    "2": "gradients",
+    "3": "collectives",
+    "4": "speed",
+    "5": "launch",
+    "6": "state",
+    "7": "death",
+}
+"""By the first digit of a built-in check's code."""
+
+
 class Severity(str, Enum):
     """How bad a finding is; the order of the members is from worst to mildest."""
 
@@ -97,6 +156,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     name: str
+    trouble: Trouble | None = None
+    """What the check stands for, where the rest of the program knows it."""
     severity: Severity
     title: str
     """One sentence, no full stop, with the numbers that matter."""
@@ -123,6 +184,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """In an autopsy: why it is not certain that this is the cause; empty where it is."""
     fingerprint: str = ""
     """Survives line moves; filled in when findings are merged."""
+
+    @property
+    def family(self) -> str:
+        """The family of the built-in check, such as ``collectives``; empty for any other."""
+        return _FAMILIES.get(self.code[3:4], "") if self.code.startswith("DDP") else ""
 
     @property
     def advice(self) -> str:

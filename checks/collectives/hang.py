@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP305",
     name="hang",
+    stands_for="hang",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
 )
@@ -53,10 +54,10 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
     from ddpdoctor.diagnosis.live.hangs import may_go_on
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(
             CHECK, record, divergence, _remedy(divergence), Severity.WARNING if may_go_on(record, divergence) else None

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP703",
     name="killed-rank",
+    stands_for="killed",
     severity={"run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"ranks"}),
 )

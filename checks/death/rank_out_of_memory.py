@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP702",
     name="rank-out-of-memory",
+    stands_for="out-of-memory",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks"}),
 )
@@ -45,7 +46,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.diagnosis.failures.named import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
-    for failure in named_failures(record, CHECK.code):
+    for failure in named_failures(record, CHECK.stands_for):
         everyone = len(failure.ranks) == len(record.ranks)
         yield CHECK.finding(
             record.job.kind,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP705",
     name="rendezvous-failure",
+    stands_for="no-rendezvous",
     severity={"run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"ranks", "waits"}),
 )

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP210",
     name="parameter-ready-twice",
+    stands_for="ready-twice",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks"}),
 )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP507",
     name="small-shared-memory",
+    stands_for="shared-memory",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.WARNING),
     needs=frozenset({"ranks"}),
 )
@@ -46,7 +47,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.diagnosis.failures.named import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
-    for failure in named_failures(record, CHECK.code):
+    for failure in named_failures(record, CHECK.stands_for):
         yield CHECK.finding(
             record.job.kind,
             f"the loader's workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP401",
     name="exposed-communication",
+    stands_for="exposed-communication",
     severity={"run": Severity.WARNING},
     needs=frozenset({"step_tracks", "call_tracks"}),
 )

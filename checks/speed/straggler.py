@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP403",
     name="straggler",
+    stands_for="straggler",
     severity={"run": Severity.WARNING},
     needs=frozenset({"step_tracks", "call_tracks"}),
 )

@@ -19,7 +19,7 @@ from ddpdoctor.diagnosis.logs.findings import explains_the_death
 from ddpdoctor.diagnosis.logs.missing_evidence import missing_evidence
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import AutopsySection, Examination, RehearsalSection, SourceSection, Verdict
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
 from ddpdoctor.record.model import RunRecord
@@ -97,9 +97,11 @@ def concluded(
 
 def _ordered(results: Iterable[CheckResult], read: Postmortem, of_runs: Sequence[Finding]) -> tuple[Finding, ...]:
     """The first cause first, then the echoes in the order in which they came."""
-    places = {told.code: index for index, told in reversed(list(enumerate(causes_of(read.record))))}
+    places: dict[Trouble | None, int] = {}
+    for told in causes_of(read.record):
+        places.setdefault(told.trouble, len(places))
     found = _with_runs([finding for result in results for finding in result.from_run], read.record, of_runs)
-    found.sort(key=lambda finding: (_ORDER[finding.role], places.get(finding.code, len(places))))
+    found.sort(key=lambda finding: (_ORDER[finding.role], places.get(finding.trouble, len(places))))
     causes = [finding for finding in found if finding.role == "cause"]
     # A cause is one: where dumps and logs both tell of one, the dumps know the line of every rank.
     return tuple(replace(finding, role="echo") if finding in causes[1:] else finding for finding in found)

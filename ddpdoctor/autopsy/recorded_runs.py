@@ -18,8 +18,8 @@ from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
-OF_A_DEATH = ("DDP2", "DDP3", "DDP7")
-"""Codes of checks that may tell why a job ended, or why it hung: its figures are another matter."""
+OF_A_DEATH = ("gradients", "collectives", "death")
+"""Families of checks that may tell why a job ended, or why it hung: its figures are another matter."""
 
 
 class RecordedRuns:
@@ -45,7 +45,7 @@ class RecordedRuns:
         known = [view.finding for view in snapshot.findings]
         now = [found for result in run_live_checks(read_catalogue().entries, record) for found in result.from_run]
         for finding in (*known, *(one for one in now if isinstance(one, Finding))):
-            telling = finding.code.startswith(OF_A_DEATH) and finding.severity.at_least(Severity.WARNING)
+            telling = finding.family in OF_A_DEATH and finding.severity.at_least(Severity.WARNING)
             if telling and not any(finding.code == other.code for other in self.findings):
                 self.findings.append(finding)
         self.findings.sort(key=lambda finding: not finding.severity.at_least(Severity.ERROR))
@@ -56,10 +56,10 @@ def _ends(record: RunRecord, name: str, positions: count[int]) -> LogRead:
     told = LogRead(world_size=record.job.world_size)
     raised = [(one.time_ns, rank, one) for rank in record.ranks for one in rank.exceptions]
     for time_ns, rank, one in sorted(raised, key=lambda entry: entry[0]):
-        kind, code, more = details_of(one.type, one.message, one.frames)
+        kind, trouble, more = details_of(one.type, one.message, one.frames)
         told.incidents.append(
             Incident(
-                kind=kind, code=code, rank=rank.rank, host=rank.host, pid=rank.pid, time_ns=time_ns, file=name,
+                kind=kind, trouble=trouble, rank=rank.rank, host=rank.host, pid=rank.pid, time_ns=time_ns, file=name,
                 position=next(positions), type=one.type, message=one.message, frames=one.frames, **more,
             )
         )  # fmt: skip

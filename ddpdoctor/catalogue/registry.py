@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.finding import Trouble
 
 CHECKS_PACKAGE = "ddpdoctor.checks"
 """The only place where the core names the package of the built-in checks."""
@@ -27,6 +28,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """It has something to say about the source alone."""
     after_launch: bool = False
     """It looks at what only a job itself shows, and at no source and no rehearsal."""
+    stands_for: Trouble | None = None
+    """As in ``Check.stands_for``."""
     triggers: tuple[str, ...] = ()
     """A script without all of these words cannot have what the check looks for; empty when nothing is known."""
     loaded: LoadedCheck | None = None
@@ -69,6 +72,7 @@ def read_catalogue() -> Catalogue:
             module=offer.value,
             in_source=loaded.in_source is not None,
             after_launch=looks_after_launch(loaded.check),
+            stands_for=loaded.check.stands_for,
             triggers=loaded.check.triggers,
             loaded=loaded,
         )
@@ -153,6 +157,11 @@ def find(catalogue: Catalogue, word: str) -> CatalogueEntry:
     raise UsageError(f"there is no check called {word!r}", suggestion(catalogue, word))
 
 
+def standing_for(catalogue: Catalogue, trouble: Trouble | None) -> CatalogueEntry:
+    """Return the check that speaks for a trouble: a built-in one stands for each that a divergence is."""
+    return next(entry for entry in catalogue.entries if entry.stands_for == trouble)
+
+
 def suggestion(catalogue: Catalogue, word: str) -> str:
     """Say which check the user may have meant."""
     from difflib import get_close_matches
@@ -202,6 +211,7 @@ def _built_in_entries() -> tuple[CatalogueEntry, ...]:
             module=module,
             in_source=code in package.READ_IN_SOURCE,
             after_launch=code in package.AFTER_LAUNCH,
+            stands_for=package.STANDS_FOR.get(code),
             triggers=package.READ_IN_SOURCE.get(code, ()),
         )
         for code, module in index.items()

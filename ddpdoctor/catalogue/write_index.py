@@ -20,6 +20,8 @@ Written by ``python -m ddpdoctor.catalogue.write_index``; do not edit.
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from ddpdoctor.finding import Trouble
 '''
 _NO_CHECKS = frozenset({"__init__.py", "__pycache__", "shared"})
 """What a family holds besides its checks."""
@@ -59,6 +61,11 @@ def index_text(directory: Path) -> str:
             "    }",
             ")",
             '"""Checks of what only a job itself shows, live or dead: neither a source nor a rehearsal has it."""',
+            "",
+            "STANDS_FOR: Mapping[str, Trouble] = {",
+            *(f'    "{code}": "{loaded.check.stands_for}",' for code, _, loaded in found if loaded.check.stands_for),
+            "}",
+            '"""What the checks say in ``stands_for``."""',
             "",
             "READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {",
             *(line for code, words in read_in_source for line in _entry(code, words)),

@@ -30,7 +30,7 @@ def divergence_findings(
 
 def path_findings(check: Check, record: RunRecord, remedy: str) -> Iterator[Finding | Refuted]:
     """The findings of a check about paths at which ranks meet, and the places where it is refuted that they do."""
-    for verdict in judge_paths(record, check.code):
+    for verdict in judge_paths(record, check.stands_for):
         if not verdict.races:
             yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
             continue

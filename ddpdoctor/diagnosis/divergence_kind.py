@@ -1,4 +1,4 @@
-"""Gives the one divergence of a run its one code, the most specific first."""
+"""Says what the one divergence of a run is, the most specific first."""
 
 from __future__ import annotations
 
@@ -7,83 +7,84 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.failures.environment import lack_behind
 from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
-from ddpdoctor.diagnosis.failures.named import name_of_failure
+from ddpdoctor.diagnosis.failures.named import trouble_of
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
 from ddpdoctor.diagnosis.files.path_races import races
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.training.pass_lengths import uneven_passes
 from ddpdoctor.diagnosis.training.skipped_batches import SkippedBatch, skipped_batches
 from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
+from ddpdoctor.finding import Trouble
 from ddpdoctor.record.model import RunRecord
 
 
-def classify(divergence: Divergence, record: RunRecord) -> str:
-    """Return the code of the check that speaks for a divergence.
+def classify(divergence: Divergence, record: RunRecord) -> Trouble:
+    """Return what a divergence is.
 
-    A desync keeps its own code even when passes differ in length later: it came first. A rank that failed or was killed
+    A desync stays one even when passes differ in length later: it came first. A rank that failed or was killed
     is a cause of its own, whatever the others wait in.
     """
     if divergence.form in ("desync", "crossed", "swapped"):
-        return "DDP312"
+        return "desync"
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):
         if _raised(divergence):
             return _named(divergence, record) or _unnamed(divergence, record)
         if _killed(divergence):
-            return "DDP703" if record.job.kind != "rehearsal" else "DDP306"
-        return "DDP312" if any(drifts(record, blocked_in_backward(divergence, record))) else "DDP306"
+            return "killed" if record.job.kind != "rehearsal" else "early-exit"
+        return "desync" if any(drifts(record, blocked_in_backward(divergence, record))) else "early-exit"
     if divergence.form == "stuck":
-        return "DDP305"
+        return "hang"
     if _builds_on_subset(divergence, record):
-        return "DDP314"
+        return "ddp-on-subset"
     if any(turn.wait is not None and turn.wait.kind == "new_group" for turn in divergence.turns):
-        return "DDP309"
+        return "subset-group"
     if lone_turns(divergence, record):
-        return "DDP303"
+        return "lone-forward"
     left = divergence.form == "absentee"
     if any(uneven.overrun for uneven in uneven_passes(record, one_left=left)):
-        return "DDP103"
+        return "uneven-passes"
     if skip_behind(divergence, record) is not None:
-        return "DDP302"
+        return "data-branch"
     if any(drifts(record, blocked_in_backward(divergence, record))):
-        return "DDP312"
+        return "desync"
     if left:
-        return "DDP306" if skipped_backward(record, divergence) is None else "DDP312"
+        return "early-exit" if skipped_backward(record, divergence) is None else "desync"
     if divergence.difference == "group":
-        return "DDP304"
+        return "mismatch"
     if divergence.form == "aborted":
-        return "DDP304" if divergence.difference else "DDP301"
+        return "mismatch" if divergence.difference else "rank-branch"
     if len(_chains(divergence)) < 2:
-        return "DDP305" if divergence.form == "standstill" else "DDP304"
+        return "hang" if divergence.form == "standstill" else "mismatch"
     # Dumps hold no forwards: that each rank decides by its own data cannot be told from a rank test.
     apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
-    return "DDP302" if apart else "DDP301"
+    return "data-branch" if apart else "rank-branch"
 
 
-def divergence_with_code(record: RunRecord, code: str) -> Divergence | None:
-    """Find the divergence of a run if it is the one that a check speaks for."""
+def divergence_of(record: RunRecord, trouble: Trouble | None) -> Divergence | None:
+    """Find the divergence of a run if it is this one."""
     divergence = find_divergence(record)
-    return divergence if divergence is not None and classify(divergence, record) == code else None
+    return divergence if divergence is not None and classify(divergence, record) == trouble else None
 
 
-def _named(divergence: Divergence, record: RunRecord) -> str:
-    """The code of the check that knows the culprit's exception by its message; empty when there is none."""
+def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:
+    """What the message of the culprit's exception names; None where it names nothing."""
     culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
     raised = root_exception(culprit) if culprit is not None else None
     if culprit is None or raised is None:
-        return ""
+        return None
     if asks_for_global_rank(culprit, raised):
-        return "DDP501"
+        return "wrong-rank-kind"
     if record.job.kind != "rehearsal" and any(failed_rendezvous(record)):
-        return "DDP705"
-    return name_of_failure(raised) or next((race.code for race in races(record) if race.died == raised), "")
+        return "no-rendezvous"
+    return trouble_of(raised) or next((race.trouble for race in races(record) if race.died == raised), None)
 
 
-def _unnamed(divergence: Divergence, record: RunRecord) -> str:
-    """The code for an exception that no other check knows; none where it comes of the machine of the rehearsal."""
+def _unnamed(divergence: Divergence, record: RunRecord) -> Trouble:
+    """An exception that nothing else is known of, or that comes of the machine of the rehearsal."""
     culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
     raised = root_exception(culprit) if culprit is not None else None
     lacks = record.job.kind == "rehearsal" and raised is not None and lack_behind(raised, record) is not None
-    return "" if lacks else "DDP706"
+    return "lacking-machine" if lacks else "exception"
 
 
 def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:

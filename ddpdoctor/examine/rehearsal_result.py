@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.failure_hints import ARGUMENTS_HINT, hint_for
+from ddpdoctor.finding import Trouble
 from ddpdoctor.findings.locations import named_ranks, shown_path
 from ddpdoctor.findings.merge import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.exception_summary import headline
@@ -44,11 +45,11 @@ _HINTS = {
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
 }
-_PARTINGS = DIVERGENCES | SUSPECTED | {"DDP305"}
+_PARTINGS: frozenset[Trouble] = DIVERGENCES | SUSPECTED | {"hang"}
 _ENDED_BY_US = frozenset(
     {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "rendezvous", "stand-in", "overlay"}
 )
-_NO_WRAP = frozenset({"DDP214"})
+_NO_WRAP: frozenset[Trouble] = frozenset({"no-wrap"})
 _SENTENCES = {
     "proof": "stopped at a proof",
     "time-limit": "the time limit was reached",
@@ -64,7 +65,7 @@ class _Judgement(msgspec.Struct, frozen=True):
     reason: str = ""
     hint: str = ""
     output: str = ""
-    told_by: frozenset[str] = frozenset()
+    told_by: frozenset[Trouble] = frozenset()
 
 
 def judge(record: RunRecord, root: str) -> RehearsalSection:
@@ -139,7 +140,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = job.stop_text or _SENTENCES[job.stop_reason]
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
             reason = f"{reason}: {where}"
-        told_by = _PARTINGS if job.stop_reason == "proof" else frozenset[str]()
+        told_by = _PARTINGS if job.stop_reason == "proof" else frozenset[Trouble]()
         return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""), told_by=told_by)
     failure = _failure(record, root)
     unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
@@ -234,12 +235,13 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
     return _Judgement("failed", reason, hint_for(raised), _last_lines(output), told_by)
 
 
-def _speaks_for(raised: RankException) -> frozenset[str]:
-    """The code of the check that speaks for an exception, if there is one."""
+def _speaks_for(raised: RankException) -> frozenset[Trouble]:
+    """What an exception says went wrong, if it says it."""
     from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED
-    from ddpdoctor.diagnosis.failures.named import name_of_failure
+    from ddpdoctor.diagnosis.failures.named import trouble_of
 
-    return frozenset({"DDP201" if UNFINISHED in raised.message else name_of_failure(raised)})
+    trouble: Trouble | None = "unused-parameters" if UNFINISHED in raised.message else trouble_of(raised)
+    return frozenset() if trouble is None else frozenset({trouble})
 
 
 def _failed(rank: Rank) -> bool:

@@ -30,9 +30,9 @@ _DONE = {
     "short-batch": "training passes ended with the few samples that their loader leaves for the last batch",
     "slow-rank0": "rank 0's clocks were put forward by the timeout of its group after the second step",
 }
-_STRESS_CODES = DIVERGENCES | {"DDP305", "DDP307"}
+_BY_STRESS = DIVERGENCES | {"hang", "long-wait"}
 """What an injected cause may be blamed for: ranks that part, not numbers that are no numbers."""
-_LEFT = frozenset({"DDP306", "DDP706"})
+_LEFT = frozenset({"early-exit", "exception"})
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -75,9 +75,9 @@ def _added(findings: Sequence[Finding], variant: Variant) -> Iterator[Finding]:
     for finding in findings:
         if not variant.stress:
             yield finding
-        elif finding.code in _STRESS_CODES:
+        elif finding.trouble in _BY_STRESS:
             # To stop on a loss that is no number is a decision, and an elastic launcher starts the job again.
-            decided = variant.stress == "nan" and finding.code in _LEFT
+            decided = variant.stress == "nan" and finding.trouble in _LEFT
             yield msgspec.structs.replace(
                 finding,
                 stress=variant.stress,

@@ -17,6 +17,7 @@ import msgspec
 from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, bounds_of, run_checks
 from ddpdoctor.catalogue.select import (
+    UNUSED_SUPPRESSION,
     chosen_checks,
     comments_of,
     heard,
@@ -263,7 +264,7 @@ def _reading(
     comments = comments_of(script)
     judged: frozenset[str] = frozenset()
     if comments and entry and wants_unused_suppressions(request.select, request.ignore, target.settings):
-        judged = judged_codes(entries, results, static=True, cut_short=False) | {"DDP001"}
+        judged = judged_codes(entries, results, static=True, cut_short=False) | {UNUSED_SUPPRESSION}
     reading = Reading(
         path=path,
         files=tuple(str(module.path) for module in script.modules),

@@ -47,11 +47,10 @@ def with_confirmation(
     looked = {result.code for result in results if result.looked_at_run}
     usual = {result.code: result.source_severity for result in results if result.source_severity is not None}
     nodes_wanted = {result.code: result.nodes_wanted for result in results if result.nodes_wanted}
-    if looked:
-        looked |= SUSPECTED
 
     def confirmed(finding: Finding) -> Finding:
-        if finding.basis != {"source"} or finding.code not in looked:
+        by_a_run = finding.code in looked or (bool(looked) and finding.trouble in SUSPECTED)
+        if finding.basis != {"source"} or not by_a_run:
             return finding
         if finding.severity is Severity.ADVICE is not usual.get(finding.code, Severity.ADVICE):
             return finding

@@ -7,20 +7,33 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ddpdoctor.examination import RefutedSuspicion
-from ddpdoctor.finding import Confirmed, Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Confirmed, Fact, Finding, Location, Refuted, Severity, Trouble
 from ddpdoctor.findings.locations import meets, of_frame, same_lines
 
-SUSPECTED = frozenset({"DDP301", "DDP302", "DDP303", "DDP309", "DDP311", "DDP314"})
-"""The checks that see a divergence in the source: a run may call the same one by another name."""
-DIVERGENCES = frozenset(
-    {"DDP103", "DDP301", "DDP302", "DDP303", "DDP304", "DDP306", "DDP309", "DDP312", "DDP314", "DDP706"}
+SUSPECTED: frozenset[Trouble] = frozenset(
+    {"rank-branch", "data-branch", "lone-forward", "subset-group", "caught-exception", "ddp-on-subset"}
+)
+"""Divergences that the source shows: a run may call the same one by another name."""
+DIVERGENCES: frozenset[Trouble] = frozenset(
+    {
+        "uneven-passes",
+        "rank-branch",
+        "data-branch",
+        "lone-forward",
+        "mismatch",
+        "early-exit",
+        "subset-group",
+        "desync",
+        "ddp-on-subset",
+        "exception",
+    }
 )
 """What one divergence may be called once it was seen in a run."""
-_BY_TRACE = frozenset({"DDP301", "DDP302"})
+_BY_TRACE = frozenset({"rank-branch", "data-branch"})
 """Names for partings of which the run shows that, and the source shows why."""
 
-_WHY = {("DDP501", "DDP601")}
-"""Pairs of codes: what the source knows to be the reason for what a run saw at the same place."""
+_WHY = {("wrong-rank-kind", "many-writers")}
+"""Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
 
 _ASKED = {
     "nan": "the rank's own batch",
@@ -108,33 +121,37 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
 
 def _same_condition(one: Finding, other: Finding) -> bool:
     """Return whether two partings seen in the source are those of one condition, which is the last of their places."""
-    return {one.code, other.code} <= SUSPECTED and bool(one.locations[1:]) and one.locations[-1] == other.locations[-1]
+    both = {one.trouble, other.trouble} <= SUSPECTED
+    return both and bool(one.locations[1:]) and one.locations[-1] == other.locations[-1]
 
 
 def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
     for cause in causes:
-        if (cause.code, seen.code) in _WHY:
-            return msgspec.structs.replace(seen, code=cause.code, name=cause.name, remedy=cause.remedy)
-    names = {(cause.code, cause.name) for cause in causes if cause.code in SUSPECTED}
-    if seen.code not in _BY_TRACE or len(names) != 1:
+        if (cause.trouble, seen.trouble) in _WHY:
+            return _renamed(seen, cause)
+    parting = {cause.code: cause for cause in reversed(causes) if cause.trouble in SUSPECTED}
+    if seen.trouble not in _BY_TRACE or len(parting) != 1:
         return seen
-    ((code, name),) = names
-    cause = next(cause for cause in causes if cause.code == code)
-    if seen.code == code and (len(seen.ranks) == 1 or len(causes) > 1):
+    (cause,) = parting.values()
+    if seen.code == cause.code and (len(seen.ranks) == 1 or len(causes) > 1):
         return seen
     # Where the run can name no rank, the source knows which of the two calls a rank test keeps from some.
     first = [place for place in seen.locations if any(meets(place, known) for known in cause.locations[:1])]
     places = (*first, *(place for place in seen.locations if place not in first))
-    return msgspec.structs.replace(seen, code=code, name=name, remedy=cause.remedy, locations=places)
+    return msgspec.structs.replace(_renamed(seen, cause), locations=places)
+
+
+def _renamed(seen: Finding, cause: Finding) -> Finding:
+    return msgspec.structs.replace(seen, code=cause.code, name=cause.name, trouble=cause.trouble, remedy=cause.remedy)
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
     if seen.stress and not any(_ASKED[seen.stress] in text for text in _said(suspicion)):
         return False
-    same = suspicion.code == seen.code or (suspicion.code, seen.code) in _WHY
+    same = suspicion.code == seen.code or (suspicion.trouble, seen.trouble) in _WHY
     if same and _overlap(_all_places(suspicion), _all_places(seen)):
         return True
-    if suspicion.code not in SUSPECTED or seen.code not in DIVERGENCES:
+    if suspicion.trouble not in SUSPECTED or seen.trouble not in DIVERGENCES:
         return False
     chain = (*_all_places(suspicion), *_stack_places(suspicion))
     return _overlap(chain, _all_places(seen)) or _overlap(suspicion.locations[:1], _stack_places(seen))

@@ -23,7 +23,7 @@ from ddpdoctor.gate_section import Figure, GateSection, TimeComparison
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
 
-NEVER_KNOWN = DIVERGENCES | {"DDP305"}
+NEVER_KNOWN = DIVERGENCES | {"hang"}
 """What a rehearsal proves to hang or to compute something else is red, whatever a baseline says."""
 
 
@@ -134,7 +134,7 @@ def _stands(finding: Finding, known: set[str]) -> bool:
 
 
 def _is_never_known(finding: Finding) -> bool:
-    return finding.code in NEVER_KNOWN and "rehearsal" in finding.basis
+    return finding.trouble in NEVER_KNOWN and "rehearsal" in finding.basis
 
 
 def _incomparable(before: Entry | None, now: Entry, against: str) -> str:

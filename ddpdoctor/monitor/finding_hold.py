@@ -14,8 +14,8 @@ APPEARS_AFTER_NS = 10_000_000_000
 OVER_AFTER_NS = 15_000_000_000
 """A finding is over when no look has found it for so long; its end is the last look that did. A standstill is over with
 the first step that all ranks make after it."""
-STANDSTILL = "DDP305"
-_OF_THE_MOMENT = frozenset({STANDSTILL, "DDP307"})
+STANDSTILL = "hang"
+_OF_THE_MOMENT = frozenset({STANDSTILL, "long-wait"})
 """What ranks do that make no steps: a standstill, which is shown at once, and a long wait."""
 MOST_KEPT = 200
 """Findings that are over beyond this are forgotten, oldest first."""
@@ -63,7 +63,7 @@ class FindingHold:
             if known is None:
                 known = self._held[key] = _Standing(finding, now_ns, now_ns)
             known.finding, known.seen_ns = finding, now_ns
-            proved = finding.severity is Severity.ERROR or finding.code == STANDSTILL
+            proved = finding.severity is Severity.ERROR or finding.trouble == STANDSTILL
             known.shown = known.shown or proved or now_ns - known.since_ns >= APPEARS_AFTER_NS
         for key, known in list(self._held.items()):
             if key in found or not (moved or _needs_no_steps(known.finding)):
@@ -81,7 +81,7 @@ class FindingHold:
     def end_standstill(self, moved_at_ns: int) -> None:
         """End a standstill that no look has found since ``moved_at_ns``, when all ranks had made a step."""
         for key, known in list(self._held.items()):
-            if known.finding.code == STANDSTILL and known.seen_ns < moved_at_ns:
+            if known.finding.trouble == STANDSTILL and known.seen_ns < moved_at_ns:
                 del self._held[key]
                 if known.shown:
                     self._over.append(_over(known))
@@ -95,7 +95,7 @@ class FindingHold:
 
 
 def _needs_no_steps(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR or finding.code in _OF_THE_MOMENT
+    return finding.severity is Severity.ERROR or finding.trouble in _OF_THE_MOMENT
 
 
 def _key(finding: Finding) -> tuple[object, ...]:

@@ -14,9 +14,9 @@ FORGOTTEN_AFTER_NS = 3_000_000_000
 """A standstill that no look has found for so long is over, even without a step since: a rank works again."""
 _SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException"})
 """What Ctrl-C and a launcher that is told to end raise."""
-_OF_THE_END = ("DDP3", "DDP7")
+_OF_THE_END = ("collectives", "death")
 """Families of errors that tell why a job ended: where a standstill was ended, that is the reason, and the only one."""
-_TOLD_BY_THE_END = frozenset({"DDP306", "DDP703", "DDP706"})
+_TOLD_BY_THE_END = frozenset({"early-exit", "killed", "exception"})
 
 
 class _Stood(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +123,12 @@ def _raised_its_own(rank: Rank) -> bool:
 
 def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:
     """Tell whether a rank that left is the reason, and no more is known: its end is known better now."""
-    return stood.divergence.form == "absentee" and not told_to_end and stood.finding.code in _TOLD_BY_THE_END
+    return stood.divergence.form == "absentee" and not told_to_end and stood.finding.trouble in _TOLD_BY_THE_END
 
 
 def tells_the_end(finding: Finding) -> bool:
     """Tell whether a finding is about how a job ended."""
-    return finding.severity is Severity.ERROR and finding.code.startswith(_OF_THE_END)
+    return finding.severity is Severity.ERROR and finding.family in _OF_THE_END
 
 
 def _same(one: Finding, other: Finding) -> bool:

@@ -31,10 +31,10 @@ def read_error_file(found: Found, stream: BinaryIO, positions: count[int]) -> Lo
     if raised is not None and raised.root.type:
         kind, text = raised.root.type, raised.root.text
     frames = () if raised is None else tuple(reversed(raised.root.frames))
-    what, code, more = details_of(kind, text, frames)
+    what, trouble, more = details_of(kind, text, frames)
     incident = Incident(
         kind=what,
-        code=code,
+        trouble=trouble,
         rank=found.rank if found.rank is not None else own_rank(text),
         position=next(positions),
         attempt=found.attempt,

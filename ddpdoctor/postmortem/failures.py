@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpdoctor.finding import Frame
+from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.record.streams.incidents import IncidentKind
 
 _FLAGS = re.IGNORECASE
@@ -124,8 +124,8 @@ _FUNCTIONS = frozenset(
 )  # fmt: skip
 
 
-def details_of(kind: str, message: str, frames: Sequence[Frame]) -> tuple[IncidentKind, str, dict[str, Any]]:
-    """The kind of an incident, the code of the check that speaks for it, and what else its message says.
+def details_of(kind: str, message: str, frames: Sequence[Frame]) -> tuple[IncidentKind, Trouble, dict[str, Any]]:
+    """The kind of an incident, what went wrong, and what else its message says.
 
     ``kind`` is the class of the exception; ``frames`` are innermost first.
     """
@@ -144,47 +144,47 @@ def details_of(kind: str, message: str, frames: Sequence[Frame]) -> tuple[Incide
     return found[0], found[1], more
 
 
-def _named(kind: str, text: str, frames: Sequence[Frame]) -> tuple[IncidentKind, str, Mapping[str, Any]]:
+def _named(kind: str, text: str, frames: Sequence[Frame]) -> tuple[IncidentKind, Trouble, Mapping[str, Any]]:
     if lost := _lost_worker(kind, text, frames):
         return lost
     if kind == "KeyboardInterrupt":
-        return "interrupted", "DDP703", {}
+        return "interrupted", "killed", {}
     if _UNFINISHED in text:
-        return "raised", "DDP201", {"unused": _unused(text)}
+        return "raised", "unused-parameters", {"unused": _unused(text)}
     if _TWICE in text:
-        return "raised", "DDP210", {}
+        return "raised", "ready-twice", {}
     if _MISMATCH.search(text) or _GLOO_SIZES.search(text):
-        return "mismatch", "DDP304", {"others": _running(text)}
+        return "mismatch", "mismatch", {"others": _running(text)}
     if models := _MODELS.search(text):
         return _other_models(models)
     if _SIZES.search(text):
-        return "mismatch", "DDP304", {}
+        return "mismatch", "mismatch", {}
     if barrier := _BARRIER.search(text):
-        return "timed-out", "DDP308", {"absent": _numbers(barrier[1])}
+        return "timed-out", "timeout", {"absent": _numbers(barrier[1])}
     if joined := (_DIDNT_JOIN.search(text) or _LAGGING.search(text)):
-        return "timed-out", "DDP308", {"absent": _numbers(joined[1])}
+        return "timed-out", "timeout", {"absent": _numbers(joined[1])}
     if TIMED_OUT.search(text):
-        return "timed-out", "DDP308", {}
+        return "timed-out", "timeout", {}
     if _OUT_OF_MEMORY.search(text) or kind in ("OutOfMemoryError", "MemoryError"):
-        return "raised", "DDP702", {}
+        return "raised", "out-of-memory", {}
     if _GPU.search(text):
-        return "gpu", "DDP704", {}
+        return "gpu", "gpu-fault", {}
     if _SHARED_MEMORY.search(text) and kind != "FileNotFoundError":
-        return "raised", "DDP507", {}
+        return "raised", "shared-memory", {}
     if _NCCL.search(text):
-        return "nccl", "DDP701", {}
+        return "nccl", "nccl-error", {}
     if _NO_BACKEND.search(text):
-        return "raised", "DDP505", {}
+        return "raised", "no-backend", {}
     if _ARGUMENTS.search(text):
-        return "raised", "DDP503", {}
+        return "raised", "local-rank-argument", {}
     at_the_start = any(_AT_THE_START.search(frame.file) or frame.function == "init_process_group" for frame in frames)
     if _NO_RENDEZVOUS.search(text) or (at_the_start and _is_of_sockets(kind, text)):
-        return "no-rendezvous", "DDP705", {}
+        return "no-rendezvous", "no-rendezvous", {}
     if _LOST_STORE.search(text):
-        return "lost-peer", "DDP705", {}
+        return "lost-peer", "no-rendezvous", {}
     if LOST_PEER.search(text):
-        return "lost-peer", "DDP306", {}
-    return "raised", "DDP706", {}
+        return "lost-peer", "early-exit", {}
+    return "raised", "exception", {}
 
 
 def collective_of(text: str, frames: Sequence[Frame]) -> str:
@@ -211,29 +211,31 @@ def own_rank(text: str) -> int | None:
     return int(next(filter(None, match.groups()))) if match else None
 
 
-def _lost_worker(kind: str, text: str, frames: Sequence[Frame]) -> tuple[IncidentKind, str, Mapping[str, Any]] | None:
+def _lost_worker(
+    kind: str, text: str, frames: Sequence[Frame]
+) -> tuple[IncidentKind, Trouble, Mapping[str, Any]] | None:
     if match := _WORKER_SIGNAL.search(text):
         number = _SIGNALS.get(match["signal"].strip().lower())
         if number == 7:
-            return "raised", "DDP507", {}
-        return "worker-lost", "DDP703", {"signal": number, "pid": int(match["pid"])}
+            return "raised", "shared-memory", {}
+        return "worker-lost", "killed", {"signal": number, "pid": int(match["pid"])}
     if match := _WORKER_LOST.search(text):
-        return "worker-lost", "DDP703", {"pid": int(match["pid"])}
+        return "worker-lost", "killed", {"pid": int(match["pid"])}
     fetches = any(frame.function == "_try_get_data" for frame in frames)
     # The pipe to a worker that was killed ends: the loader has not noticed the worker's end yet.
     if fetches and kind in _LOST_PIPE:
-        return "worker-lost", "DDP703", {}
+        return "worker-lost", "killed", {}
     return None
 
 
-def _other_models(match: re.Match[str]) -> tuple[IncidentKind, str, Mapping[str, Any]]:
+def _other_models(match: re.Match[str]) -> tuple[IncidentKind, Trouble, Mapping[str, Any]]:
     """0 parameters on the other side: the first collective failed; millions: the ranks were in different ones."""
     own, other = int(match[2]), int(match[4])
     if not own or not other:
-        return "lost-peer", "DDP306", {}
+        return "lost-peer", "early-exit", {}
     if max(own, other) > MOST_PARAMETERS:
-        return "mismatch", "DDP301", {"others": (int(match[3]),)}
-    return "mismatch", "DDP304", {"others": (int(match[3]),)}
+        return "mismatch", "rank-branch", {"others": (int(match[3]),)}
+    return "mismatch", "mismatch", {"others": (int(match[3]),)}
 
 
 def _is_of_sockets(kind: str, text: str) -> bool:

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Iterator
 
+from ddpdoctor.finding import Trouble
 from ddpdoctor.postmortem.prefixes import nanoseconds
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
@@ -145,53 +146,54 @@ def incidents_in(text: str) -> Iterator[Incident]:
         number = int(match["number"])
         if number != 45:
             yield Incident(
-                kind="gpu", code="DDP704", pid=int(match["pid"] or 0), type=f"Xid {number}",
+                kind="gpu", trouble="gpu-fault", pid=int(match["pid"] or 0), type=f"Xid {number}",
                 message=f"Xid {number} on GPU {match['gpu']}{match['text']}".strip(),
             )  # fmt: skip
     elif match := _KERNEL_MEMORY.search(text):
         yield Incident(
             kind="killed-by-kernel",
-            code="DDP703",
+            trouble="killed",
             pid=int(match["pid"]),
             signal=9,
             type="out of memory",
             message=text.strip(),
         )
     elif _SLURM_MEMORY.search(text) or _POD_MEMORY.search(text):
-        yield Incident(kind="killed-by-kernel", code="DDP703", signal=9, type="out of memory", message=text.strip())
+        yield Incident(kind="killed-by-kernel", trouble="killed", signal=9, type="out of memory", message=text.strip())
     elif match := _KERNEL_FAULT.search(text):
-        yield Incident(kind="signalled", code="DDP703", pid=int(match["pid"]), signal=11, message=text.strip())
+        yield Incident(kind="signalled", trouble="killed", pid=int(match["pid"]), signal=11, message=text.strip())
     elif match := _SLURM_CANCELLED.search(text):
         yield Incident(
-            kind="killed-by-scheduler", code="DDP703", host=match["host"], time_ns=nanoseconds(match["time"]),
+            kind="killed-by-scheduler", trouble="killed", host=match["host"], time_ns=nanoseconds(match["time"]),
             type=(match["why"] or "cancelled").lower(), message=text.strip(),
         )  # fmt: skip
     elif match := _SLURM_NODE.search(text):
         yield Incident(
-            kind="killed-by-scheduler", code="DDP703", host=match["host"], type="node failure", message=text.strip()
+            kind="killed-by-scheduler", trouble="killed", host=match["host"], type="node failure", message=text.strip()
         )
     elif match := _DEEPSPEED.search(text):
         # The command in front of it is that of the last rank, whichever failed.
         left = int(match["code"])
         yield Incident(
-            kind="left" if left > 0 else "signalled", code="DDP306" if left > 0 else "DDP703", type="deepspeed",
+            kind="left" if left > 0 else "signalled", trouble="early-exit" if left > 0 else "killed", type="deepspeed",
             exit_code=left if left > 0 else None, signal=-left if left < 0 else None, message=text.strip(),
         )  # fmt: skip
     elif match := _NCCL_WARN.search(text):
         yield from _of_nccl(match)
     elif match := _PYTHON_FAULT.search(text):
         yield Incident(
-            kind="signalled", code="DDP703", signal=_WORDS.get(match["what"].strip().lower()),
+            kind="signalled", trouble="killed", signal=_WORDS.get(match["what"].strip().lower()),
             type="Fatal Python error",
             message=match["what"].strip(),
         )  # fmt: skip
     elif (match := _USAGE.match(text)) and not text.startswith(_OTHERS):
         # argparse ends a script with exit code 2 and without a traceback.
-        code = "DDP503" if re.search(r"unrecognized arguments:.*--local[-_]rank", text) else "DDP706"
-        yield Incident(kind="raised", code=code, type="usage error", message=match["message"], exit_code=2)
+        old_launcher = re.search(r"unrecognized arguments:.*--local[-_]rank", text)
+        trouble: Trouble = "local-rank-argument" if old_launcher else "exception"
+        yield Incident(kind="raised", trouble=trouble, type="usage error", message=match["message"], exit_code=2)
     elif (match := _SHELL.search(text)) and len(text) < 200:
         yield Incident(
-            kind="signalled", code="DDP703", pid=int(match["pid"] or 0), signal=_WORDS[match["what"].lower()],
+            kind="signalled", trouble="killed", pid=int(match["pid"] or 0), signal=_WORDS[match["what"].lower()],
             type="shell", message=text.strip(),
         )  # fmt: skip
 
@@ -209,7 +211,7 @@ def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
     text = match["text"].strip()
     lost = LOST_PEER.search(text) is not None or "Connection refused" in text
     yield Incident(
-        kind="lost-peer" if lost else "nccl", code="DDP306" if lost else "DDP701", host=match["host"],
+        kind="lost-peer" if lost else "nccl", trouble="early-exit" if lost else "nccl-error", host=match["host"],
         pid=int(match["pid"]), type="NCCL WARN", message=text,
     )  # fmt: skip
 

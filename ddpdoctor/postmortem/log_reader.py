@@ -182,7 +182,7 @@ class LogReader:
             self._after, self._terminated = LINES_AFTER, True
             if "without" in text:
                 self._add(
-                    Incident(kind="signalled", code="DDP703", signal=6, type="terminate", message=text.strip()),
+                    Incident(kind="signalled", trouble="killed", signal=6, type="terminate", message=text.strip()),
                     prefixed,
                     number,
                 )
@@ -194,9 +194,9 @@ class LogReader:
         elif "ChildFailedError" in text:
             self._table.begin()
         elif match := _BARE.fullmatch(text):
-            kind, code, more = details_of(match["type"], match["message"], ())
-            bare = Incident(kind=kind, code=code, type=match["type"], message=match["message"], **more)
-            self._add(bare if code != "DDP706" else replace(bare, kind="said"), prefixed, number)
+            kind, trouble, more = details_of(match["type"], match["message"], ())
+            bare = Incident(kind=kind, trouble=trouble, type=match["type"], message=match["message"], **more)
+            self._add(bare if trouble != "exception" else replace(bare, kind="said"), prefixed, number)
         elif not self._of_launcher(prefixed, text):
             for ending in launchers.endings_in(text):
                 self._add_ending(ending, prefixed)
@@ -204,10 +204,10 @@ class LogReader:
                 self._add(incident, prefixed, number)
 
     def _of_torch(self, prefixed: Prefixed, message: str, number: int) -> None:
-        kind, code, more = details_of("", message, ())
-        if kind != "raised" or code in ("DDP702", "DDP507"):
+        kind, trouble, more = details_of("", message, ())
+        if kind != "raised" or trouble in ("out-of-memory", "shared-memory"):
             rank = own_rank(message)
-            incident = Incident(kind=kind, code=code, rank=rank, type="", message=message.strip(), **more)
+            incident = Incident(kind=kind, trouble=trouble, rank=rank, type="", message=message.strip(), **more)
             self._add(incident, prefixed, number)
 
     def _of_launcher(self, prefixed: Prefixed, text: str) -> bool:
@@ -268,12 +268,16 @@ class LogReader:
                 continue
             elif not root.type:
                 incident = Incident(
-                    kind="raised", code="DDP706", type="", message="(the log ends in this traceback)", frames=frames
+                    kind="raised",
+                    trouble="exception",
+                    type="",
+                    message="(the log ends in this traceback)",
+                    frames=frames,
                 )
             else:
-                kind, code, more = details_of(root.type, root.text, frames)
+                kind, trouble, more = details_of(root.type, root.text, frames)
                 incident = Incident(
-                    kind=kind, code=code, type=root.type, message=root.text, frames=frames, mixed=root.mixed,
+                    kind=kind, trouble=trouble, type=root.type, message=root.text, frames=frames, mixed=root.mixed,
                     rank=own_rank(root.text), **more,
                 )  # fmt: skip
             prefixed = Prefixed("", rank=raised.rank, host=raised.host, time_ns=raised.time_ns, pid=raised.pid)
@@ -307,4 +311,4 @@ def _parts(text: str) -> list[str]:
 
 
 def _from_outside(number: int | None, kind: str, message: str) -> Incident:
-    return Incident(kind="ended-from-outside", code="DDP703", signal=number, type=kind, message=message)
+    return Incident(kind="ended-from-outside", trouble="killed", signal=number, type=kind, message=message)

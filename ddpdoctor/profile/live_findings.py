@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.registry import read_catalogue, standing_for
 from ddpdoctor.catalogue.run_checks import run_live_checks
 from ddpdoctor.catalogue.select import chosen_checks, heard
 from ddpdoctor.config.settings import find_settings
@@ -18,7 +18,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.hosts import placed
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.monitor.last_standstill import tells_the_end
@@ -63,15 +63,16 @@ class LiveChecks:
 
         So a standstill that is shown always has a code, ranks and a place.
         """
-        code = classify(divergence, record)
-        told = [finding for finding in holding if finding.code == code]
+        trouble = classify(divergence, record)
+        told = [finding for finding in holding if finding.trouble == trouble]
         told += [finding for finding in holding if finding.severity is Severity.ERROR and _tells_partings(finding)]
         if told:
             return told[0]
-        entry = next(entry for entry in self._catalogue.entries if entry.code == code)
+        entry = standing_for(self._catalogue, trouble)
         finding = Finding(
-            code=code,
+            code=entry.code,
             name=entry.name,
+            trouble=trouble,
             severity=Severity.ERROR,
             title=placed(describe.title(divergence), record),
             ranks=describe.ranks(divergence),
@@ -88,11 +89,12 @@ class LiveChecks:
         """The findings of a job that was ended while ranks waited for one that worked: that wait is among them."""
         wait, said = ended_in
         heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
-        code = "DDP307" if heard else "DDP705"
-        entry = next(entry for entry in self._catalogue.entries if entry.code == code)
+        trouble: Trouble = "long-wait" if heard else "no-rendezvous"
+        entry = standing_for(self._catalogue, trouble)
         finding = Finding(
-            code=code,
+            code=entry.code,
             name=entry.name,
+            trouble=trouble,
             severity=Severity.WARNING if heard else Severity.ERROR,
             title=placed(said, record),
             ranks=wait.unseen or (wait.late,),
@@ -105,7 +107,7 @@ class LiveChecks:
             remedy=_UNSEEN_REMEDY if wait.unseen else _WAIT_REMEDY if heard else _MISSING_REMEDY,
         )
         (finding,) = with_fingerprints((finding,), self._root)
-        others = [view for view in views if view.finding.code != code and not tells_the_end(view.finding)]
+        others = [view for view in views if view.finding.code != entry.code and not tells_the_end(view.finding)]
         return (FindingView(finding=finding, since_ns=wait.since_ns), *others)
 
 
@@ -120,7 +122,7 @@ _REMEDY = "Compare what the ranks do at the lines that are named: all of them ha
 
 def _tells_partings(finding: Finding) -> bool:
     """Tell whether an error is one of those that can make ranks part."""
-    return finding.code.startswith(("DDP1", "DDP2", "DDP3", "DDP7"))
+    return finding.family in ("data", "gradients", "collectives", "death")
 
 
 def _comments_in(file: str) -> tuple[Suppression, ...]:

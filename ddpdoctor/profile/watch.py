@@ -61,7 +61,7 @@ JUDGED_WINDOW_NS = 60_000_000_000
 JUDGED_STEPS = 60
 RECORD_EVERY_NS = 2_000_000_000
 """A recorded run is shown again in moments that are so far apart, where it was short."""
-TIMED_OUT = "DDP308"
+TIMED_OUT = "timeout"
 _FAILED = ("raised", "signalled", "left-by-exit")
 _SIGNALS = 128
 """A higher exit code is that of a shell for a process that a signal has killed."""
@@ -228,7 +228,7 @@ class RunSource:
         stands = stall is not None
         wait = self._last_wait.look(None if stands else self._run.wait, record, told_to_end=told_to_end)
         ended_in = self._last_wait.at_end(record, exit_code) if state == "ended" and not stands else None
-        if any(view.finding.code == TIMED_OUT for view in views):
+        if any(view.finding.trouble == TIMED_OUT for view in views):
             ended_in = None  # It says more of the same wait.
         if ended_in is not None:
             views = self._checks.with_wait(views, ended_in, record)

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.catalogue.registry import find, read_catalogue
+from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import run_live_checks
 from ddpdoctor.diagnosis.divergence.describe import whereabouts
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.monitor.watched_ranks import WatchedRanks
 from ddpdoctor.record.model import Job, RunRecord
 from ddpdoctor.report.finding_text import finding_lines
@@ -22,10 +22,12 @@ from ddpdoctor.testing.layout import Body
 
 STALL_AFTER_S = 5.0
 WIDTH = 100
-_LONE_FORWARD = "DDP303"
+_LONE_FORWARD: Trouble = "lone-forward"
 """A forward of one rank alone may pair with a broadcast of the others in a later one, and only its line tells."""
-_OF_EXCEPTIONS = frozenset({"DDP201", "DDP210", "DDP304", "DDP307", "DDP702"})
-"""The checks that know what torch's words mean, or what led to them."""
+_OF_EXCEPTIONS: frozenset[Trouble] = frozenset(
+    {"unused-parameters", "ready-twice", "mismatch", "long-wait", "out-of-memory"}
+)
+"""What torch's words mean, or what led to them."""
 
 
 class Watched:
@@ -85,13 +87,12 @@ class Watched:
 def _findings(record: RunRecord) -> list[Finding]:
     """What the checks say that speak for what went wrong between the ranks; no advice."""
     divergence = find_divergence(record)
-    codes = {classify(divergence, record)} if divergence is not None else set()
-    if record.wraps and not codes:
-        codes.add(_LONE_FORWARD)
+    troubles = {classify(divergence, record)} if divergence is not None else set()
+    if record.wraps and not troubles:
+        troubles.add(_LONE_FORWARD)
     if _has_raised(record):
-        codes |= _OF_EXCEPTIONS
-    catalogue = read_catalogue()
-    results = run_live_checks([find(catalogue, code) for code in sorted(codes)], record)
+        troubles |= _OF_EXCEPTIONS
+    results = run_live_checks([entry for entry in read_catalogue().entries if entry.stands_for in troubles], record)
     found = [finding for result in results for finding in result.from_run]
     return [finding for finding in found if finding.severity is not Severity.ADVICE]
 

@@ -35,8 +35,8 @@ def test_an_extra_collective_on_one_rank_is_rank_divergent() -> None:
     job.call(1, "broadcast", 40, 64, origin="ddp-forward", root=0)
     job.wait_in_last(0, 1)
     stack = (Frame("/torch/distributed.py", 7, "all_reduce"), Frame(SCRIPT, 57, "train"))
-    divergence, code = diagnose(job.record(stacks=(StackDump(rank=0, thread="Main", main=True, frames=stack),)))
-    assert code == "DDP301"
+    divergence, trouble = diagnose(job.record(stacks=(StackDump(rank=0, thread="Main", main=True, frames=stack),)))
+    assert trouble == "rank-branch"
     assert divergence.form == "mismatch"
     assert divergence.hung
     assert divergence.last_common is not None
@@ -55,8 +55,8 @@ def test_with_two_ranks_and_no_history_nobody_is_blamed() -> None:
     job.call(job.ranks, "barrier", 10)
     job.call(0, "all_reduce", 20)
     job.call(1, "broadcast", 30, root=0)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit, divergence.hung) == ("DDP301", None, False)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit, divergence.hung) == ("rank-branch", None, False)
     assert describe.title(divergence) == (
         "the ranks part: rank 0 calls all_reduce at train.py:20; rank 1 calls broadcast at train.py:30"
     )
@@ -80,8 +80,8 @@ def test_a_majority_of_three_names_the_rank_that_differs() -> None:
     job = healthy_job(4)
     job.call((0, 1, 3), "all_reduce", 57)
     job.call(2, "barrier", 80)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit, divergence.culprit_reason) == ("DDP301", 2, "the other 3 ranks agree")
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit, divergence.culprit_reason) == ("rank-branch", 2, "the other 3 ranks agree")
 
 
 def test_the_parting_is_walked_back_to_the_first_of_the_differing_lines() -> None:
@@ -91,8 +91,8 @@ def test_the_parting_is_walked_back_to_the_first_of_the_differing_lines() -> Non
     job.call(1, "broadcast", 40, 64, origin="ddp-forward", root=0)
     job.call(0, "barrier", 90)
     job.reduce_gradients(1)
-    divergence, code = diagnose(job.record())
-    assert code == "DDP301"
+    divergence, trouble = diagnose(job.record())
+    assert trouble == "rank-branch"
     assert [turn.line.line for turn in divergence.turns if turn.line] == [80, 40]
     assert [turn.line.line for turn in divergence.proof if turn.line] == [90, 50]
     assert {location.line for location in describe.locations(divergence)} == {80, 40, 90, 50}
@@ -116,8 +116,8 @@ def test_one_line_with_different_sizes_is_a_mismatch() -> None:
     job = healthy_job(3)
     job.call((0, 1), "all_reduce", 57, 1_000)
     job.call(2, "all_reduce", 57, 500)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP304", 2)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("mismatch", 2)
     assert describe.title(divergence) == (
         "all_reduce at train.py:57 differs in the number of elements: 1,000 elements on ranks 0 and 1, "
         "500 elements on rank 2"
@@ -131,8 +131,8 @@ def test_different_reduce_operations_are_a_mismatch_although_nothing_hangs() -> 
     job.call(job.ranks, "barrier", 60)
     for rank in job.ranks:
         job.leave(rank, "finished", main_finished=True)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.hung, divergence.difference) == ("DDP304", False, "reduce operation")
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.hung, divergence.difference) == ("mismatch", False, "reduce operation")
 
 
 def desynchronised() -> JobBuilder:
@@ -150,8 +150,8 @@ def desynchronised() -> JobBuilder:
 
 def test_gradients_of_different_steps_are_a_silent_desync() -> None:
     job = desynchronised()
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.hung, divergence.culprit) == ("DDP312", False, 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.hung, divergence.culprit) == ("desync", False, 1)
     assert describe.title(divergence) == (
         "gradients of different steps are averaged in all_reduce (DDP backward) at train.py:50: step 3 of rank 0 with "
         "step 4 of rank 1, since rank 1 skipped a backward"
@@ -167,8 +167,8 @@ def test_a_forward_that_broadcast_before_the_skipped_backward_hides_nothing() ->
     job.reduce_gradients(0)
     job.step(1, 3)
     job.reduce_gradients(1)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP312", 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("desync", 1)
 
 
 def test_an_extra_forward_and_backward_that_were_paired_with_the_next_step_are_the_cause_of_the_drift() -> None:
@@ -185,8 +185,8 @@ def test_an_extra_forward_and_backward_that_were_paired_with_the_next_step_are_t
             job.step(rank, step)
             job.call(rank, "broadcast", 40, 8, origin="ddp-forward", root=0)
             job.reduce_gradients(rank)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.form, divergence.culprit) == ("DDP301", "mismatch", 0)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.form, divergence.culprit) == ("rank-branch", "mismatch", 0)
     assert [turn.line and turn.line.line for turn in divergence.turns] == [12, 40]
     assert [turn.line and turn.line.line for turn in divergence.proof] == [50, 50]
 
@@ -197,8 +197,8 @@ def test_the_hang_at_the_end_of_a_desynchronised_job_is_no_second_cause() -> Non
     job.reduce_gradients(0)
     job.wait_in_last(0)
     job.leave(1, "finished", main_finished=True)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.hung, divergence.turns[0].step) == ("DDP312", True, 3)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.hung, divergence.turns[0].step) == ("desync", True, 3)
 
 
 def test_two_lines_paired_crosswise_are_told_as_a_silent_desync() -> None:
@@ -207,8 +207,8 @@ def test_two_lines_paired_crosswise_are_told_as_a_silent_desync() -> None:
     job.call(0, "all_reduce", 71)
     job.call(1, "all_reduce", 71)
     job.call(1, "all_reduce", 70)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.form) == ("DDP312", "crossed")
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.form) == ("desync", "crossed")
     assert describe.title(divergence) == (
         "all_reduce at train.py:70 on rank 0 is paired with all_reduce at train.py:71 on rank 1, "
         "and the other way round"
@@ -237,8 +237,8 @@ def test_a_rank_that_exits_while_another_waits_left_early() -> None:
     job.leave(1, "left-by-exit", exit_code=1)
     job.reduce_gradients(0)
     job.wait_in_last(0)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit, divergence.hung) == ("DDP306", 1, True)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit, divergence.hung) == ("early-exit", 1, True)
     assert describe.title(divergence) == (
         "rank 1 left with exit code 1 while rank 0 waits in all_reduce (DDP backward) at train.py:50"
     )
@@ -251,8 +251,8 @@ def test_a_rank_that_is_killed_left_early_although_the_others_then_die_too() -> 
         job.reduce_gradients(rank)
         job.columns[rank]["completed_ns"][-1] = 0
         job.leave(rank, "signalled", signal=15)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP306", 2)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("early-exit", 2)
     assert "rank 2 was killed by SIGSEGV" in describe.title(divergence)
 
 
@@ -262,8 +262,8 @@ def test_a_rank_killed_for_its_memory_left_early_although_the_launcher_ends_the_
     job.reduce_gradients(0)
     job.columns[0]["completed_ns"][-1] = 0
     job.leave(0, "signalled", signal=15)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP306", 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("early-exit", 1)
 
 
 @pytest.mark.parametrize(("end", "details"), [("signalled", {"signal": 9}), ("left-by-exit", {"exit_code": 3})])
@@ -273,8 +273,8 @@ def test_a_rank_that_died_is_named_although_the_launcher_ended_the_other_before_
     job = healthy_job()
     job.leave(0, "signalled", signal=15)
     job.leave(1, end, **details)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP306", 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("early-exit", 1)
     assert describe.title(divergence).startswith(("rank 1 was killed by SIGKILL", "rank 1 left with exit code 3"))
 
 
@@ -283,8 +283,8 @@ def test_a_rank_that_died_in_a_collective_that_it_had_entered_is_named_by_what_t
     job.reduce_gradients(job.ranks)
     job.leave(1, "signalled", signal=9)
     job.fail(0, "RuntimeError", 50, "Connection closed by peer", communication=True)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP306", 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("early-exit", 1)
 
 
 def test_all_ranks_terminated_together_are_no_divergence() -> None:
@@ -301,8 +301,8 @@ def test_the_first_exception_is_the_root_and_its_echo_is_not() -> None:
     job.reduce_gradients(0)
     job.fail(1, "KeyError", 33, "'label'")
     job.fail(0, "RuntimeError", 50, "Connection closed by peer", communication=True)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP706", 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("exception", 1)
     assert describe.title(divergence) == (
         "rank 1 raised KeyError: 'label' at train.py:33 while rank 0 waits in all_reduce (DDP backward) at train.py:50"
     )
@@ -313,8 +313,8 @@ def test_an_exception_before_any_collective_of_that_rank_is_found() -> None:
     job = JobBuilder(2)
     job.fail(1, "ValueError", 12)
     job.wait_in_store("init_process_group", 20, 0)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.culprit) == ("DDP706", 1)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.culprit) == ("exception", 1)
     assert describe.title(divergence) == (
         "rank 1 raised ValueError: bad at train.py:12 while rank 0 waits in init_process_group at train.py:20"
     )
@@ -375,8 +375,8 @@ def test_the_rank_that_ran_out_of_batches_makes_it_uneven_inputs() -> None:
         Pass(rank=1, loader=0, ordinal=0, true_length=3, yielded=3, end="exhausted", backwards=3),
     )
     wraps = tuple(Wrap(rank=rank, wrap=0) for rank in job.ranks)
-    _, code = diagnose(job.record(loaders=loaders, passes=passes, wraps=wraps))
-    assert code == "DDP103"
+    _, trouble = diagnose(job.record(loaders=loaders, passes=passes, wraps=wraps))
+    assert trouble == "uneven-passes"
 
 
 def test_ranks_that_wait_in_different_groups_for_each_other_stand_still() -> None:
@@ -386,8 +386,8 @@ def test_ranks_that_wait_in_different_groups_for_each_other_stand_still() -> Non
     job.call(1, "all_reduce", 20, group=other)
     job.wait_in_last(0, 1)
     job.tick(2_000)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.form, divergence.culprit) == ("DDP301", "standstill", None)
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.form, divergence.culprit) == ("rank-branch", "standstill", None)
     assert describe.title(divergence) == (
         "the ranks wait for each other: rank 0 waits in all_reduce at train.py:10; "
         "rank 1 waits in all_reduce at train.py:20"
@@ -400,11 +400,11 @@ def test_a_group_made_on_some_ranks_only_stands_still() -> None:
     job.call(1, "barrier", 20)
     job.wait_in_last(1)
     job.tick(2_000)
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.form) == ("DDP309", "standstill")
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.form) == ("subset-group", "standstill")
     job.of_rank[0]["stuck"] = True  # In the store a rank does nothing, and is no culprit for that.
-    divergence, code = diagnose(job.record())
-    assert (code, divergence.form) == ("DDP309", "standstill")
+    divergence, trouble = diagnose(job.record())
+    assert (trouble, divergence.form) == ("subset-group", "standstill")
 
 
 def test_a_stuck_rank_is_a_hang_and_a_busy_one_is_not() -> None:
@@ -417,8 +417,8 @@ def test_a_stuck_rank_is_a_hang_and_a_busy_one_is_not() -> None:
     stacks = (StackDump(rank=1, thread="Main", main=True, frames=stack),)
     assert find_divergence(job.record(stacks=stacks)) is None
     job.of_rank[1]["stuck"] = True
-    divergence, code = diagnose(job.record(stacks=stacks))
-    assert (code, divergence.culprit, divergence.form) == ("DDP305", 1, "stuck")
+    divergence, trouble = diagnose(job.record(stacks=stacks))
+    assert (trouble, divergence.culprit, divergence.form) == ("hang", 1, "stuck")
     assert describe.title(divergence) == (
         "rank 1 stands at train.py:66 while ranks 0 and 2 wait in barrier at train.py:70"
     )
@@ -493,5 +493,5 @@ def test_a_backward_left_out_shows_in_the_counts_at_the_end(thrown_out: bool) ->
     counts = {0: 3 if thrown_out else 2, 1: 2}
     pulses = tuple(Pulse(rank=rank, beat_at_ns=1, forwards=3, backwards=made) for rank, made in counts.items())
     wraps = tuple(Wrap(rank=rank, wrap=0, ranks=(0, 1)) for rank in job.ranks)
-    divergence, code = diagnose(job.record(pulses=pulses, wraps=wraps))
-    assert (divergence.form, code) == ("absentee", "DDP312")
+    divergence, trouble = diagnose(job.record(pulses=pulses, wraps=wraps))
+    assert (divergence.form, trouble) == ("absentee", "desync")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddpdoctor.checks.index import STANDS_FOR
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
@@ -21,6 +22,7 @@ def finding(code: str, severity: Severity, title: str = "it is so") -> Finding:
     return Finding(
         code=code,
         name=code.lower(),
+        trouble=STANDS_FOR.get(code),
         severity=severity,
         title=title,
         basis=frozenset({"run"}),

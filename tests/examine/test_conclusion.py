@@ -131,11 +131,11 @@ def test_a_failure_names_the_checks_that_tell_it() -> None:
 
     unfinished = _raised("RuntimeError", "Expected to have finished reduction in the prior iteration", 15, 1)
     missing, other = _raised("FileNotFoundError", "no data", 15, 1), _raised("ValueError", "bad", 9, 2)
-    assert told_by(unfinished, unfinished) == {"DDP201"}
-    assert "DDP706" not in told_by(missing, missing)
-    assert "DDP706" in told_by(missing, other)
-    assert judge(record(wraps=False), ROOT).told_by == {"DDP214"}
-    assert "DDP305" in judge(record(stop_reason="proof"), ROOT).told_by
+    assert told_by(unfinished, unfinished) == {"unused-parameters"}
+    assert "exception" not in told_by(missing, missing)
+    assert "exception" in told_by(missing, other)
+    assert judge(record(wraps=False), ROOT).told_by == {"no-wrap"}
+    assert "hang" in judge(record(stop_reason="proof"), ROOT).told_by
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ddpdoctor.checks.index import STANDS_FOR
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.finding import Finding, Severity
@@ -21,7 +22,16 @@ STUCK = Divergence(
 
 
 def finding(code: str, title: str = STALL.title, severity: Severity = Severity.ERROR) -> Finding:
-    return Finding(code=code, name="x", severity=severity, title=title, ranks=(1,), basis=frozenset({"run"}), remedy="")
+    return Finding(
+        code=code,
+        name="x",
+        trouble=STANDS_FOR.get(code),
+        severity=severity,
+        title=title,
+        ranks=(1,),
+        basis=frozenset({"run"}),
+        remedy="",
+    )
 
 
 HANG = finding("DDP305", severity=Severity.WARNING)

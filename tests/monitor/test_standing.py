@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpdoctor.checks.index import STANDS_FOR
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.finding_hold import APPEARS_AFTER_NS, OVER_AFTER_NS, FindingHold
 
@@ -12,7 +13,14 @@ def _finding(
     title: str = "a", *, code: str = "DDP401", severity: Severity = Severity.WARNING, rank: int = 0
 ) -> Finding:
     return Finding(
-        code=code, name=code, severity=severity, title=title, ranks=(rank,), basis=frozenset({"run"}), remedy=""
+        code=code,
+        name=code,
+        trouble=STANDS_FOR.get(code),
+        severity=severity,
+        title=title,
+        ranks=(rank,),
+        basis=frozenset({"run"}),
+        remedy="",
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.catalogue.run_checks import CheckResult
+from ddpdoctor.checks.index import STANDS_FOR
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection
 from ddpdoctor.examine.one_script import ExamineRequest, conclude
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
@@ -34,6 +35,7 @@ def finding(
 ) -> Finding:
     """A finding with a title and a remedy."""
     values: dict[str, Any] = {"title": f"{name} from the {basis}", "remedy": "Do something about it."} | fields
+    values.setdefault("trouble", STANDS_FOR.get(code))
     return Finding(code=code, name=name, severity=severity, locations=locations, basis=frozenset({basis}), **values)
 
 

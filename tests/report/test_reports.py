@@ -133,7 +133,7 @@ def test_the_first_line_says_of_how_many_ranks_a_rehearsal_showed_a_few() -> Non
 
 @pytest.mark.parametrize(("code", "said"), [("DDP201", False), ("DDP101", True)])
 def test_a_failure_is_not_told_again_below_the_finding_that_tells_it(code: str, said: bool) -> None:
-    section = RehearsalSection(status="failed", reason="it raised", ranks=2, told_by=frozenset({"DDP201"}))
+    section = RehearsalSection(status="failed", reason="it raised", ranks=2, told_by=frozenset({"unused-parameters"}))
     report = examination(result(finding(code, "name", Severity.ERROR, basis="rehearsal")), rehearsal=section)
     assert ("rehearsal failed" in full.render(report, 80, colour=False)) is said
 

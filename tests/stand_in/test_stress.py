@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.catalogue.run_checks import CheckResult
+from ddpdoctor.checks.index import STANDS_FOR
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_variants import Variant, noted, variants, with_variant
 from ddpdoctor.finding import Finding, Location, Severity
@@ -106,6 +107,7 @@ def finding(code: str, severity: Severity, title: str = "rank 1 left") -> Findin
     return Finding(
         code=code,
         name="x",
+        trouble=STANDS_FOR.get(code),
         severity=severity,
         title=title,
         locations=(place,),
@@ -146,6 +148,7 @@ def test_an_injected_cause_takes_no_suspicion_of_another_with_it() -> None:
         Finding(
             code="DDP302",
             name="x",
+            trouble="data-branch",
             severity=Severity.WARNING,
             title=f"`stop` asks the rank's own {what}",
             locations=seen.locations,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP313",
     name="barrier-in-hot-loop",
+    stands_for="hot-barrier",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"backwards", "collectives", "forwards"}),
     needs_live=frozenset({"step_tracks", "call_tracks"}),

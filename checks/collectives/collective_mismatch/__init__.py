@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP304",
     name="collective-mismatch",
+    stands_for="mismatch",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
 )
@@ -52,9 +53,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
     from ddpdoctor.checks.collectives.collective_mismatch.run import find_model_mismatch
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(CHECK, record, divergence, _of_keys(divergence) or _remedy(divergence))
     models = find_model_mismatch(record)

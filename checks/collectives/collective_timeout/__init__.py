@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP308",
     name="collective-timeout",
+    stands_for="timeout",
     severity={"run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"ranks"}),
 )

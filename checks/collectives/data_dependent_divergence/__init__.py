@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP302",
     name="data-dependent-divergence",
+    stands_for="data-branch",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
     triggers=("distributed", "Distributed", "ccelerat", "horovod"),
@@ -86,11 +87,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks that part where they went on alike before, and batches that some ranks passed over."""
     from ddpdoctor.diagnosis.divergence import describe
     from ddpdoctor.diagnosis.divergence.divergence import find_divergence
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code, skip_behind
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of, skip_behind
     from ddpdoctor.diagnosis.training.skipped_batches import skipped_batches
 
     basis = record.job.kind
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         skip = skip_behind(divergence, record)
         title, ranks, places = describe.title(divergence), describe.ranks(divergence), describe.locations(divergence)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP314",
     name="ddp-on-subset",
+    stands_for="ddp-on-subset",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "wraps", "backwards"}),
     triggers=("DataParallel",),
@@ -62,8 +63,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when some ranks wait in DDP's constructor and the others went on without."""
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(CHECK, record, divergence, _REMEDY)

@@ -38,7 +38,13 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP311", name="exception-divergence", severity={"source": Severity.WARNING}, triggers=("except",))
+CHECK = Check(
+    code="DDP311",
+    name="exception-divergence",
+    stands_for="caught-exception",
+    severity={"source": Severity.WARNING},
+    triggers=("except",),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

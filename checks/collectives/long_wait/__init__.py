@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP307",
     name="long-wait",
+    stands_for="long-wait",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "collectives"}),
     needs_live=frozenset({"groups", "step_tracks", "call_tracks"}),

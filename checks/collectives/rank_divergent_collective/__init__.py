@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP301",
     name="rank-divergent-collective",
+    stands_for="rank-branch",
     severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
     triggers=("distributed", "Distributed", "ccelerat", "horovod"),
@@ -58,9 +59,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when the ranks part at different lines."""
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(CHECK, record, divergence, _remedy(divergence))
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP303",
     name="rank-zero-forward",
+    stands_for="lone-forward",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "forwards"}),
     triggers=("DataParallel",),
@@ -82,11 +83,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a lone forward caused it, or the broadcasts that met others by luck."""
     from ddpdoctor.diagnosis.divergence import describe
     from ddpdoctor.diagnosis.divergence.divergence import find_divergence
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code, lone_turns
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of, lone_turns
     from ddpdoctor.diagnosis.training.lone_forwards import lucky_broadcasts
 
     basis = record.job.kind
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         lone = lone_turns(divergence, record)
         yield CHECK.finding(

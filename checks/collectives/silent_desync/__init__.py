@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP312",
     name="silent-desync",
+    stands_for="desync",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
     needs_live=frozenset({"ranks", "wraps", "loaders", "passes", "step_tracks"}),
@@ -63,9 +64,9 @@ _SKIP_TOGETHER = (
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when ranks pair different steps, or lines crosswise; else where they drifted."""
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is None or divergence.form not in ("desync", *_REMEDIES):
         yield from _drifts(record, divergence)
         return

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP309",
     name="subset-new-group",
+    stands_for="subset-group",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "groups", "waits", "outsider_calls"}),
     triggers=("new_group",),
@@ -67,10 +68,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
     from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(CHECK, record, divergence, _REMEDY)
     by_call: dict[tuple[str, int], set[int]] = {}

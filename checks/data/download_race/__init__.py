@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP109",
     name="download-race",
+    stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
     triggers=("download", "urlretrieve", "extractall", "unpack_archive"),

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP103",
     name="uneven-inputs",
+    stands_for="uneven-passes",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "wraps"}),
     triggers=("DistributedDataParallel",),
@@ -84,11 +85,11 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first uneven pass of each loader, with the hang that it caused; refute where samples divide evenly."""
     from ddpdoctor.diagnosis.divergence import describe
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
     from ddpdoctor.diagnosis.training.pass_lengths import even_divisions, uneven_passes
     from ddpdoctor.diagnosis.wording import count
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     for uneven in uneven_passes(record, one_left=divergence is not None):
         basis = record.job.kind
         lengths = tuple(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP704",
     name="gpu-fault",
+    stands_for="gpu-fault",
     severity={"run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"gpus"}),
 )

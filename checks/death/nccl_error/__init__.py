@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP701",
     name="nccl-error",
+    stands_for="nccl-error",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks"}),
 )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP706",
     name="root-exception",
+    stands_for="exception",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks"}),
 )
@@ -44,10 +45,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception of the rank that left first; of a job itself also the one that all ranks raised."""
     from ddpdoctor.checks.death.root_exception.run import common_exception
     from ddpdoctor.diagnosis.divergence_findings import divergence_findings
-    from ddpdoctor.diagnosis.divergence_kind import divergence_with_code
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
     from ddpdoctor.diagnosis.wording import location_of, place, rank_list
 
-    divergence = divergence_with_code(record, CHECK.code)
+    divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(
             CHECK,

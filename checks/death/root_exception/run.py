@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.divergence.departures import root_exception, was_interrupted
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
-from ddpdoctor.diagnosis.failures.named import name_of_failure
+from ddpdoctor.diagnosis.failures.named import trouble_of
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
 from ddpdoctor.record.exception_summary import headline
 from ddpdoctor.record.model import RankException, RunRecord
@@ -26,7 +26,7 @@ def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException,
         return None
     first = min((error for _, error in known), key=lambda error: error.time_ns)
     alike = [rank for rank, error in known if (error.type, error.frames[:1]) == (first.type, first.frames[:1])]
-    spoken_for = name_of_failure(first) or (UNFINISHED in first.message and any(unused_parameters(record)))
+    spoken_for = trouble_of(first) or (UNFINISHED in first.message and any(unused_parameters(record)))
     if len(alike) < len(known) or spoken_for or any(failed_rendezvous(record)):
         return None
     message = headline(first)

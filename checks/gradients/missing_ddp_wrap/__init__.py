@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP214",
     name="missing-ddp-wrap",
+    stands_for="no-wrap",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"collectives", "loaders", "passes", "backwards"})
     | {"optimizer_steps", "gradient_digests", "parameter_digests", "written_averages"},

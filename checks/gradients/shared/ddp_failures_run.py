@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures.named import name_of_failure
+from ddpdoctor.diagnosis.failures.named import trouble_of
 from ddpdoctor.diagnosis.wording import location_of
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, Trouble
 from ddpdoctor.record.model import RankException, RunRecord, Wrap
 
 _INDEX = re.compile(r"Parameter at index (\d+)")
@@ -41,7 +41,7 @@ class WrapperAttribute(msgspec.Struct, frozen=True, kw_only=True):
 
 def ready_twice(record: RunRecord) -> ReadyTwice | None:
     """The first exception about a parameter that was marked ready twice."""
-    failed = _ranks_with(record, "DDP210")
+    failed = _ranks_with(record, "ready-twice")
     if not failed:
         return None
     rank, raised = failed[0]
@@ -58,7 +58,7 @@ def ready_twice(record: RunRecord) -> ReadyTwice | None:
 
 def wrapper_attribute(record: RunRecord) -> WrapperAttribute | None:
     """The first exception about an attribute that the wrapped model has and its wrapper has not."""
-    failed = _ranks_with(record, "DDP215")
+    failed = _ranks_with(record, "wrapper-attribute")
     if not failed:
         return None
     raised = failed[0][1]
@@ -72,11 +72,11 @@ def wrapper_attribute(record: RunRecord) -> WrapperAttribute | None:
     )
 
 
-def _ranks_with(record: RunRecord, code: str) -> list[tuple[int, RankException]]:
+def _ranks_with(record: RunRecord, trouble: Trouble) -> list[tuple[int, RankException]]:
     found = []
     for rank in sorted(record.ranks, key=lambda entry: entry.rank):
         first = min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
-        if first is not None and name_of_failure(first) == code:
+        if first is not None and trouble_of(first) == trouble:
             found.append((rank.rank, first))
     return found
 

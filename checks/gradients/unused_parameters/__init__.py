@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP201",
     name="unused-parameters",
+    stands_for="unused-parameters",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"wraps", "missing_gradients"}),
     needs_live=frozenset({"ranks", "wraps"}),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP215",
     name="wrapper-attribute-access",
+    stands_for="wrapper-attribute",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
     triggers=("DistributedDataParallel",),

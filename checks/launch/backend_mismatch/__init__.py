@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP505",
     name="backend-mismatch",
+    stands_for="no-backend",
     severity={"source": Severity.WARNING, **dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR)},
     needs=frozenset({"waits"}),
     triggers=("init_process_group",),

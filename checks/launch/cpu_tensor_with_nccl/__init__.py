@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP515",
     name="cpu-tensor-with-nccl",
+    stands_for="cpu-tensor",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
     triggers=("nccl", "NCCL"),
@@ -75,7 +76,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     if record.job.backend and "nccl" not in record.job.backend:
         return
-    for failure in named_failures(record, CHECK.code):
+    for failure in named_failures(record, CHECK.stands_for):
         yield CHECK.finding(
             record.job.kind,
             f"{rank_list(failure.ranks)} gave a CPU tensor to a process group that has NCCL only",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP503",
     name="deprecated-launcher",
+    stands_for="local-rank-argument",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"ranks"}),
     triggers=("local_rank", "local-rank", "launch"),

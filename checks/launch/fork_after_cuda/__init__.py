@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP511",
     name="fork-after-cuda",
+    stands_for="cuda-after-fork",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "forked_uses", "device_uses"}),
     triggers=("num_workers", "Process("),

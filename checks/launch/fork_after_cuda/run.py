@@ -25,7 +25,7 @@ class BrokenFork(msgspec.Struct, frozen=True, kw_only=True):
 
 def broken_forks(record: RunRecord) -> Iterator[BrokenFork]:
     """Yield what forked processes did, or died of, once for each line."""
-    for failure in named_failures(record, "DDP511"):
+    for failure in named_failures(record, "cuda-after-fork"):
         yield BrokenFork(
             uses_cuda=True,
             sentence=f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP504",
     name="hard-coded-rendezvous",
+    stands_for="port-in-use",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "waits", "settings"}),
     triggers=("init_process_group",),

@@ -125,7 +125,7 @@ def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
     for wait, place in failed_initialisations(record):
         if _IN_USE.search(wait.error):
             places.setdefault(place, (wait.error, _ranks([wait])))
-    for failure in named_failures(record, "DDP504"):
+    for failure in named_failures(record, "port-in-use"):
         places.setdefault(failure.location, (failure.message, failure.ranks))
     for place, (message, ranks) in places.items():
         found = _PORT.search(message)

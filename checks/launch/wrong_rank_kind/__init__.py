@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP501",
     name="wrong-rank-kind",
+    stands_for="wrong-rank-kind",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
     nodes=2,

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP404",
     name="input-bound",
+    stands_for="input-bound",
     severity={"source": Severity.ADVICE, "run": Severity.WARNING},
     needs=frozenset({"step_tracks"}),
     triggers=("DataLoader",),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP602",
     name="load-without-map-location",
+    stands_for="missing-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "checkpoint_loads"}),
     triggers=("load",),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP601",
     name="save-on-all-ranks",
+    stands_for="many-writers",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"files"}),
     triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump"),

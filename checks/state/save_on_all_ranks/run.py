@@ -44,7 +44,7 @@ def judge_writers(record: RunRecord) -> Iterator[Writing]:
     by_line: dict[tuple[str, int], list[FileEvent]] = {}
     if record.job.world_size < 2:
         return
-    left_out = {race.path for race in races(record) if race.code == "DDP109"}
+    left_out = {race.path for race in races(record) if race.trouble == "download-race"}
     left_out |= {access.path for access in record.accesses if access.action == "lock" and access.through == "flock"}
     for event in record.files:
         line = record.site(event.site).innermost

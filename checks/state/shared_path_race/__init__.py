@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP608",
     name="shared-path-race",
+    stands_for="path-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
     triggers=("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open("),

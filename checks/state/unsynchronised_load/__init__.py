@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP603",
     name="unsynchronised-load",
+    stands_for="early-read",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
     triggers=("save", "open(", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),

@@ -1,4 +1,4 @@
-"""Exceptions whose message names their cause: which check speaks for them, and on which ranks they came."""
+"""Exceptions whose message names their cause: what it is, and on which ranks they came."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.diagnosis.wording import location_of, site_location
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Location, Trouble
 from ddpdoctor.record.exception_summary import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.waits import Wait
 
-_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("DDP210", re.compile(r"Expected to mark a variable ready only once")),
-    ("DDP504", re.compile(r"EADDRINUSE|server socket has failed to (listen|bind)", re.IGNORECASE)),
-    ("DDP507", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
-    ("DDP511", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
-    ("DDP602", re.compile(r"deserialize object on (a )?CUDA device")),
-    ("DDP702", re.compile(r"out of memory|can't allocate memory|not enough memory: you tried|Unable to allocate")),
+_PATTERNS: tuple[tuple[Trouble, re.Pattern[str]], ...] = (
+    ("ready-twice", re.compile(r"Expected to mark a variable ready only once")),
+    ("port-in-use", re.compile(r"EADDRINUSE|server socket has failed to (listen|bind)", re.IGNORECASE)),
+    ("shared-memory", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
+    ("cuda-after-fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
+    ("missing-device", re.compile(r"deserialize object on (a )?CUDA device")),
     (
-        "DDP701",
+        "out-of-memory",
+        re.compile(r"out of memory|can't allocate memory|not enough memory: you tried|Unable to allocate"),
+    ),
+    (
+        "nccl-error",
         re.compile(r"nccl(UnhandledCuda|System|Internal)Error|ncclInvalid(Argument|Usage)|NCCL error", re.IGNORECASE),
     ),
-    ("DDP515", re.compile(r"No backend type associated with device type cpu|Tensors must be CUDA and dense")),
+    ("cpu-tensor", re.compile(r"No backend type associated with device type cpu|Tensors must be CUDA and dense")),
 )
 """The messages of torch that say what is wrong, whatever the script was about to do."""
 
@@ -42,21 +45,21 @@ class NamedFailure(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
-def name_of_failure(raised: RankException) -> str:
-    """The code of the check that speaks for an exception; empty when its message does not name its cause."""
+def trouble_of(raised: RankException) -> Trouble | None:
+    """Return what an exception says went wrong; None when its message does not name its cause."""
     if raised.attribute_owner:
-        return "DDP215"
+        return "wrapper-attribute"
     if raised.type in _OUT_OF_MEMORY:
-        return "DDP702"
-    return next((code for code, pattern in _PATTERNS if pattern.search(raised.message)), "")
+        return "out-of-memory"
+    return next((trouble for trouble, pattern in _PATTERNS if pattern.search(raised.message)), None)
 
 
-def named_failures(record: RunRecord, code: str) -> Iterator[NamedFailure]:
-    """Yield the exceptions that ended ranks and for which the check called ``code`` speaks, once a line."""
+def named_failures(record: RunRecord, trouble: Trouble | None) -> Iterator[NamedFailure]:
+    """Yield the exceptions that ended ranks and say this of what went wrong, once a line."""
     found: dict[tuple[str, Location | None], list[tuple[int, RankException]]] = {}
     for rank in record.ranks:
         for raised in rank.exceptions:
-            if name_of_failure(raised) == code and not raised.communication:
+            if trouble_of(raised) == trouble and not raised.communication:
                 place = location_of(raised.frames[0]) if raised.frames else None
                 found.setdefault((raised.type, place), []).append((rank.rank, raised))
     for (kind, place), entries in found.items():

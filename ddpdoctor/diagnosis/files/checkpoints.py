@@ -58,7 +58,7 @@ def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
             elif places == {"cpu"} and path not in own and len({load.path for load in loads}) == 1:
                 reason = f"{PurePath(path).name} holds CPU tensors only"
                 yield LoadVerdict(wrong=False, sentence=reason, location=location)
-    for failure in named_failures(record, "DDP602"):
+    for failure in named_failures(record, "missing-device"):
         if failure.location is not None and failure.location not in said:
             yield LoadVerdict(
                 wrong=True,

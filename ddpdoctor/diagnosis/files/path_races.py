@@ -16,7 +16,7 @@ from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.files import Access
 
-Code = Literal["DDP109", "DDP603", "DDP608"]
+PathTrouble = Literal["download-race", "early-read", "path-race"]
 _CACHES = ("torchinductor", "/triton", "__pycache__")
 OWN = ("", "save", "rename")
 """What stands between the user and a write that fetches nothing: a plain ``open``, torch's writer, another name."""
@@ -26,7 +26,7 @@ _NAMED = re.compile(r"'([^']+)'")
 class Race(msgspec.Struct, frozen=True, kw_only=True):
     """Two ranks that come to one path with nothing between them."""
 
-    code: Code
+    trouble: PathTrouble
     path: str
     first: Access
     """What the rank did whose act the other one meets: writes, makes, removes."""
@@ -125,11 +125,11 @@ class _Path:
             is_cache = bool(self._with("read")) and (bool(asked) or write.through != "save")
             for other in writes if is_cache or write.through not in OWN else ():
                 if other.site == write.site and self._clash(write, other):
-                    return self._found("DDP109", write, other)
+                    return self._found("download-race", write, other)
             for read in self._with("read"):
                 same = any(check.rank == read.rank and check.site in asked for check in self._with("check"))
                 if same and self._clash(write, read):
-                    return self._found("DDP109", write, read)
+                    return self._found("download-race", write, read)
         return None
 
     def _read_early(self) -> Race | None:
@@ -138,7 +138,7 @@ class _Path:
         for write in self._with("write"):
             for read in self._with("read"):
                 if read.rank not in writers and self._clash(write, read):
-                    return self._found("DDP603", write, read)
+                    return self._found("early-read", write, read)
         return None
 
     def _in_the_way(self) -> Race | None:
@@ -148,11 +148,11 @@ class _Path:
             died = self._death(other)
             for change in changes if died is not None else ():
                 if change.action == other.action and self._clash(change, other):
-                    return self._found("DDP608", change, other, died)
+                    return self._found("path-race", change, other, died)
         for removal in self._with("remove"):
             for made in self._with("make", "write") if removal.found else ():
                 if made.time_ns < removal.time_ns and not made.found and self._clash(made, removal):
-                    return self._found("DDP608", made, removal)
+                    return self._found("path-race", made, removal)
         return self._waited_for()
 
     def _waited_for(self) -> Race | None:
@@ -166,7 +166,7 @@ class _Path:
                 for read in self._with("read"):
                     unlocked = not (self._holds_lock(write) and self._holds_lock(read))
                     if read.rank == check.rank and read.time_ns > check.time_ns and unlocked:
-                        return self._found("DDP608", write, check)
+                        return self._found("path-race", write, check)
         return None
 
     def _with(self, *actions: str) -> list[Access]:
@@ -190,12 +190,12 @@ class _Path:
         same = any(PurePath(self._path).parts[-len(PurePath(name).parts) :] == PurePath(name).parts for name in named)
         return raised if same else None
 
-    def _found(self, code: Code, first: Access, second: Access, died: RankException | None = None) -> Race:
+    def _found(self, trouble: PathTrouble, first: Access, second: Access, died: RankException | None = None) -> Race:
         ranks = {first.rank, second.rank}
-        if code == "DDP109":
+        if trouble == "download-race":
             ranks |= {access.rank for access in self._accesses if access.site in (first.site, second.site)}
         return Race(
-            code=code,
+            trouble=trouble,
             path=self._path,
             first=first,
             second=second,

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.files.path_races import OWN, Race, races
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
-from ddpdoctor.finding import Location, Severity
+from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.files import Access
 
@@ -32,33 +32,33 @@ class PathVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """None: as bad as the check says."""
 
 
-def judge_paths(record: RunRecord, code: str) -> Iterator[PathVerdict]:
+def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[PathVerdict]:
     """Yield the races for which a check speaks, once for each pair of lines, then the lines without one."""
     groups: dict[tuple[int, int], list[Race]] = {}
     for race in races(record):
-        if race.code == code:
+        if race.trouble == trouble:
             groups.setdefault((race.first.site, race.second.site), []).append(race)
     racing: set[Location] = set()
     for found in groups.values():
-        verdict = _told(record, code, found)
+        verdict = _told(record, trouble, found)
         racing |= set(verdict.locations)
         yield verdict
-    for location, reason in _innocent(record, code):
+    for location, reason in _innocent(record, trouble):
         if location not in racing:
             yield PathVerdict(races=False, sentence=reason, locations=(location,))
 
 
-def _told(record: RunRecord, code: str, found: Sequence[Race]) -> PathVerdict:
+def _told(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> PathVerdict:
     race = found[0]
     first, second = race.first, race.second
     name = PurePath(race.path).name + (f" and {len(found) - 1:,} more paths" if len(found) > 1 else "")
     ranks = tuple(sorted({rank for entry in found for rank in entry.ranks}))
-    lines = (second, first) if code == "DDP603" else (first, second)
+    lines = (second, first) if trouble == "early-read" else (first, second)
     places = (site_location(record.site(access.site)) for access in lines)
     died = f", and rank {second.rank} dies of {race.died.type}" if race.died is not None else ""
     return PathVerdict(
         races=True,
-        sentence=_sentence(code, first, second, ranks, name) + died,
+        sentence=_sentence(trouble, first, second, ranks, name) + died,
         locations=tuple(dict.fromkeys(place for place in places if place is not None)),
         ranks=ranks,
         facts=tuple(_fact(record, access, race.path) for access in _by_time(first, second)),
@@ -66,11 +66,11 @@ def _told(record: RunRecord, code: str, found: Sequence[Race]) -> PathVerdict:
     )
 
 
-def _sentence(code: str, first: Access, second: Access, ranks: tuple[int, ...], name: str) -> str:
-    if code == "DDP109":
+def _sentence(trouble: Trouble | None, first: Access, second: Access, ranks: tuple[int, ...], name: str) -> str:
+    if trouble == "download-race":
         how = f"prepare {name}" if first.through in OWN else f"fetch {name} (through {first.through})"
         return f"{rank_list(ranks)} {how} at the same time, with no barrier that lets one go first"
-    if code == "DDP603":
+    if trouble == "early-read":
         return f"rank {second.rank} reads {name}, which rank {first.rank} writes, with no barrier between the two"
     if second.action == "check":
         return f"rank {second.rank} waits until {name} exists and reads it, while rank {first.rank} writes it in place"
@@ -90,7 +90,7 @@ def _by_time(*accesses: Access) -> list[Access]:
     return sorted(accesses, key=lambda access: access.time_ns)
 
 
-def _innocent(record: RunRecord, code: str) -> Iterator[tuple[Location, str]]:
+def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Location, str]]:
     """Lines at which two ranks certainly do not race, in a run in which every rank came to its end."""
     if record.job.stop_reason or not all(rank.end in ("finished", "ended-by-rehearsal") for rank in record.ranks):
         return
@@ -105,16 +105,19 @@ def _innocent(record: RunRecord, code: str) -> Iterator[tuple[Location, str]]:
         for access in accesses:
             met = access.action == "read" and len(writers) == 1 and access.rank not in writers
             alone = access.action in _DOES and len({other.rank for other in accesses}) == 1
-            if (code == "DDP603" and met) or (code == "DDP608" and alone):
+            if (trouble == "early-read" and met) or (trouble == "path-race" and alone):
                 lines.setdefault(access.site, []).append(path)
-            if code == "DDP109" and access.action == "write" and len(writers) == 1 and _read_by_others(accesses):
+            alone_writes = access.action == "write" and len(writers) == 1
+            if trouble == "download-race" and alone_writes and _read_by_others(accesses):
                 lines.setdefault(access.site, []).append(path)
     for site, paths in lines.items():
         location = site_location(record.site(site))
         if location is not None and not racing & set(paths):
             shown = ", ".join(PurePath(path).name for path in sorted(set(paths))[:_SHOWN])
             reason = f"collectives keep the ranks apart at {count(len(set(paths)), 'path')} ({shown})"
-            yield location, reason if code != "DDP608" else f"no path is touched by more than one rank here ({shown})"
+            if trouble == "path-race":
+                reason = f"no path is touched by more than one rank here ({shown})"
+            yield location, reason
 
 
 def _read_by_others(accesses: Sequence[Access]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import rank_list, verb
-from ddpdoctor.finding import Frame
+from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord, Signature
 from ddpdoctor.record.streams.stacks import StackDump
@@ -27,8 +27,8 @@ _OBJECTS = {
 }  # fmt: skip
 
 
-def parted_stacks(record: RunRecord) -> tuple[Divergence, str, str] | None:
-    """The divergence, its code and why it is doubtful (empty where it is not); None where nobody waits."""
+def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
+    """The divergence, what it is and why it is doubtful (empty where it is not); None where nobody waits."""
     main = {dump.rank: dump for dump in record.stacks if dump.main and dump.frames}
     stuck = {rank.rank for rank in record.ranks if rank.stuck}
     turns = tuple(_turn(main[rank], idle=rank in stuck) for rank in sorted(main))
@@ -42,18 +42,18 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, str, str] | None:
         found = Divergence(form="stuck", turns=turns, hung=True, culprit=culprit, culprit_reason=reason)
         busy = [turn.rank for turn in others if turn.rank not in stuck]
         doubt = f"{rank_list(busy)} {verb(busy, 'is', 'are')} at work: the others may only have to wait" if busy else ""
-        return found, "DDP305", doubt
+        return found, "hang", doubt
     calls = Counter(map(_call, turns))
     missing = record.job.world_size - len(turns)
     elsewhere = f"{missing} more ranks of the job run elsewhere, and were not looked at" if missing > 0 else ""
     if len(calls) == 1:
         alone = "all ranks wait in the same call: the network, or a rank that has left, may hold it"
-        return Divergence(form="standstill", turns=turns, hung=True), "DDP305", elsewhere or alone
+        return Divergence(form="standstill", turns=turns, hung=True), "hang", elsewhere or alone
     culprit = _odd_one(turns, calls)
     reason = f"the other {len(turns) - 1} ranks agree" if culprit is not None else ""
     lines = {turn.line for turn in turns}
     found = Divergence(form="standstill", turns=turns, hung=True, culprit=culprit, culprit_reason=reason)
-    return found, "DDP301" if len(lines) > 1 else "DDP304", elsewhere
+    return found, "rank-branch" if len(lines) > 1 else "mismatch", elsewhere
 
 
 def whereabouts(record: RunRecord) -> tuple[str, ...]:

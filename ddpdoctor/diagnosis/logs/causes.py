@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.finding import Frame
+from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.incidents import Incident, LogEvidence
@@ -51,7 +51,7 @@ _CUDA_ERROR = re.compile(r"CUDA error|cuda error|CUDNN_STATUS|CUBLAS_STATUS|nccl
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """One cause or echo: incidents that are the same thing."""
 
-    code: str
+    trouble: Trouble
     role: Role
     incidents: tuple[Incident, ...]
     """First in time first."""
@@ -168,7 +168,7 @@ def _grouped(incidents: Sequence[Incident]) -> list[tuple[Incident, ...]]:
 def _likeness(one: Incident) -> object:
     """Equal for incidents that are the same thing on several ranks."""
     if one.kind == "lost-peer":
-        return one.kind, one.code
+        return one.kind, one.trouble
     if one.kind in ("timed-out", "mismatch", "ended-from-outside", "interrupted"):
         return one.kind
     if one.kind == "no-rendezvous":
@@ -180,9 +180,9 @@ def _likeness(one: Incident) -> object:
     own = user_frames(one.frames)
     if one.kind == "gpu":
         return one.kind, one.type
-    if one.code not in ("DDP702", "DDP706"):
-        return one.kind, one.code
-    return one.code, one.type, one.message if one.mixed or not own else own[:1]
+    if one.trouble not in ("out-of-memory", "exception"):
+        return one.kind, one.trouble
+    return one.trouble, one.type, one.message if one.mixed or not own else own[:1]
 
 
 def _kind(group: Sequence[Incident]) -> str:
@@ -266,7 +266,9 @@ def _told(group: Sequence[Incident], role: Role) -> Told:
     ranks = tuple(sorted({one.rank for one in group if one.rank is not None}))
     absent = tuple(sorted({rank for one in group for rank in one.absent}))
     attempts = tuple(sorted({one.attempt for one in group}))
-    return Told(code=group[0].code, role=role, incidents=tuple(group), ranks=ranks, absent=absent, attempts=attempts)
+    return Told(
+        trouble=group[0].trouble, role=role, incidents=tuple(group), ranks=ranks, absent=absent, attempts=attempts
+    )
 
 
 def _of_timeout(
@@ -292,12 +294,12 @@ def _of_timeout(
     nobody_missing = not absent and len(waiting) > 1
     if nobody_missing and len(calls) > 1:
         lines = {frames for frames, _ in calls}
-        return replace(told, code="DDP301" if len(lines) > 1 else "DDP304")
+        return replace(told, trouble="rank-branch" if len(lines) > 1 else "mismatch")
     if nobody_missing and len(operations) > 1:
-        return replace(told, code="DDP304")
+        return replace(told, trouble="mismatch")
     if len(everyone) == 1 and len(waiting) == 1 and endings and not any(ending.was_ended for ending in endings):
         # It waited for somebody, and its launcher had nobody left to end.
-        return replace(told, code="DDP306", doubt="no log tells which rank left, nor why")
+        return replace(told, trouble="early-exit", doubt="no log tells which rank left, nor why")
     unsure = not told.absent and bool(absent) and len(absent) >= len(everyone)
     return replace(told, absent=() if unsure else tuple(sorted(absent)))
 
@@ -321,13 +323,13 @@ def _of_mismatch(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
     lost = tuple(one for group in groups for one in group if one.kind == "lost-peer" and one.frames)
     lines = {user_frames(one.frames)[:1] for one in told.incidents if user_frames(one.frames)}
     ranks = tuple(sorted({*told.ranks, *(rank for one in told.incidents for rank in one.others)}))
-    code = "DDP301" if told.code == "DDP301" or len(lines) > 1 else "DDP304"
-    return replace(told, code=code, ranks=ranks, behind=lost)
+    trouble: Trouble = "rank-branch" if told.trouble == "rank-branch" or len(lines) > 1 else "mismatch"
+    return replace(told, trouble=trouble, ranks=ranks, behind=lost)
 
 
 def _of_lost_peer(told: Told, everyone: frozenset[int], endings: Sequence[Ending]) -> Told:
     """Somebody left, and no log says how: a rank of which nothing is told, that the launcher did not have to end."""
-    if told.code == "DDP705":
+    if told.trouble == "no-rendezvous":
         return replace(told, doubt="no log tells why the process that holds the store was gone")
     ended = {ending.rank for ending in endings}
     gone = sorted(everyone - set(told.ranks) - ended)

@@ -19,14 +19,14 @@ from ddpdoctor.diagnosis.logs import wording
 from ddpdoctor.diagnosis.logs.causes import Told, causes_of
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 
 
 def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str]) -> Iterator[Finding]:
     """The first cause, where this check speaks for it, and the echoes that it speaks for; echoes are advice."""
     for told in causes_of(record):
-        if told.code == check.code:
+        if told.trouble == check.stands_for:
             is_cause = told.role == "cause" and not explains_the_death(record)
             named = told.absent if told.first.kind in ("timed-out", "lost-peer") and is_cause else told.ranks
             yield check.finding(
@@ -49,7 +49,7 @@ def from_dumps(
 ) -> Iterator[Finding]:
     """Where the ranks' collectives part by the flight recorder's dumps, if this check speaks for it."""
     parting = parting_of(record)
-    if parting is not None and parting.code == check.code:
+    if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
         finding = divergence_findings(check, record, parting.divergence, remedy(parting.divergence), severity)
         evidence = (*finding.evidence, *limits(record), *native_stacks(record)) if record.stacks else finding.evidence
@@ -68,7 +68,7 @@ class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks part by their dumps."""
 
     divergence: Divergence
-    code: str
+    trouble: Trouble
     doubt: str = ""
 
 
@@ -85,7 +85,7 @@ def _parting_of(key: ByIdentity) -> DumpParting | None:
     record = key.record
     if record.stacks:
         parted = parted_stacks(record)
-        seen = None if parted is None else DumpParting(divergence=parted[0], code=parted[1], doubt=parted[2])
+        seen = None if parted is None else DumpParting(divergence=parted[0], trouble=parted[1], doubt=parted[2])
         told = seen is not None and seen.divergence.culprit is not None and not seen.doubt
         # Recorders are read one after the other: of ranks that move they do not show one moment.
         stands = all(rank.stuck for rank in record.ranks if rank.rank in {dump.rank for dump in record.stacks})
@@ -99,7 +99,7 @@ def _by_tracks(record: RunRecord) -> DumpParting | None:
     among = record if len(present) == len(record.ranks) else _restricted(record, present)
     divergence = find_divergence(among)
     if divergence is not None:
-        return DumpParting(divergence=divergence, code=classify(divergence, among))
+        return DumpParting(divergence=divergence, trouble=classify(divergence, among))
     if among is record:
         return None
     silent = [rank.rank for rank in record.ranks if rank.rank not in present]
@@ -107,7 +107,7 @@ def _by_tracks(record: RunRecord) -> DumpParting | None:
     if divergence is None:
         return None
     doubt = f"{rank_list(silent)} left no dump, and may have come to it all the same"
-    return DumpParting(divergence=divergence, code=classify(divergence, record), doubt=doubt)
+    return DumpParting(divergence=divergence, trouble=classify(divergence, record), doubt=doubt)
 
 
 def _restricted(record: RunRecord, present: frozenset[int]) -> RunRecord:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from ddpdoctor.finding import Trouble
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
 _BY_EXCEPTION = frozenset(
@@ -105,16 +106,16 @@ def unexplained(endings: Sequence[Ending], incidents: Sequence[Incident]) -> tup
             accounted = ending.rank in spoken and number in (SIGABRT, SIGTERM)
             if accounted or (number == SIGABRT and aborts):
                 continue
-            found.append(_incident("signalled", "DDP703", ending, signal=number))
+            found.append(_incident("signalled", "killed", ending, signal=number))
         elif ending in silent and len(silent) > len(loose):
-            found.append(_incident("left", "DDP306", ending, exit_code=ending.exit_code))
+            found.append(_incident("left", "early-exit", ending, exit_code=ending.exit_code))
     return tuple(found)
 
 
-def _incident(kind: str, code: str, ending: Ending, **more: int) -> Incident:
+def _incident(kind: str, trouble: Trouble, ending: Ending, **more: int) -> Incident:
     return msgspec.convert(
         {
-            "kind": kind, "code": code, "rank": ending.rank, "pid": ending.pid, "host": ending.host, **more,
+            "kind": kind, "trouble": trouble, "rank": ending.rank, "pid": ending.pid, "host": ending.host, **more,
             "position": ending.position, "file": ending.file, "type": "launcher",
         },
         Incident,

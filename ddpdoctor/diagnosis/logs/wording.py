@@ -50,9 +50,9 @@ def title(told: Told) -> str:
             return f"NCCL failed on {_who(told)}{_at(first)}: {said(first)}"
         case "no-rendezvous":
             return f"the ranks could not meet: {said(first)}"
-    if first.code == "DDP201":
+    if first.trouble == "unused-parameters":
         return _of_unused(told)
-    if first.code == "DDP702":
+    if first.trouble == "out-of-memory":
         return f"{_who(told)} ran out of memory{_at(first)}"
     if first.type == "usage error":
         return f"{_who(told)} ended with a usage error: {said(first)}"
@@ -132,14 +132,14 @@ def _of_timeout(told: Told) -> str:
     first = told.first
     limit = next((one.timeout_ns for one in told.incidents if one.timeout_ns), 0)
     after = f" after {duration_text(limit)}" if limit else ""
-    if told.code in ("DDP301", "DDP304"):
+    if told.trouble in ("rank-branch", "mismatch"):
         return f"the ranks gave up{after} in different collectives: {_apart(told.incidents)}"
     names = {one.collective for one in told.incidents if one.collective}
     what = next(iter(names)) if len(names) == 1 else "a collective"
     number = next((one.sequence for one in told.incidents if one.sequence is not None), None)
     what += f" #{number:,}" if number is not None else ""
     waited = f"{_who(told)} gave up on {what}{_at(first)}{after}"
-    if told.code == "DDP306":
+    if told.trouble == "early-exit":
         return f"a rank left early: {waited}, and no other process was left"
     return f"{waited}: {rank_list(told.absent)} did not come" if told.absent else waited
 
@@ -148,7 +148,7 @@ def _of_mismatch(told: Told) -> str:
     first = told.first
     if "same model" in first.message or "appears not to match" in first.message:
         return f"the ranks build DDP from different models{_at(first)}: {said(first)}"
-    if told.code == "DDP301":
+    if told.trouble == "rank-branch":
         return f"the ranks were in different collectives: {_apart(told.incidents)}"
     differs = _difference(first.message)
     where = next((_at(one) for one in (*told.incidents, *told.behind) if user_frames(one.frames)), "")
@@ -181,7 +181,7 @@ def _of_lost_peer(told: Told) -> str:
     lost = f"{_who(told)} lost the connection to a peer{_in(told.first)}{_at(told.first)}"
     if told.role == "echo":
         return lost
-    if told.code == "DDP705":
+    if told.trouble == "no-rendezvous":
         return f"{_who(told)} lost the store{_at(told.first)}: the process that holds it was gone"
     if told.absent:
         return f"{rank_list(told.absent)} left while {_who(told)} {_was(told)}{_in(told.first)}{_at(told.first)}"

@@ -15,10 +15,8 @@ from ddpdoctor.finding import Finding, Severity
 _MOSTLY = 0.5
 """A step of which so much goes with one thing is mostly that."""
 _FACTS = 3
-_DECISIVE = "DDP4"
-"""Codes of what makes steps slow …"""
-_SLOW_AS_WELL = frozenset({"DDP307", "DDP313"})
-"""… beside these waits."""
+_SLOW_AS_WELL = frozenset({"long-wait", "hot-barrier"})
+"""Waits that make steps slow, beside the checks of the family ``speed``."""
 
 
 SEE_ALL = (
@@ -96,20 +94,20 @@ def run_verdict(
     if exit_code:
         ended = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
         return RunVerdict(state="broken", text=f"the job {ended}", next="Read the last lines that it printed.")
-    slow = [finding for finding in findings if finding.severity is Severity.WARNING and _slows(finding.code)]
+    slow = [finding for finding in findings if finding.severity is Severity.WARNING and _slows(finding)]
     if slow:
-        return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding.code, summary)))
-    remarks = [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry.code)]
+        return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding, summary)))
+    remarks = [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry)]
     verdict = _without_finding(summary, remarks)
     return verdict if pending is None or verdict.state != "healthy" else _too_early(verdict, summary, pending)
 
 
 def _too_early(healthy: RunVerdict, summary: RunSummary, pending: Sequence[Finding]) -> RunVerdict:
     """Call nothing healthy that a warning may be about to be shown of."""
-    slow = [finding for finding in pending if _slows(finding.code)]
+    slow = [finding for finding in pending if _slows(finding)]
     if not slow:
         return RunVerdict(state="unknown", text="too early to tell, but nothing slow so far", why=healthy.why)
-    worst = max(slow, key=lambda finding: _lost_share(finding.code, summary))
+    worst = max(slow, key=lambda finding: _lost_share(finding, summary))
     return RunVerdict(state="unknown", text=f"too early to tell, but so far {worst.title}", why=_facts(worst))
 
 
@@ -177,22 +175,22 @@ def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _slows(code: str) -> bool:
-    return code.startswith(_DECISIVE) or code in _SLOW_AS_WELL
+def _slows(finding: Finding) -> bool:
+    return finding.family == "speed" or finding.trouble in _SLOW_AS_WELL
 
 
-def _lost_share(code: str, summary: RunSummary) -> float:
+def _lost_share(finding: Finding, summary: RunSummary) -> float:
     """What part of the step goes with a finding, as far as the figures tell."""
     phases = summary.phases
     if phases is None:
         return 0.0
     lost_ns = {
-        "DDP401": (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns,
-        "DDP403": max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0),
-        "DDP404": phases.data_wait_ns,
-        "DDP313": phases.explicit_ns,
+        "exposed-communication": (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns,
+        "straggler": max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0),
+        "input-bound": phases.data_wait_ns,
+        "hot-barrier": phases.explicit_ns,
     }
-    return lost_ns.get(code, 0.0) / phases.step_ns
+    return lost_ns.get(finding.trouble or "", 0.0) / phases.step_ns
 
 
 def _of_finding(state: VerdictState, finding: Finding) -> RunVerdict:

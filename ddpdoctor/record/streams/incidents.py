@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.finding import Frame
+from ddpdoctor.finding import Frame, Trouble
 
 IncidentKind = Literal[
     "raised",
@@ -35,8 +35,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that went wrong, as the log has it."""
 
     kind: IncidentKind
-    code: str
-    """The check that speaks for it."""
+    trouble: Trouble
     rank: int | None = None
     position: int = 0
     """Where among the incidents of all logs it stands in the order of reading."""

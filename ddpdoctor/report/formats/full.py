@@ -94,7 +94,7 @@ def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
         return []
     from_run = [finding for finding in examination.findings if finding.basis & {"rehearsal", "run", "log"}]
     explained = any(finding.severity is Severity.ERROR for finding in from_run)
-    told = any(finding.code in rehearsal.told_by for finding in from_run)
+    told = any(finding.trouble in rehearsal.told_by for finding in from_run)
     if told or (explained and rehearsal.status == "stopped"):
         return []
     heading = Text.assemble(("rehearsal ", "bold"), (rehearsal.status, "bold yellow"))
