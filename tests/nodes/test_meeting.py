@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
+from ddpdoctor.probe.live import node_meeting
 from ddpdoctor.probe.live.node_meeting import KEY, NodeMeeting
 from ddpdoctor.record import layout
 from tests.jobs_of_tests import kill_marked, marked
@@ -150,6 +152,29 @@ def test_a_rank_asks_for_the_store_only_once_its_monitor_has_written_and_keeps_n
     head.end()
     agent.end()
     assert sys.getrefcount(store) == references
+
+
+def test_a_rank_that_is_not_asked_reads_once_who_is_and_counts_as_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, opened = Told(tmp_path), []
+
+    def noted(path: str, *arguments: Any, **more: Any) -> Any:
+        opened.append(path)
+        return open(path, *arguments, **more)
+
+    monkeypatch.setattr(node_meeting, "open", noted, raising=False)
+    meeting = NodeMeeting(told, Stores(dist.HashStore()))  # type: ignore[arg-type]
+    meeting.begin(3, 4)
+    (tmp_path / layout.SEEK_FILE).write_text("2\n")
+    for _ in range(5):
+        meeting._looks_at_s = 0.0
+        meeting.look()
+    assert len(opened) == 1 and meeting._thread is None
+    (tmp_path / "new").write_text("3\n")
+    (tmp_path / "new").replace(tmp_path / layout.SEEK_FILE)
+    looking(meeting, lambda: meeting._thread is not None)
+    meeting.end()
 
 
 def test_the_end_of_a_world_ends_the_looks_into_its_store(tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ class NodeMeeting:
         """Of the world that is there now."""
         self._thread: Optional[threading.Thread] = None
         self._looks_at_s = 0.0
+        self._seen: Optional[tuple[str, int, int]] = None
+        """Which of the files was read last, and what told it from another one."""
+        self._read = ""
+        """What was in it."""
 
     def begin(self, rank: int, world_size: int) -> None:
         """Tell which machine this is; where there are others, their monitors are met once ours asks for it."""
@@ -113,10 +117,19 @@ class NodeMeeting:
             return store
 
     def _written(self, name: str) -> str:
-        """What the monitor of this node has written to a file; empty while there is none."""
+        """What the monitor of this node has written to a file; empty while there is none.
+
+        It is read once: a rank that reads again and again is taken for one that works, and so never stands still.
+        """
+        path = os.path.join(self._journal.run_directory, name)
         try:
-            with open(os.path.join(self._journal.run_directory, name), encoding="ascii") as file:
-                return file.read(layout.MOST_HEAD_BYTES).strip()
+            status = os.stat(path)
+            seen = (name, status.st_ino, status.st_mtime_ns)
+            if seen != self._seen:
+                with open(path, encoding="ascii") as file:
+                    self._read = file.read(layout.MOST_HEAD_BYTES).strip()
+                self._seen = seen
+            return self._read
         except (OSError, ValueError):
             return ""
 
