@@ -1,12 +1,13 @@
-"""The truth table of two nodes: ``python -m tests.nodes [--runs 10] [--ahead 5] [CASE…]``; needs root.
+"""The truth table of two nodes: ``python -m tests.nodes [--runs 10] [--ahead 5] [--keep DIR] [CASE…]``; needs root.
 
 Each case runs on two network namespaces; the clock of the second one is 5 s ahead in every other run where there
-is a C compiler.
+is a C compiler. With ``--keep`` all that a wrong run wrote stays in a directory there.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--ahead", type=int, default=5, help="seconds, in every other run")
+    parser.add_argument("--keep", type=Path, metavar="DIR")
     parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
     options = parser.parse_args()
     if reason := why_not():
@@ -36,6 +38,8 @@ def main() -> int:
                     faults, said = wrong(CASES[name], outcome), outcome.head["verdict"]["text"]
                 except Exception as error:
                     faults, said = [f"{type(error).__name__}: {error}"], ""
+                if faults and options.keep is not None:
+                    shutil.copytree(directory, options.keep / Path(directory).name, symlinks=True)
             right += not faults
             clock = f", clock {ahead_s} s ahead" if ahead_s else ""
             print(f"{'ok   ' if not faults else 'WRONG'} {name}{clock}: {said}", flush=True)
