@@ -255,7 +255,12 @@ class DoctorApp(App[ScreenEnd]):
 
     def take_stack(self) -> None:
         """Have the stack of the opened rank taken."""
-        if self.where.page == "rank":
+        if self.where.page != "rank":
+            return
+        snapshot = self._timeline.newest
+        if snapshot is not None and snapshot.source == "attached":
+            self.say("only looked at from here: a stack is taken where the job is watched")
+        else:
             rank = int(self.where.opened)
             self._watcher.request(lambda: self._source.ask_for_stacks(rank))
             self.say(f"asked rank {rank} for its stack")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from textual.message import Message
 
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, SnapshotSource
 
 
@@ -72,11 +73,15 @@ class Watcher:
             except queue.Empty:
                 continue
             except Exception as error:
-                self._post(Failed(f"{type(error).__name__}: {error}"))
+                self._post(Failed(_said(error)))
 
     def _look(self) -> Message:
         try:
             state = self._playback.playback() if self._playback is not None else None
             return Fresh(self._source.snapshot(), state)
         except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}")
+            return Failed(_said(error))
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"

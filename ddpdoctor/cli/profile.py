@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
 from ddpdoctor.cli.options.job import SCRIPT, JobCommand
@@ -59,6 +60,15 @@ if TYPE_CHECKING:
     help="Where the node of rank 0 listens, and the others send what they see; by default that is found out.",
 )
 @click.option(
+    "--attach",
+    "attached",
+    metavar="HOST:PORT",
+    help="Show the screen of another monitor here, read only: where it listens, or a run of yours, or its key file.",
+)
+@click.option(
+    "--key", "key_file", metavar="FILE", help="For --attach: a copy of `attach.key` of the run's directory there."
+)
+@click.option(
     "--metrics",
     metavar="[HOST:]PORT",
     help="Serve the figures to Prometheus; on this machine alone where no address is named.",
@@ -83,6 +93,8 @@ def profile(
     replay: str | None,
     print_environment: bool,
     head: str | None,
+    attached: str | None,
+    key_file: str | None,
     metrics: str | None,
     on_hang: str | None,
     output_format: RunFormat,
@@ -104,7 +116,8 @@ def profile(
     exit code is the job's.
 
     Where the job has several nodes, start its part on each of them so: the node of rank 0 then tells of all ranks, and
-    the others forward what they see to it.
+    the others forward what they see to it. `ddpdoctor profile --attach` shows the same screen on a further machine, and
+    touches nothing; a job on one node can be seen so, too, where --head names a port.
 
     What more ranks bring is measured against a run on one: `ddpdoctor profile --nproc 1 train.py` says at its end where
     it is recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
@@ -113,8 +126,8 @@ def profile(
     from ddpdoctor.cli.live.outlets import Outlets
     from ddpdoctor.monitor.nodes.meeting import host_and_port
 
-    if demo or replay is not None or print_environment:
-        name = "--demo" if demo else "--replay" if replay is not None else "--env"
+    if demo or replay is not None or print_environment or attached is not None:
+        name = "--demo" if demo else "--replay" if replay is not None else "--env" if print_environment else "--attach"
         if ctx.meta.get(SCRIPT) or ctx.meta[SCRIPT_ARGUMENTS]:
             raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
         if one_rank is not None:
@@ -122,6 +135,8 @@ def profile(
         for option, value in (("--metrics", metrics), ("--on-hang", on_hang), ("--head", head)):
             if value is not None:
                 raise UsageError(f"{name} watches no job", f"Leave {option} out.")
+    if key_file is not None and attached is None:
+        raise UsageError("--key is for --attach", "Name what to look at with `--attach HOST:PORT`.")
     if demo or replay is not None:
         screen.show_demo() if replay is None else screen.show_replay(replay)
         ctx.exit()
@@ -138,6 +153,14 @@ def profile(
     wanted.refuse_what_cannot_be_written(ctx.meta.get(SCRIPT))
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
+    if attached is not None:
+        from ddpdoctor.cli.live.elsewhere import look_on
+
+        if run_dir is not None and ctx.get_parameter_source("run_dir") is ParameterSource.COMMANDLINE:
+            raise UsageError("--attach writes no record", "Leave --run-dir out.")
+        if export is not None:
+            raise UsageError("--attach has no record to make a trace of", "Leave --export out.")
+        ctx.exit(look_on(attached, key_file, wanted, on_screen=on_screen))
     alone = _one_rank_samples_per_s(one_rank)
     head_at = None if head is None else host_and_port(head, "--head")
     outlets = Outlets(metrics, on_hang)

@@ -233,7 +233,9 @@ class LiveRun:
         book = self._assembly.book
         if not self._is_over:
             self._rivals |= rival_launchers(book, is_alive)
-        newly = superseded(book, self._rivals)
+        newly = superseded(
+            book, self._rivals, lambda pid: live.steps[pid].heartbeat().beat_ns if pid in live.steps else 0
+        )
         if newly:
             self._two_runs = two_runs(book, at_once=bool(self._rivals)) or self._two_runs
             self._leave_out(self._superseded | newly)

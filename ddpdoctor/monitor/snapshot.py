@@ -151,8 +151,9 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     """Everything that is shown of a run at one moment."""
 
     now_ns: int
-    source: Literal["live", "replay", "demo", "autopsy"] = "live"
-    """Of an autopsy no duration is known: how long a job has stood, or has been dead, is in nothing that it reads."""
+    source: Literal["live", "attached", "replay", "demo", "autopsy"] = "live"
+    """``attached``: shown by a monitor elsewhere, and only looked at here. Of an autopsy no duration is known: how long
+    a job has stood, or has been dead, is in nothing that it reads."""
     name: str
     """Name of the run: the script's, or that of the run directory."""
     command: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from ddpdoctor.monitor.nodes import held_node, messages
 from ddpdoctor.monitor.nodes.agent import Agent
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
-from ddpdoctor.monitor.nodes.messages import Update, pack
+from ddpdoctor.monitor.nodes.messages import PROTOCOL, Update, pack
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import CollectiveTrack, RunRecord
 from tests.diagnosis.measured_job import MeasuredJob
@@ -78,6 +78,16 @@ def test_what_an_agent_offers_is_held_by_the_head_and_the_clocks_are_compared() 
         assert node.bytes == agent.sent_bytes
 
 
+def test_what_is_known_of_the_clock_is_kept_until_there_is_something_to_send_with_it() -> None:
+    with listening() as head, forwarding(head.meeting) as agent:
+        until(lambda: agent._newest_bound is not None)
+        time.sleep(1.0)  # The agent looks for something to send meanwhile, five times.
+        agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
+        (node,) = head.nodes.values()
+        until(lambda: node.number == 2)
+        assert node.clock() is not None
+
+
 def test_strangers_are_not_let_in_and_a_thousand_messages_change_nothing() -> None:
     draw, context = random.Random(0), zmq.Context()
     with listening() as head, forwarding(head.meeting) as agent:
@@ -88,7 +98,7 @@ def test_strangers_are_not_let_in_and_a_thousand_messages_change_nothing() -> No
                 scanner.sendall(draw.randbytes(draw.randrange(200)))
         where, sent = (
             endpoint("127.0.0.1", head.meeting.port),
-            pack(Update(session="x", number=1, host="x", sent_at_ns=1)),
+            pack(Update(protocol=PROTOCOL, session="x", number=1, host="x", sent_at_ns=1)),
         )
         plain = context.socket(zmq.DEALER)
         public, secret = zmq.curve_keypair()
@@ -172,21 +182,15 @@ def test_a_node_that_is_silent_for_long_is_lost() -> None:
             assert node.is_lost(time.time_ns() + 2 * held_node.LOST_AFTER_NS)
 
 
-def test_agents_of_another_version_are_told_so_on_both_sides() -> None:
+def test_agents_of_another_version_are_told_so_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as head:
-        with forwarding(msgspec.structs.replace(head.meeting, protocol=9)) as agent:
-            until(lambda: "version 9" in agent.trouble)
-        context = zmq.Context()
-        newer = context.socket(zmq.DEALER)
-        newer.curve_serverkey = head.meeting.server_key.encode()
-        newer.curve_publickey = head.meeting.client_key.encode()
-        newer.curve_secretkey = head.meeting.client_secret.encode()
-        newer.connect(endpoint("127.0.0.1", head.meeting.port))
-        newer.send(pack(Update(protocol=9, session="x", number=1, host="node7", sent_at_ns=1)))
-        assert newer.poll(30_000)
-        assert "the monitor on node7 is of another version" in head.others
+        # The agent reads the other version where the head is, and the head that of the agent in its message.
+        meeting = msgspec.structs.replace(head.meeting, protocol="7.1+abc")
+        monkeypatch.setattr("ddpdoctor.monitor.nodes.agent.PROTOCOL", "6.0+def")
+        with forwarding(meeting) as agent:
+            until(lambda: "it runs ddpdoctor 7.1, and this machine " in agent.trouble)
+            until(lambda: "is of another ddpdoctor" in head.others)
         assert not head.nodes
-        context.destroy(linger=0)
 
 
 def test_a_port_that_is_taken_and_a_head_that_is_not_there_are_said() -> None:
@@ -200,7 +204,12 @@ def test_a_port_that_is_taken_and_a_head_that_is_not_there_are_said() -> None:
     assert where == ""
     assert "127.0.0.1: " in why and "no-such-host.invalid: " in why
     gone = Meeting(
-        port=port, server_key="a" * 40, client_key="a" * 40, client_secret="a" * 40, addresses=("127.0.0.1",)
+        port=port,
+        server_key="a" * 40,
+        client_key="a" * 40,
+        client_secret="a" * 40,
+        addresses=("127.0.0.1",),
+        protocol=PROTOCOL,
     )
     with forwarding(gone) as agent:
         until(lambda: "127.0.0.1" in agent.trouble)

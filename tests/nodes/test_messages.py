@@ -12,7 +12,17 @@ from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes import messages
 from ddpdoctor.monitor.nodes.held_node import HeldNode
 from ddpdoctor.monitor.nodes.meeting import Meeting, host_and_port, read_meeting
-from ddpdoctor.monitor.nodes.messages import Rows, Update, pack, pack_field, pack_rows, unpack_field, unpack_rows
+from ddpdoctor.monitor.nodes.messages import (
+    PROTOCOL,
+    Rows,
+    Update,
+    pack,
+    pack_field,
+    pack_rows,
+    unpack_field,
+    unpack_rows,
+)
+from ddpdoctor.monitor.nodes.screens import unpack_request
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 from tests.diagnosis.measured_job import MeasuredJob
@@ -22,7 +32,33 @@ RECORD = MeasuredJob(2).run(50, {"forward": 20.0, "backward": 40.0}, barrier=Tru
 
 
 def update(number: int = 1, **more: object) -> Update:
-    return msgspec.structs.replace(Update(session="s", number=number, host="b", sent_at_ns=1), **more)
+    return msgspec.structs.replace(
+        Update(protocol=PROTOCOL, session="s", number=number, host="b", sent_at_ns=1), **more
+    )
+
+
+def test_messages_that_change_are_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Longer(msgspec.Struct):
+        protocol: str
+        added: int
+
+    assert messages._protocol() == PROTOCOL
+    monkeypatch.setattr(messages, "Update", Longer)
+    assert messages._protocol() != PROTOCOL
+
+
+def test_a_message_of_another_version_is_told_from_nonsense() -> None:
+    class Later(msgspec.Struct):
+        protocol: str = "7.1+abc"
+        number: int = 7
+        host: str = "node7"
+        session: int = 3
+
+    for unpack in (messages.unpack_update, unpack_request):
+        with pytest.raises(messages.OtherVersion, match=r"it runs ddpdoctor 7\.1, and this machine ") as told:
+            unpack(pack(Later()))
+        assert (told.value.host, told.value.number) == ("node7", 7)
+        assert told.value.reason.endswith("and this machine 7.1: install the same one on both")
 
 
 def test_streams_and_rows_come_out_as_they_went_in() -> None:
@@ -99,15 +135,23 @@ def test_random_bytes_are_no_messages_and_a_bomb_is_not_unpacked() -> None:
 
 
 def test_where_the_head_is_comes_out_as_it_went_in_and_nonsense_is_none() -> None:
-    meeting = Meeting(port=5, server_key=KEY, client_key=KEY, client_secret=KEY, addresses=("10.0.0.1", "fd00::2"))
+    meeting = Meeting(
+        port=5,
+        server_key=KEY,
+        client_key=KEY,
+        client_secret=KEY,
+        addresses=("10.0.0.1", "fd00::2"),
+        protocol=PROTOCOL,
+    )
     assert read_meeting(meeting.text()) == meeting
     assert len(msgspec.structs.replace(meeting, addresses=("x" * 250,) * 8).text()) <= 1024
-    other = read_meeting("7 whatever else")
-    assert other is not None and other.protocol == 7
+    newer = read_meeting(f"7.1+abc 5 {KEY} {KEY} {KEY} node0 what-a-later-version-adds")
+    assert newer is not None and (newer.protocol, newer.port, newer.server_key) == ("7.1+abc", 5, KEY)
     draw = random.Random(0)
-    for text in ("", "1", "1 2 3 4 5", f"1 99999 {KEY} {KEY} {KEY}", *(str(draw.randbytes(80)) for _ in range(200))):
+    nonsense = ("", PROTOCOL, f"{PROTOCOL} 2 3 4 5", f"{PROTOCOL} 99999 {KEY} {KEY} {KEY}")
+    for text in (*nonsense, *(str(draw.randbytes(80)) for _ in range(200))):
         assert read_meeting(text) is None
-    kept = read_meeting(f"1 5 {KEY} {KEY} {KEY} $(reboot) 10.0.0.1")
+    kept = read_meeting(f"{PROTOCOL} 5 {KEY} {KEY} {KEY} $(reboot) 10.0.0.1")
     assert kept is not None and kept.addresses == ("10.0.0.1",)
 
 

@@ -42,8 +42,9 @@ def test_a_rank_is_named_to_find_the_head_only_where_rank_0_is_elsewhere(tmp_pat
     with beside(tmp_path / "all", 0, 1, 2, 3), beside(tmp_path / "first", 0, 1), beside(tmp_path / "second", 2, 3):
         written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
         assert (tmp_path / "second" / layout.SEEK_FILE).read_text() == "2\n"
-    lock, head, key = layout.PLACE_FILE, layout.HEAD_FILE, layout.HEAD_KEY_FILE
-    assert written == {f"first/{lock}", f"first/{head}", f"first/{key}", f"second/{lock}", f"second/{layout.SEEK_FILE}"}
+    first = (layout.PLACE_FILE, layout.HEAD_FILE, layout.HEAD_KEY_FILE, layout.ATTACH_FILE)
+    second = (layout.PLACE_FILE, layout.SEEK_FILE)
+    assert written == {*(f"first/{name}" for name in first), *(f"second/{name}" for name in second)}
 
 
 def test_a_second_monitor_of_a_node_takes_the_place_of_the_first_once_that_ends(tmp_path: Path) -> None:

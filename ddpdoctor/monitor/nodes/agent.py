@@ -18,9 +18,11 @@ import zmq
 
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.nodes.meeting import PROTOCOL, Meeting, endpoint, reach
+from ddpdoctor.monitor.nodes.connection import connected
+from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
+    PROTOCOL,
     SELDOM,
     SENT,
     Answer,
@@ -28,6 +30,7 @@ from ddpdoctor.monitor.nodes.messages import (
     Rows,
     Track,
     Update,
+    differing,
     pack,
     pack_field,
     pack_rows,
@@ -112,14 +115,10 @@ class Agent:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        if self._meeting.protocol != PROTOCOL:
-            self.trouble = (
-                f"it speaks version {self._meeting.protocol} of its protocol, and this node version {PROTOCOL}: "
-                "install the same ddpdoctor on both"
-            )
-            return
         context = zmq.Context()
         try:
+            if self._meeting.protocol != PROTOCOL:
+                self._tell_version(context)
             while not self._over.is_set():
                 try:
                     self._reach(context)
@@ -129,6 +128,25 @@ class Agent:
                     self._over.wait(AGAIN_AFTER_S)
         finally:
             context.destroy(linger=0)
+
+    def _tell_version(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Let the head know, too, that the versions differ; nothing else is said to it."""
+        self.trouble = differing(self._meeting.protocol, "it", "this machine")
+        while not self._over.is_set():
+            address, _ = reach(self._addresses, self._meeting.port)
+            if address:
+                own = connected(context, self._meeting, endpoint(address, self._meeting.port), MOST_BYTES)
+                own.sndtimeo = 1_000 * int(UNREACHED_AFTER_S)
+                try:
+                    own.send(pack(self._farewell()))
+                    if own.poll(1_000 * int(UNREACHED_AFTER_S)):
+                        break
+                except zmq.Again:
+                    continue
+                finally:
+                    own.close(200)
+            self._over.wait(2.0)
+        self._over.wait()
 
     def _reach(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Try the addresses, and talk to the one that answers for as long as it does."""
@@ -143,7 +161,7 @@ class Agent:
 
     def _talk(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> bool:
         """Send and hear until told to stop, or until the head has never answered; whether it ever has."""
-        own = self._connected(context, where)
+        own = connected(context, self._meeting, where, MOST_BYTES)
         waiting_s = 0.0
         """Since when an update is under way; 0 when none is."""
         content, sent_ns, sends, began_s = b"", 0, 0, time.monotonic()
@@ -174,20 +192,6 @@ class Agent:
         finally:
             own.close(200)
         return True
-
-    def _connected(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> zmq.Socket[bytes]:
-        own = context.socket(zmq.DEALER)
-        own.curve_serverkey = self._meeting.server_key.encode("ascii")
-        own.curve_publickey = self._meeting.client_key.encode("ascii")
-        own.curve_secretkey = self._meeting.client_secret.encode("ascii")
-        own.ipv6 = True
-        own.maxmsgsize = MOST_BYTES
-        own.sndhwm = own.rcvhwm = 8
-        own.reconnect_ivl, own.reconnect_ivl_max = 500, 5_000
-        own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 15_000
-        own.immediate = True
-        own.connect(where)
-        return own
 
     def _send(self, own: zmq.Socket[bytes], content: bytes) -> int:
         """Send an update where there is a connection; when that was."""
@@ -240,10 +244,10 @@ class Agent:
             if self._record is None and not self._over.is_set():
                 self._offer.wait(0.2)
             record, self._record = self._record, None
+            if record is None:
+                return b""
             state, exit_code, is_quiet = self._state
             bound, self._newest_bound = self._newest_bound, None
-        if record is None:
-            return b""
         self._number += 1
         self._sent_state = state
         fields = self._changed(record, everything=state == "ended")
@@ -253,6 +257,7 @@ class Agent:
             collectives = tuple(pack_rows(track, anew=True) for track in record.collectives)
         pids = {rank.rank: rank.pid for rank in record.ranks}
         update = Update(
+            protocol=PROTOCOL,
             session=self._session,
             number=self._number,
             host=socket.gethostname()[:255],
@@ -278,6 +283,7 @@ class Agent:
     def _farewell(self) -> Update:
         """Says that nothing more will be told of ranks that go on."""
         return Update(
+            protocol=PROTOCOL,
             session=self._session,
             number=self._number + 1,
             host=socket.gethostname()[:255],

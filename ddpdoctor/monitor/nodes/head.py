@@ -1,7 +1,8 @@
 """The head: takes in what the agents of the other nodes send, by a thread of its own, and answers at once.
 
-Nobody is let in without the key that was drawn for this job (CURVE, which also keeps others from reading); who has it
-can do no more than send updates, which are bounded and decoded strictly, and ask for what the screen shows.
+Nobody is let in without a key that was drawn for this job (CURVE, which also keeps others from reading). With that of
+the other nodes one can do no more than send updates, which are bounded and decoded strictly; with that of the screens
+no more than ask for what is shown here.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from contextlib import suppress
 
+import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes.held_node import HeldNode
-from ddpdoctor.monitor.nodes.meeting import PROTOCOL, HeadKeys, Meeting, own_addresses
-from ddpdoctor.monitor.nodes.messages import MOST_BYTES, Answer, Update, pack, unpack_update
+from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, own_addresses
+from ddpdoctor.monitor.nodes.messages import MOST_BYTES, PROTOCOL, Answer, OtherVersion, Update, pack, unpack_update
+from ddpdoctor.monitor.nodes.screens import Screens
 from ddpdoctor.monitor.nodes.threads import without_signals
 from ddpdoctor.record import layout
 
@@ -26,8 +30,10 @@ WHOLE_ROWS = 400_000
 """Steps of all ranks together that are kept."""
 FEWEST_ROWS = 256
 MOST_NODES = 4_096
-_POLL_MS = 200
-_BACKLOG = 1_024
+_POLL_MS = 100
+_BACKLOG = 8
+"""Messages of or for one of the others: each sends the next when the last one is answered."""
+_FLOOD_PAUSE_S = 0.001
 
 
 class _Allowed:
@@ -49,21 +55,18 @@ class Head:
 
         ``keys`` are those of a head whose place this one takes.
         """
-        if keys is None:
-            server_public, server_secret = zmq.curve_keypair()
-            client_public, client_secret = zmq.curve_keypair()
-        else:
-            known, port = keys.meeting, keys.meeting.port
-            server_public, server_secret = known.server_key.encode("ascii"), keys.server_secret.encode("ascii")
-            client_public, client_secret = known.client_key.encode("ascii"), known.client_secret.encode("ascii")
+        self.keys = keys or _drawn()
+        port = port if keys is None else keys.meeting.port
+        nodes, screens = self.keys.meeting, self.keys.screens
         self._context = zmq.Context()
         self._guard = ThreadAuthenticator(self._context)
         with without_signals():
             self._guard.start()
-        self._guard.configure_curve_callback(domain="*", credentials_provider=_Allowed([client_public]))
+        allowed = _Allowed([nodes.client_key.encode("ascii"), screens.client_key.encode("ascii")])
+        self._guard.configure_curve_callback(domain="*", credentials_provider=allowed)
         self._socket = self._context.socket(zmq.ROUTER)
         try:
-            self._prepare(server_secret)
+            self._prepare(self.keys.server_secret.encode("ascii"))
             bound = _bind(self._socket, port)
         except zmq.ZMQError as error:
             self._socket.close(0)
@@ -73,14 +76,13 @@ class Head:
                 f"cannot listen on {f'port {port}' if port else 'any port'}: {error.strerror}",
                 "Give another one with `--head HOST:PORT`.",
             ) from error
-        self.meeting = Meeting(
-            port=bound,
-            server_key=server_public.decode("ascii"),
-            client_key=client_public.decode("ascii"),
-            client_secret=client_secret.decode("ascii"),
-            addresses=(host,) if host else own_addresses(),
-        )
-        self.keys = HeadKeys(server_secret=server_secret.decode("ascii"), meeting=self.meeting)
+        placed = {"port": bound, "addresses": (host,) if host else own_addresses()}
+        nodes, screens = (msgspec.structs.replace(one, protocol=PROTOCOL, **placed) for one in (nodes, screens))
+        self.keys = HeadKeys(server_secret=self.keys.server_secret, meeting=nodes, screens=screens)
+        self.meeting = nodes
+        self._host = socket.gethostname()
+        self.screens = Screens(self._host)
+        """Those that are shown elsewhere."""
         self.verdict = ""
         """What the agents are told of the verdict on all ranks."""
         self.lock = threading.Lock()
@@ -93,7 +95,6 @@ class Head:
         self.trouble = ""
         """What failed here, as a sentence; empty while all is well."""
         self._drops_at_ns = 0
-        self._host = socket.gethostname()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-head", daemon=True)
         with without_signals():
@@ -105,6 +106,15 @@ class Head:
             for node in self.nodes.values():
                 if rank in node.ranks:
                     node.asks = (*node.asks, rank)[-8:]
+
+    def forget_gone(self, own: Set[int], world_size: int, now_ns: int) -> None:
+        """Forget lost nodes where all ranks of the job are seen without them: it was started again, and they left."""
+        with self.lock:
+            lost = [session for session, node in self.nodes.items() if node.is_lost(now_ns)]
+            seen = {rank for session, node in self.nodes.items() if session not in lost for rank in node.ranks}
+            if lost and len(own | seen) >= world_size:
+                for session in lost:
+                    del self.nodes[session]
 
     def close(self) -> None:
         """Listen no longer."""
@@ -128,22 +138,47 @@ class Head:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                if not self._socket.poll(_POLL_MS):
-                    continue
-                identity, *parts = self._socket.recv_multipart()
-                received_ns = time.time_ns()
-                answer = self._answer(parts, received_ns)
-                if answer is not None:
-                    # An agent that is gone by now gets nothing, and nobody waits for it.
-                    self._socket.send_multipart([identity, pack(answer)], zmq.NOBLOCK)
+                if self._socket.poll(_POLL_MS):
+                    self._receive()
+                self._show(self.screens.due(time.monotonic()))
             except zmq.ContextTerminated:
                 return
             except zmq.ZMQError:
                 continue
             except Exception as error:  # Of ours: the user is told, and the other nodes are heard.
                 self.strange += 1
-                self.trouble = f"part of what the other nodes sent could not be taken in: {error!r}"[:500]
+                self.trouble = f"part of what other machines sent could not be taken in: {error!r}"[:500]
+        with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
+            self._show(self.screens.last_words())
         self._socket.close(200)
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart(copy=False)
+        received_ns = time.time_ns()
+        identity, *parts = [frame.bytes for frame in frames]
+        if frames[-1].get("User-Id") == self.keys.screens.client_key:
+            said = self._heard(identity, parts)
+        else:
+            answer = self._answer(parts, received_ns)
+            said = None if answer is None else pack(answer)
+        if said is not None:
+            # Who is gone by now gets nothing, and nobody waits for it.
+            self._socket.send_multipart([identity, said], zmq.NOBLOCK)
+
+    def _heard(self, screen: bytes, parts: list[bytes]) -> bytes | None:
+        """Take in what a screen asks for; what it is answered at once."""
+        now_s = time.monotonic()
+        if self.screens.is_flooded(now_s):
+            self._over.wait(_FLOOD_PAUSE_S)
+        try:
+            return self.screens.take(screen, parts, now_s)
+        except RecordError:
+            self.strange += 1
+            return None
+
+    def _show(self, answers: Iterable[tuple[bytes, list[bytes]]]) -> None:
+        for screen, answer in answers:
+            self._socket.send_multipart([screen, *answer], zmq.NOBLOCK)
 
     def _answer(self, parts: list[bytes], received_ns: int) -> Answer | None:
         """Take in one message; None where it was none of ours."""
@@ -152,18 +187,17 @@ class Head:
             return None
         try:
             update = unpack_update(parts[0])
-            if update.protocol != PROTOCOL:
-                self.others = f"the monitor on {update.host} is of another version: what it sends is not understood"
-                spoken = f"it speaks version {PROTOCOL} of its protocol, and this node version {update.protocol}"
-                return self._refusal(update, f"{spoken}: install the same ddpdoctor on both")
             with self.lock:
                 return self._taken(update, len(parts[0]), received_ns)
+        except OtherVersion as other:
+            self.others = f"the monitor on {other.host} is of another ddpdoctor: what it sends is not understood"
+            return self._refusal(other.number, other.reason)
         except (RecordError, ValueError, TypeError, KeyError):
             self.strange += 1
             return None
 
-    def _refusal(self, update: Update, reason: str) -> Answer:
-        return Answer(number=update.number, host=self._host, refused=reason, sent_at_ns=time.time_ns())
+    def _refusal(self, number: int, reason: str) -> Answer:
+        return Answer(number=number, host=self._host, refused=reason, sent_at_ns=time.time_ns())
 
     def _drop_replaced(self, session: str, now_ns: int) -> None:
         """Forget the nodes of which nothing more will come, and whose ranks are told of by another monitor by now."""
@@ -179,11 +213,11 @@ class Head:
         node = self.nodes.get(update.session)
         if update.state == "left":
             self.nodes.pop(update.session, None)
-            return self._refusal(update, "")
+            return self._refusal(update.number, "")
         self._drop_replaced(update.session, received_ns)
         if node is None:
             if len(self.nodes) >= MOST_NODES:
-                return self._refusal(update, f"it holds {MOST_NODES} nodes already")
+                return self._refusal(update.number, f"it holds {MOST_NODES} nodes already")
             node = HeldNode(update.session, update.host)
         asks: tuple[int, ...] = ()
         send_all = not node.takes(update)
@@ -204,6 +238,21 @@ class Head:
             asks=asks,
             sent_at_ns=time.time_ns(),
         )
+
+
+def _drawn() -> HeadKeys:
+    """New keys, of a head that listens nowhere yet."""
+    server_public, server_secret = zmq.curve_keypair()
+    meetings = []
+    for public, secret in (zmq.curve_keypair(), zmq.curve_keypair()):
+        texts = (key.decode("ascii") for key in (server_public, public, secret))
+        server_key, client_key, client_secret = texts
+        meetings.append(
+            Meeting(
+                port=0, server_key=server_key, client_key=client_key, client_secret=client_secret, protocol=PROTOCOL
+            )
+        )
+    return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])
 
 
 def _bind(own: zmq.Socket[bytes], port: int) -> int:

@@ -62,10 +62,13 @@ class HeldNode:
             self.epoch += not _extends(collectives, self._collectives)
             self._collectives = collectives
         self._fields.update(fields)
-        if "ranks" in fields:
-            self.ranks = tuple(sorted(rank.rank for rank in fields["ranks"]))
         _add(self._steps, steps, "ended_at_ns", most_rows)
         _add(self._calls, calls, "entered_at_ns", most_rows)
+        if "ranks" in fields:
+            self.ranks = tuple(sorted(rank.rank for rank in fields["ranks"]))
+            for held in (self._steps, self._calls):
+                for gone in held.keys() - set(self.ranks):  # The job was started again with others here.
+                    del held[gone]
         self.number, self.heard_ns, self._job = update.number, now_ns, update.job
         self.state, self.exit_code, self.is_quiet = update.state, update.exit_code, update.is_quiet
         if update.clock is not None:

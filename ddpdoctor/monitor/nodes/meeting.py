@@ -1,7 +1,8 @@
 """Where the head is, and the keys of the job: what the head tells the other nodes over the job's own store.
 
-One line of ASCII: ``1 PORT SERVER-KEY CLIENT-KEY CLIENT-SECRET ADDRESS…``. Who can read the job's store can join in the
-training itself, so no more is given away than was already; nobody else has the keys, which are drawn anew for each job.
+One line of ASCII: ``PROTOCOL PORT SERVER-KEY CLIENT-KEY CLIENT-SECRET ADDRESS…``, in every version. Who can read the
+job's store can join in the training itself, so no more is given away than was already; nobody else has the keys, which
+are drawn anew for each job. The same line with another client's keys, in a file beside the record, lets screens in.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.record import layout
 
-PROTOCOL = 1
-"""Of all that monitors send each other; a head and an agent with different ones do not talk."""
 KEY_LENGTH = 40
 """Of a CURVE key in Z85."""
 MOST_ADDRESSES = 8
+_PROTOCOL = re.compile(r"[0-9A-Za-z.+]{1,40}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _ADDRESS = re.compile(r"[0-9A-Za-z.:\-_%]{1,253}")
 
@@ -36,29 +36,32 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     client_secret: str
     addresses: tuple[str, ...] = ()
     """Of the head's machine, most likely to be reached first."""
-    protocol: int = PROTOCOL
+    protocol: str
+    """As in ``messages.PROTOCOL``."""
 
     def text(self) -> str:
         """The line that is handed out."""
         keys = (self.server_key, self.client_key, self.client_secret)
-        line = " ".join((str(self.protocol), str(self.port), *keys, *self.addresses[:MOST_ADDRESSES]))
+        line = " ".join((self.protocol, str(self.port), *keys, *self.addresses[:MOST_ADDRESSES]))
         return line[: layout.MOST_HEAD_BYTES]
 
 
 def read_meeting(text: str) -> Meeting | None:
-    """Take apart what was told; None where that is nothing of ours. Of another protocol only its number is known."""
-    words = text.split(" ")
-    if not words[0].isdigit() or len(words[0]) > 4:
+    """Take apart what was told; None where that is nothing of ours."""
+    protocol, *words = text.split(" ")
+    if len(words) < 4 or not _PROTOCOL.fullmatch(protocol) or not words[0].isdigit() or len(words[0]) > 5:
         return None
-    if int(words[0]) != PROTOCOL:
-        return Meeting(port=0, server_key="", client_key="", client_secret="", protocol=int(words[0]))
-    if len(words) < 5 or not words[1].isdigit() or not all(_KEY.fullmatch(word) for word in words[2:5]):
+    port = int(words[0])
+    if not 0 < port < 1 << 16 or not all(_KEY.fullmatch(word) for word in words[1:4]):
         return None
-    port = int(words[1])
-    addresses = tuple(word for word in words[5 : 5 + MOST_ADDRESSES] if _ADDRESS.fullmatch(word))
-    if not 0 < port < 1 << 16:
-        return None
-    return Meeting(port=port, server_key=words[2], client_key=words[3], client_secret=words[4], addresses=addresses)
+    return Meeting(
+        port=port,
+        server_key=words[1],
+        client_key=words[2],
+        client_secret=words[3],
+        addresses=tuple(word for word in words[4 : 4 + MOST_ADDRESSES] if _ADDRESS.fullmatch(word)),
+        protocol=protocol,
+    )
 
 
 class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,8 @@ class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     server_secret: str
     meeting: Meeting
+    screens: Meeting
+    """What a screen elsewhere needs."""
 
 
 def kept_keys(directory: Path) -> HeadKeys | None:
@@ -84,6 +89,11 @@ def keep_keys(directory: Path, keys: HeadKeys) -> None:
 def write_head_file(directory: Path, meeting: Meeting) -> None:
     """Tell rank 0 of this node where the head is; readable by this user alone. Raises OSError."""
     _write_secret(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
+
+
+def write_attach_file(directory: Path, screens: Meeting) -> None:
+    """Keep what lets a screen in that is shown elsewhere; readable by this user alone. Raises OSError."""
+    _write_secret(directory / layout.ATTACH_FILE, screens.text().encode("ascii") + b"\n")
 
 
 def write_seek_file(directory: Path, rank: int) -> None:

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from ddpdoctor import __version__
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.nodes.meeting import PROTOCOL
+from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import CollectiveTrack, RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
@@ -39,8 +40,31 @@ SELDOM = {"gpus": 10, "host_uses": 5, "gauges": 5, "files": 5, "host_reads": 5}
 """Streams that change all the time, and are sent again after so many updates at the soonest."""
 Track = StepTrack | CallTrack | CollectiveTrack
 _HINTS = get_type_hints(RunRecord)
-_ShortText = Annotated[str, msgspec.Meta(max_length=255)]
-_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+ShortText = Annotated[str, msgspec.Meta(max_length=255)]
+Reason = Annotated[str, msgspec.Meta(max_length=500)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a message of every version has, so that one that differs is told instead of misread.
+
+    The same holds for ``number``, ``host`` and ``refused`` of an answer, and for zlib and MessagePack.
+    """
+
+    protocol: ShortText
+    number: Number
+    host: ShortText
+
+
+class OtherVersion(RecordError):
+    """A message of a monitor that speaks another version of the protocol."""
+
+    def __init__(self, told: _Envelope) -> None:
+        super().__init__(differing(told.protocol, "it", "this machine"))
+        self.host = told.host
+        self.reason = differing(PROTOCOL, "it", "this machine", told.protocol)
+        """As whoever sent it reads it."""
+        self.number = told.number
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,20 +85,20 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     world_size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)] = 0
     ranks_reported: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_RANKS)] = ()
-    torch_version: _ShortText = ""
-    backend: _ShortText = ""
-    started_ns: _Number = 0
+    torch_version: ShortText = ""
+    backend: ShortText = ""
+    started_ns: Number = 0
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """One node's news."""
 
-    protocol: int = PROTOCOL
-    session: _ShortText
+    protocol: ShortText
+    session: ShortText
     """Drawn by each agent when it starts."""
-    number: _Number
-    host: _ShortText
-    sent_at_ns: _Number
+    number: Number
+    host: ShortText
+    sent_at_ns: Number
     state: Literal["running", "ended", "left"] = "running"
     """``left``: the ranks go on, but nothing more will be told of them."""
     exit_code: int | None = None
@@ -93,17 +117,45 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What the head says to an update."""
 
-    number: _Number = 0
-    received_at_ns: _Number = 0
-    sent_at_ns: _Number = 0
+    number: Number = 0
+    received_at_ns: Number = 0
+    sent_at_ns: Number = 0
     send_all: bool = False
     """It does not have what the update builds on."""
-    refused: Annotated[str, msgspec.Meta(max_length=500)] = ""
-    host: _ShortText = ""
+    refused: Reason = ""
+    host: ShortText = ""
     verdict: Annotated[str, msgspec.Meta(max_length=2000)] = ""
     """The verdict on all ranks, as it stands."""
     asks: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
     """Ranks whose stacks are wanted."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a screen asks the head for."""
+
+    protocol: ShortText
+    number: Number
+    host: ShortText
+    has_ns: Number = 0
+    """Time of the snapshot that it has; 0 for none."""
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What the head says to that; a snapshot is a second part of the message."""
+
+    number: Number = 0
+    host: ShortText = ""
+    refused: Reason = ""
+    has_left: bool = False
+    """Nothing more is shown here, although the job may go on."""
+
+
+def differing(theirs: str, they: str, here: str, ours: str = "") -> str:
+    """Why two monitors do not talk, as a sentence: the versions of ddpdoctor that they run, or that these are alike."""
+    versions = [version.partition("+")[0] for version in (theirs, ours or PROTOCOL)]
+    if versions[0] == versions[1]:
+        return f"{they} and {here} run different builds of ddpdoctor {versions[0]}: install the same one on both"
+    return f"{they} runs ddpdoctor {versions[0]}, and {here} {versions[1]}: install the same one on both"
 
 
 def pack(message: msgspec.Struct) -> bytes:
@@ -112,15 +164,18 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def unpack_update(content: bytes) -> Update:
-    """Read an update; raises RecordError for anything else."""
-    update: Update = _unpacked(content, _UPDATES)
+    """Read an update; raises RecordError for anything else, and OtherVersion for that."""
+    update: Update = decoded(content, _UPDATES)
     return update
 
 
 def unpack_answer(content: bytes) -> Answer:
     """Read an answer; raises RecordError for anything else."""
-    answer: Answer = _unpacked(content, _ANSWERS)
-    return answer
+    try:
+        answer: Answer = _ANSWERS.decode(unpacked(content))
+        return answer
+    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+        raise RecordError(f"an answer that cannot be read: {error}") from error
 
 
 def pack_field(record: RunRecord, name: str) -> bytes:
@@ -195,19 +250,48 @@ def _planes(content: bytes) -> bytes:
     return b"".join(content[at::8] for at in range(8))
 
 
-def _unpacked(content: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
-    if len(content) > MOST_BYTES:
-        raise RecordError("a message that is too long")
-    unpacker = zlib.decompressobj()
+def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Any], most_bytes: int = MOST_UNPACKED_BYTES) -> Any:
+    """A message of this version; raises RecordError for anything else, and OtherVersion for that."""
+    plain = unpacked(content, most_bytes)
     try:
-        plain = unpacker.decompress(content, MOST_UNPACKED_BYTES)
-        if unpacker.unconsumed_tail or not unpacker.eof:
-            raise RecordError("a message that is too long, or cut")
+        envelope = _ENVELOPES.decode(plain)
+        if envelope.protocol != PROTOCOL:
+            raise OtherVersion(envelope)
         return decoder.decode(plain)
-    except (zlib.error, msgspec.DecodeError, RecursionError, OverflowError) as error:
+    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         raise RecordError(f"a message that cannot be read: {error}") from error
 
 
+def unpacked(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> bytes:
+    """What was packed, where it is no more than so much; raises RecordError."""
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(content, most_bytes)
+        if unpacker.unconsumed_tail or not unpacker.eof:
+            raise RecordError("a message that is too long, or cut")
+        return plain
+    except (zlib.error, OverflowError) as error:
+        raise RecordError(f"a message that cannot be read: {error}") from error
+
+
+_ENVELOPES: msgspec.msgpack.Decoder[_Envelope] = msgspec.msgpack.Decoder(_Envelope)
 _UPDATES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Update)
 _ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 _FIELDS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {name: msgspec.msgpack.Decoder(_HINTS[name]) for name in SENT}
+
+
+def _protocol() -> str:
+    """Version of ddpdoctor, and a digest of all that is sent, so that no change of it goes unnoticed."""
+    kinds = (Update, Answer, Request, Shown, Snapshot, *(_HINTS[name] for name in SENT))
+    shape = repr((_without_words(msgspec.json.schema_components(kinds)), COLUMNS))
+    return f"{__version__}+{zlib.crc32(shape.encode()):08x}"
+
+
+def _without_words(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without_words(value) for key, value in schema.items() if key != "description"}
+    return [_without_words(entry) for entry in schema] if isinstance(schema, (list, tuple)) else schema
+
+
+PROTOCOL = _protocol()
+"""Of all that monitors send each other; those with different ones tell each other so, and nothing else."""

@@ -21,6 +21,7 @@ from ddpdoctor.diagnosis.clocks import bounds_of_steps
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.joining import Clock, Joiner, NodePart
@@ -69,6 +70,10 @@ class Nodes:
         self._fault = ""
         """Why there is no head here."""
         self._told = ""
+        self._world: frozenset[int] = frozenset()
+        """The processes that are ranks here."""
+        self._is_told = False
+        """The other nodes are told where the head is."""
         self._seeks = -1
         """The rank that was named to find the head."""
         self._said: tuple[str, ...] = ()
@@ -111,7 +116,7 @@ class Nodes:
     @property
     def is_head(self) -> bool:
         """The ranks of other nodes are told here."""
-        return self._head is not None
+        return self._head is not None and self._several_since_ns > 0
 
     def are_fresh(self, now_ns: int) -> bool:
         """Whether every node that is joined was heard of just now."""
@@ -124,28 +129,59 @@ class Nodes:
             )
 
     def look(self, book: RankBook, master: str, now_ns: int) -> None:
-        """Become the head, or an agent, once it is known that there are ranks elsewhere."""
+        """Become the head, or an agent, once it is known that there are ranks elsewhere; anew for each world."""
         if self._agent is not None:
             while not self._agent.asked.empty():
                 self._ask_for_stacks(self._agent.asked.get())
-        if self._head is not None or self._fault:
+        ranks = {pid: entry.rank for pid, entry in book.processes.items() if entry.rank is not None}
+        if not ranks or not book.worlds:
             return
-        if book.head and book.head != self._told and self._takes_place():
+        if ranks.keys() != self._world:
+            self._begin_world(frozenset(ranks))
+        if self._fault:
+            return
+        own, world_size = set(ranks.values()), max(size for size, _ in book.worlds.values())
+        several = len(own) < world_size
+        self._several_since_ns = (self._several_since_ns or now_ns) if several else 0
+        is_settled = several and now_ns - self._several_since_ns >= SETTLED_AFTER_NS
+        if 0 in own:
+            self._leave_head()
+            if is_settled or self._head_at is not None:
+                self._lead(is_settled)
+            if self._head is not None:
+                self._head.forget_gone(own, world_size, now_ns)
+        elif book.head and book.head != self._told and self._takes_place():
+            self._resign()
             self._follow(book.head, master)
-        if self._agent is not None or not book.worlds:
-            return
-        world_size = max(size for size, _ in book.worlds.values())
-        ranks = {entry.rank for entry in book.processes.values() if entry.rank is not None}
-        if not ranks or len(ranks) >= world_size:
-            self._several_since_ns = 0
-            return
-        self._several_since_ns = self._several_since_ns or now_ns
-        if now_ns - self._several_since_ns < SETTLED_AFTER_NS or not self._takes_place():
-            return
-        if 0 in ranks:
-            self._lead()
-        elif self._seeks != min(ranks):
-            self._seek(min(ranks))
+        elif is_settled and self._takes_place():
+            self._resign()
+            self._seek(min(own))
+
+    def _begin_world(self, processes: frozenset[int]) -> None:
+        """The job, or its part on this node, was started (again), perhaps with other ranks and another head."""
+        self._world = processes
+        self._several_since_ns, self._seeks, self._fault = 0, -1, ""
+        if self._head is not None:
+            self._led_since_ns = time.time_ns()
+
+    def _leave_head(self) -> None:
+        """Forward nothing any more: rank 0 is here."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent, self._told = None, ""
+
+    def _resign(self) -> None:
+        """Be no head any more: rank 0 is elsewhere since the job was started again."""
+        if self._head is not None:
+            self._head.close()
+            self._head, self._led_since_ns, self._is_told = None, 0, False
+            for kept in (self._clocks, self._narrowed, self._was_lost):
+                kept.clear()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Have it shown to those who look on from elsewhere."""
+        if self._head is not None:
+            self._head.screens.offer(snapshot)
 
     def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
         """What is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for all."""
@@ -257,21 +293,29 @@ class Nodes:
     def _seek(self, rank: int) -> None:
         from ddpdoctor.monitor.nodes.meeting import write_seek_file
 
+        if self._seeks == rank:
+            return
         self._seeks = rank
         with suppress(OSError):  # Another user's run, or a full disk: the notes say which ranks are not seen.
             write_seek_file(self._directory, rank)
 
-    def _lead(self) -> None:
+    def _lead(self, is_settled: bool) -> None:
+        """Listen; once it is sure that there are other nodes, let them know where."""
         from ddpdoctor.monitor.nodes.head import Head
-        from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_head_file
+        from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_attach_file, write_head_file
 
+        if not self._takes_place():
+            return
         host, port = self._head_at or ("", 0)
         try:
-            known = kept_keys(self._directory)
-            self._head = Head(host, port, known)
-            keep_keys(self._directory, self._head.keys)
-            write_head_file(self._directory, self._head.meeting)
-            self._led_since_ns = time.time_ns()
+            if self._head is None:
+                self._head = Head(host, port, kept_keys(self._directory))
+                self._led_since_ns = time.time_ns()
+                keep_keys(self._directory, self._head.keys)
+                write_attach_file(self._directory, self._head.keys.screens)
+            if is_settled and not self._is_told:
+                self._is_told = True
+                write_head_file(self._directory, self._head.meeting)
         except (UsageError, ConfigurationError, OSError, ImportError) as error:
             said = error.message if isinstance(error, (UsageError, ConfigurationError)) else str(error)
             self._fault = f"the other nodes cannot send what they see: {said}; each has its own record"
@@ -313,7 +357,7 @@ class Nodes:
 
     def _notes_of_head(self, now_ns: int) -> tuple[str, ...]:
         assert self._head is not None
-        notes = [note for note in (self._head.others, self._head.trouble) if note]
+        notes = [note for note in (self._head.others, self._head.screens.others, self._head.trouble) if note]
         with self._head.lock:
             for session, node in self._head.nodes.items():
                 if node.is_lost(now_ns):

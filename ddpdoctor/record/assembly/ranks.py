@@ -15,11 +15,15 @@ class ProcessEntry:
     def __init__(self) -> None:
         self.rank: int | None = None
         self.local_rank = 0
+        self.place: int | None = None
+        """Its number among the ranks that its launcher started here, where the launcher said it."""
         self.node = 0
         self.parent = 0
         self.owner = 0
         """The rank's process that has started it, perhaps by programs that are not known; 0 for none."""
         self.started_ns = 0
+        self.told_ns = 0
+        """When it told of anything last."""
         self.pulse_thread = 0
         """The thread of ours in it, by the number that the system knows."""
         self.training_thread = 0
@@ -56,13 +60,15 @@ class RankBook:
         """Take in one event."""
         entry = self.processes.setdefault(pid, ProcessEntry())
         kind = event["event"]
+        entry.told_ns = max(entry.told_ns, int(event.get("time_ns", 0)))
         if kind == "process":
             entry.parent = int(event["parent"])
             entry.owner = int(event.get("owner") or 0)
             entry.started_ns = int(event.get("time_ns", 0))
             if event.get("kind") == "start" and event.get("rank") is not None:
                 entry.rank = int(event["rank"])
-                entry.local_rank = int(event.get("local_rank") or 0)
+                entry.place = None if event.get("local_rank") is None else int(event["local_rank"])
+                entry.local_rank = entry.place or 0
                 entry.node = int(event.get("node") or 0)
                 self.launched_for = max(self.launched_for, int(event.get("world_size") or 0))
         elif kind == "world":

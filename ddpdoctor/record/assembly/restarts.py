@@ -7,14 +7,17 @@ from collections.abc import Callable, Set
 from ddpdoctor.record.assembly.ranks import RankBook
 
 
-def superseded(book: RankBook, rivals: Set[int] = frozenset()) -> frozenset[int]:
+def superseded(
+    book: RankBook, rivals: Set[int] = frozenset(), beat_ns: Callable[[int], int] = lambda pid: 0
+) -> frozenset[int]:
     """Processes in whose place others are ranks now, and those that work for them.
 
     The newest process is the rank; but one that a rank in a process group has started itself takes no place, nor does
-    one of the launchers in ``rivals``.
+    one of the launchers in ``rivals``. ``beat_ns`` tells when a process gave its last sign of life.
     """
     claims = _claims(book)
     dropped = {pid for pids in claims.values() for pid in pids if book.processes[pid].parent in rivals}
+    dropped |= _started_anew(book, beat_ns)
     for pids in claims.values():
         kept = _newest(book, [pid for pid in pids if pid not in dropped] or pids)
         dropped.update(pid for pid in pids if pid != kept)
@@ -48,6 +51,23 @@ def rival_launchers(book: RankBook, is_alive: Callable[[int], bool]) -> frozense
             if parent not in own and pid not in own and not _serves_a_rank(book, pid) and is_alive(pid):
                 rivals.add(parent)
     return frozenset(rivals)
+
+
+def _started_anew(book: RankBook, beat_ns: Callable[[int], int]) -> set[int]:
+    """Processes that were gone when their launcher started another one in their place, perhaps as another rank.
+
+    An elastic job whose nodes change counts its ranks anew, and there may be fewer of them.
+    """
+    places: dict[tuple[int, int], list[int]] = {}
+    for pid, entry in book.processes.items():
+        if entry.rank is not None and entry.place is not None and not _serves_a_rank(book, pid):
+            places.setdefault((entry.parent, entry.place), []).append(pid)
+    dropped: set[int] = set()
+    for pids in places.values():
+        newest_ns = max(_started_ns(book, pid) for pid in pids)
+        older = [pid for pid in pids if book.processes[pid].told_ns < newest_ns]
+        dropped.update(pid for pid in older if beat_ns(pid) < newest_ns)
+    return dropped
 
 
 def _claims(book: RankBook) -> dict[int, list[int]]:

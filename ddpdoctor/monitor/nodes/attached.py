@@ -1,0 +1,199 @@
+"""A run that a head shows, shown elsewhere: read only, with the key that the head keeps beside its record."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
+from ddpdoctor.monitor.nodes.connection import connected
+from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, host_and_port, reach, read_meeting
+from ddpdoctor.monitor.nodes.messages import PROTOCOL, Request, Shown, differing, pack
+from ddpdoctor.monitor.nodes.screens import MOST_SNAPSHOT_BYTES, unpack_shown
+from ddpdoctor.monitor.snapshot import Snapshot
+from ddpdoctor.record import layout
+
+PATIENCE_S = 8.0
+"""For the first answer of the head; a handshake over a slow link takes a second."""
+ANSWERED_WITHIN_S = 0.25
+AGAIN_AFTER_S = 5.0
+"""A request that was not answered for so long is sent again: it may have been lost with a connection."""
+SILENT_AFTER_S = 6.0
+"""The head answers every two seconds, whether there is news or not."""
+
+
+class HeadLeft(RecordError):
+    """The monitor that was looked at has ended, and the job may go on."""
+
+
+def find_key(where: str, key_file: str | None) -> Meeting:
+    """Where the head of ``--attach`` is, and what lets a screen in there.
+
+    ``where`` is a run of this user, the key file of one, or ``HOST:PORT``, whose key is in ``key_file`` or beside a run
+    of this user. Raises UsageError.
+    """
+    if Path(where).is_file():
+        return _read(Path(where))
+    if Path(where).is_dir() or ":" not in where:
+        directory = named_run(where)
+        if not directory.is_dir():
+            raise UsageError(f"--attach {where}: no HOST:PORT, and no run or key file of that name")
+        if not (directory / layout.ATTACH_FILE).is_file():
+            raise UsageError(
+                f"the monitor of {directory} listens nowhere",
+                "It does where the job has several nodes, or with `--head HOST:PORT`; on its own machine "
+                "`ddpdoctor profile --run-dir RUN` attaches to any run.",
+            )
+        return _read(directory / layout.ATTACH_FILE)
+    host, port = host_and_port(where, "--attach")
+    if key_file is not None:
+        return msgspec.structs.replace(_read(Path(key_file)), addresses=(host,), port=port)
+    for directory in kept_runs():
+        try:
+            known = read_meeting((directory / layout.ATTACH_FILE).read_text("ascii").strip())
+        except (OSError, ValueError):
+            continue
+        if known is not None and known.port == port:
+            return msgspec.structs.replace(known, addresses=(host,))
+    raise UsageError(
+        f"no run of yours on this machine has a key for port {port}",
+        f"Copy `{layout.ATTACH_FILE}` from the run's directory on the machine of rank 0, and name it with `--key`.",
+    )
+
+
+def _read(path: Path) -> Meeting:
+    try:
+        meeting = read_meeting(path.read_text("ascii")[: layout.MOST_HEAD_BYTES].strip())
+    except UnicodeError:
+        meeting = None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    if meeting is None:
+        raise UsageError(f"{path} holds no key of a run", f"It is called `{layout.ATTACH_FILE}` in a run's directory.")
+    if meeting.protocol != PROTOCOL:
+        raise UsageError(f"{path} is another version's: {differing(meeting.protocol, 'its machine', 'this one')}")
+    return meeting
+
+
+class AttachedRun:
+    """Fulfils ``SnapshotSource``; may be used by one thread after the other."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        """Waits for the first snapshot; raises UsageError where there is none to be had."""
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._numbers = itertools.count(1)
+        self._number = 0
+        """Of the request that is not answered yet; 0 when there is none."""
+        self._asked_s = self._heard_s = time.monotonic()
+        self._newest: Snapshot | None = None
+        self._left = self._has_ended = False
+        self.where = ""
+        """Where the head listens, as ``HOST:PORT``."""
+        try:
+            self._connect(meeting)
+        except BaseException:
+            self.close()
+            raise
+
+    def snapshot(self) -> Snapshot:
+        """The newest one; raises HeadLeft where none will come any more, and RecordError where none comes now."""
+        with self._lock:
+            if self._has_ended:
+                return self.last_snapshot()
+            self._exchange(ANSWERED_WITHIN_S)  # After one that has left another may take its place.
+            newest = self.last_snapshot()
+            self._has_ended = newest.state == "ended"
+            if self._left and not self._has_ended:
+                raise HeadLeft(f"the monitor at {self.where} has left, and the job may go on without it")
+            silent_s = time.monotonic() - self._heard_s
+            if silent_s > SILENT_AFTER_S:
+                raise RecordError(
+                    f"nothing was heard of {self.where} for {silent_s:.0f} s: its monitor, its link or its machine "
+                    "is gone, and the job may go on"
+                )
+            return newest
+
+    def last_snapshot(self) -> Snapshot:
+        """What came last, however long ago."""
+        assert self._newest is not None
+        return self._newest
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Nothing is asked of the ranks of a run that is only looked at."""
+
+    def end_job(self) -> None:
+        """A job that others started is never ended."""
+
+    def close(self) -> None:
+        """Look on no longer."""
+        with self._lock:
+            self._context.destroy(linger=0)
+
+    def _connect(self, meeting: Meeting) -> None:
+        # Through a tunnel, or where a machine has no name that it can be reached by, this machine is meant.
+        addresses: Sequence[str] = (*meeting.addresses, *(() if len(meeting.addresses) == 1 else ("127.0.0.1",)))
+        address, refused = reach(addresses, meeting.port)
+        if not address:
+            raise UsageError(
+                f"no monitor can be reached at port {meeting.port} ({refused})",
+                "It may have ended; or name another address or a tunnel with `--attach HOST:PORT --key FILE`.",
+            )
+        self.where = endpoint(address, meeting.port).removeprefix("tcp://")
+        where = endpoint(address, meeting.port)
+        self._socket = connected(self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False)
+        until_s = time.monotonic() + PATIENCE_S
+        heard_s = self._heard_s
+        while self._newest is None and not self._left and time.monotonic() < until_s:
+            self._exchange(ANSWERED_WITHIN_S)
+        if self._newest is None:
+            if self._heard_s > heard_s:
+                raise UsageError(f"the monitor at {self.where} has nothing to show", "Try again in a few seconds.")
+            raise UsageError(
+                f"{self.where}: somebody listens on the port, but gives no answer to the run's key",
+                f"It may be another run's: copy `{layout.ATTACH_FILE}` from the run's directory anew.",
+            )
+
+    def _exchange(self, patience_s: float) -> None:
+        """Take in what comes; something is always asked for, so that the last word of a head that ends comes, too."""
+        own = self._socket
+        assert own is not None
+        self._ask(own)
+        if not own.poll(int(1_000 * patience_s)):
+            return
+        try:
+            shown, snapshot = unpack_shown(own.recv_multipart(zmq.NOBLOCK))
+        except (zmq.ZMQError, RecordError):
+            return
+        self._take(shown, snapshot)
+        self._ask(own)
+
+    def _ask(self, own: zmq.Socket[bytes]) -> None:
+        now_s = time.monotonic()
+        if self._number and now_s - self._asked_s <= AGAIN_AFTER_S:
+            return
+        number, has_ns = next(self._numbers), 0 if self._newest is None else self._newest.now_ns
+        request = Request(protocol=PROTOCOL, number=number, host=socket.gethostname()[:255], has_ns=has_ns)
+        with suppress(zmq.Again):  # There is no connection yet, or none any more.
+            own.send(pack(request), zmq.NOBLOCK)
+            self._number, self._asked_s = number, now_s
+
+    def _take(self, shown: Shown, snapshot: Snapshot | None) -> None:
+        if shown.refused:
+            raise UsageError(f"the monitor at {self.where} shows nothing here: {shown.refused}")
+        self._heard_s, self._left = time.monotonic(), shown.has_left
+        if shown.number == self._number:
+            self._number = 0
+        if snapshot is not None:
+            directory = f"{shown.host}:{snapshot.run_directory}"
+            self._newest = msgspec.structs.replace(snapshot, source="attached", launched=False, run_directory=directory)

@@ -1,0 +1,28 @@
+"""A connection to the head, with the keys that let one in."""
+
+from __future__ import annotations
+
+import zmq
+
+from ddpdoctor.monitor.nodes.meeting import Meeting
+
+
+def connected(
+    context: zmq.Context[zmq.Socket[bytes]], meeting: Meeting, where: str, most_bytes: int, *, immediate: bool = True
+) -> zmq.Socket[bytes]:
+    """A socket that goes on trying to reach the head, and takes no message that is longer.
+
+    ``immediate``: nothing can be sent while there is no connection, and what a lost one brought last is lost, too.
+    """
+    own = context.socket(zmq.DEALER)
+    own.curve_serverkey = meeting.server_key.encode("ascii")
+    own.curve_publickey = meeting.client_key.encode("ascii")
+    own.curve_secretkey = meeting.client_secret.encode("ascii")
+    own.ipv6 = True
+    own.maxmsgsize = most_bytes
+    own.sndhwm = own.rcvhwm = 8
+    own.reconnect_ivl, own.reconnect_ivl_max = 500, 5_000
+    own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 15_000
+    own.immediate = immediate
+    own.connect(where)
+    return own

@@ -1,0 +1,148 @@
+"""The screens that are shown elsewhere: the head hands them what it shows itself, and takes nothing from them.
+
+A screen asks, and is answered once there is something newer than what it has, or after a while with nothing; so a slow
+one gets fewer snapshots, one that is gone none, and nothing piles up for either. However many there are, and however
+often they ask, a snapshot is packed once, and no more of them than cost a small share of a core.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+from ddpdoctor.errors import RecordError
+from ddpdoctor.monitor.nodes.messages import OtherVersion, Request, Shown, decoded, pack, unpacked
+from ddpdoctor.monitor.snapshot import Snapshot
+
+MOST_SNAPSHOT_BYTES = 64 << 20
+"""Packed; one of 4,096 ranks has less than a tenth of it."""
+MOST_UNPACKED_BYTES = 512 << 20
+MOST_REQUEST_BYTES = 4_096
+MOST_SCREENS = 16
+FORGOTTEN_AFTER_S = 10.0
+"""Screens ask again as soon as they are answered, which is every two seconds at the latest."""
+NOTHING_NEW_AFTER_S = 2.0
+ANSWERED_EVERY_S = 0.25
+REQUESTS_PER_S = 200
+"""Of all screens together; who asks more often than all of them need waits, and with it nobody else for long."""
+PACKING_SHARE = 0.05
+"""Of a core."""
+
+
+def unpack_request(content: bytes) -> Request:
+    """Read what a screen asks for; raises RecordError, of which OtherVersion is one."""
+    if len(content) > MOST_REQUEST_BYTES:
+        raise RecordError("a request that is too long")
+    request: Request = decoded(content, _REQUESTS, MOST_REQUEST_BYTES)
+    return request
+
+
+def unpack_shown(parts: list[bytes]) -> tuple[Shown, Snapshot | None]:
+    """Read an answer to a screen; raises RecordError for anything else."""
+    if not 1 <= len(parts) <= 2:
+        raise RecordError("an answer of so many parts is none")
+    try:
+        shown = _SHOWN.decode(unpacked(parts[0], MOST_REQUEST_BYTES))
+        if len(parts) == 1:
+            return shown, None
+        return shown, _SNAPSHOTS.decode(unpacked(parts[1], MOST_UNPACKED_BYTES))
+    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+        raise RecordError(f"an answer that cannot be read: {error}") from error
+
+
+class _Screen:
+    """One that has asked."""
+
+    def __init__(self) -> None:
+        self.asked_s = self.answered_s = 0.0
+        self.request: Request | None = None
+        """Not answered yet."""
+        self.sent_ns = 0
+        """Time of the snapshot that it has got."""
+
+
+class Screens:
+    """Used by the thread of the head alone, but for ``offer``."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._screens: dict[bytes, _Screen] = {}
+        self._newest: Snapshot | None = None
+        self._packed_ns = 0
+        self._packed = b""
+        self._pack_at_s = 0.0
+        self._allowed = float(REQUESTS_PER_S)
+        self._counted_s = 0.0
+        self.others = ""
+        """Why a screen was refused for its version, as a sentence; empty where none was."""
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Have a snapshot shown; a newer one takes its place."""
+        self._newest = snapshot
+
+    def take(self, screen: bytes, parts: list[bytes], now_s: float) -> bytes | None:
+        """Take in a request; what is to be answered at once, None for nothing. Raises RecordError for what is none."""
+        if len(parts) != 1:
+            raise RecordError("a request of several parts is none")
+        try:
+            request = unpack_request(parts[0])
+        except OtherVersion as other:
+            self.others = f"a screen on {other.host} is of another ddpdoctor, and is shown nothing"
+            return pack(Shown(number=other.number, host=self._host, refused=other.reason))
+        for known, held in list(self._screens.items()):
+            if now_s - held.asked_s > FORGOTTEN_AFTER_S:
+                del self._screens[known]
+        if screen not in self._screens and len(self._screens) >= MOST_SCREENS:
+            reason = f"{MOST_SCREENS} screens are attached already"
+            return pack(Shown(number=request.number, host=self._host, refused=reason))
+        held = self._screens.setdefault(screen, _Screen())
+        held.asked_s, held.request = now_s, request
+        return None
+
+    def is_flooded(self, now_s: float) -> bool:
+        """Count a request; whether there were too many of late."""
+        refill = (now_s - self._counted_s) * REQUESTS_PER_S
+        self._allowed = max(-1.0, min(float(REQUESTS_PER_S), self._allowed + refill) - 1)
+        self._counted_s = now_s
+        return self._allowed < 0
+
+    def due(self, now_s: float) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield what each screen that has asked is to be answered now."""
+        for screen, held in self._screens.items():
+            request = held.request
+            if request is None or now_s - held.answered_s < ANSWERED_EVERY_S:
+                continue
+            content = self._content(now_s)
+            has_newest = not content or request.has_ns >= self._packed_ns
+            if has_newest and now_s - held.asked_s < NOTHING_NEW_AFTER_S:
+                continue
+            held.request, held.answered_s = None, now_s
+            held.sent_ns = request.has_ns if has_newest else self._packed_ns
+            answer = pack(Shown(number=request.number, host=self._host))
+            yield screen, [answer] if has_newest else [answer, content]
+
+    def last_words(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield what each screen is told when it is over here, whether it has asked or was just answered."""
+        self._pack_at_s = 0.0
+        content = self._content(0.0)
+        for screen, held in self._screens.items():
+            answer = pack(Shown(number=held.request.number if held.request else 0, host=self._host, has_left=True))
+            yield screen, [answer, content] if held.sent_ns < self._packed_ns else [answer]
+
+    def _content(self, now_s: float) -> bytes:
+        """The newest snapshot as it is sent, or the one before where packing has had its share for now."""
+        newest = self._newest
+        if newest is not None and newest.now_ns != self._packed_ns and now_s >= self._pack_at_s:
+            began_s = time.thread_time()
+            content = zlib.compress(msgspec.msgpack.encode(newest), 1)
+            self._pack_at_s = now_s + (time.thread_time() - began_s) / PACKING_SHARE
+            self._packed, self._packed_ns = content, newest.now_ns
+        return self._packed
+
+
+_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_SHOWN: msgspec.msgpack.Decoder[Shown] = msgspec.msgpack.Decoder(Shown)
+_SNAPSHOTS: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
