@@ -65,13 +65,24 @@ _REMEDIES = {
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report conditions of a rank's own that decide over collectives."""
+    decisions: list[list[OwnParting]] = []
     for parting in own_partings(whole_projection(script)):
+        same = next((found for found in decisions if found[0].is_one_with(parting)), None)
+        if same is None:
+            decisions.append([parting])
+        else:
+            same.append(parting)
+    for parting, *others in decisions:
+        also = [
+            Fact(text=f"`{other.condition}` asks it as well", basis="source", location=other.location)
+            for other in others
+        ]
         yield CHECK.finding(
             "source",
             _title(parting),
             remedy=_remedy(parting),
             locations=(parting.location, parting.collective_location),
-            evidence=_evidence(parting),
+            evidence=(*_evidence(parting), *also),
             severity=Severity.ADVICE if parting.how == "raise" or parting.of_inputs else None,
         )
 

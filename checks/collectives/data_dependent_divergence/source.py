@@ -98,8 +98,19 @@ class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
     collective_location: Location
     leaves: bool
     """An outcome leaves the turn, the loop or the function."""
+    asked: frozenset[str]
+    """The variables and attributes in the condition."""
+    loop: ast.AST | None
+    """The outermost loop of its function around it."""
     of_inputs: bool = False
     """It asks for files that nothing in the job makes: ranks see the same unless a disk is missing."""
+
+    def is_one_with(self, other: OwnParting) -> bool:
+        """Whether another condition of the same function asks the same variable: one decision to agree on."""
+        here, there = self.chain[0], other.chain[0]
+        alike = (self.how, self.kind, self.of_inputs) == (other.how, other.kind, other.of_inputs)
+        near = (here.file, here.function, self.loop) == (there.file, there.function, other.loop)
+        return alike and near and bool(self.asked & other.asked)
 
 
 def own_partings(projection: Projection) -> Iterator[OwnParting]:
@@ -238,4 +249,16 @@ def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Ev
         collective=event.name,
         collective_location=event.module.location(event.node),
         leaves=leaves,
+        asked=frozenset(_words(test.node)),
+        loop=_outermost_loop(test),
     )
+
+
+def _outermost_loop(test: OwnTest) -> ast.AST | None:
+    found: ast.AST | None = None
+    for around in test.module.ancestors(test.node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+        if isinstance(around, (ast.For, ast.While)):
+            found = around
+    return found

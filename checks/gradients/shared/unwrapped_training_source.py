@@ -12,7 +12,13 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Insta
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.optimizers import holders, optimizers, steps
 from ddpdoctor.source.queries.training_loops import division
-from ddpdoctor.source.queries.wrapped_models import averages_by_hand, innermost_loop, training_events, wrap_numbers
+from ddpdoctor.source.queries.wrapped_models import (
+    averages_by_hand,
+    innermost_loop,
+    loop_nodes,
+    training_events,
+    wrap_numbers,
+)
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
@@ -95,8 +101,11 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
         return
     wraps = {event.ordinal: event for event in projection.of_kind("wrap")}
     forwards = [event for event in training_events(projection, "bare forward") if event.gradients]
+    stepping = list(training_events(projection, "step"))
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):
+        if not any(_uses(step, backward) for step in stepping):
+            continue
         if wrap_numbers(backward.receiver) or any(wrap_numbers(value) for value in backward.positional):
             continue
         for number in sorted(wrap_numbers(backward.receiver, "bare")):
@@ -105,6 +114,12 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
                 continue
             seen.add(forward.node)
             yield BypassingForward(forward, backward, wraps[number])
+
+
+def _uses(step: Event, backward: Event) -> bool:
+    """Whether a step may use the gradients of a backward: those for a picture of what a model looks at go nowhere."""
+    loop = innermost_loop(step)
+    return loop is innermost_loop(backward) or (step.function == backward.function and loop in loop_nodes(backward))
 
 
 def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, int], number: int) -> Event | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, events_in
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import joins_by_framework
@@ -25,16 +25,15 @@ class EarlyCall(msgspec.Struct, frozen=True, eq=False):
 
 def early_calls(projection: Projection) -> Iterator[EarlyCall]:
     """The first call that needs a group and certainly comes before it is made, in the script's own course."""
-    joined = [event for event in projection.of_kind("collective") if event.name == "init_process_group"]
-    if not joined or joins_by_framework(projection):
+    if not projection.walks or joins_by_framework(projection):
         return
-    first = min(joined, key=lambda event: event.ordinal)
-    if first.root or first.conditions or first.ranks != ALL_RANKS:
+    # In the tree, not by ordinals: an object in a loop keeps the number that its first walk gave it.
+    done = [event for event in events_in(projection.walks[0].trees[0]) if not event.in_parent]
+    joins = next((number for number, event in enumerate(done) if event.name == "init_process_group"), None)
+    if joins is None or done[joins].conditions or done[joins].ranks != ALL_RANKS:
         return
-    for event in projection.in_course("collective", "wrap"):
-        if event.ordinal > first.ordinal:
-            return
+    for event in done[:joins]:
         needs = event.kind == "wrap" or event.name in _NEED_GROUP
-        if needs and not event.root and not event.conditions and event.complete:
-            yield EarlyCall(event, first)
+        if needs and not event.conditions and event.complete:
+            yield EarlyCall(event, done[joins])
             return

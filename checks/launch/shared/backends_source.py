@@ -71,11 +71,17 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
         name = constant(backend) if backend is not None else None
         if event.conditions or not event.complete:
             continue
-        if name == "nccl" and not mentions_any(script, ("cuda", "gpu", "GPU", "device", "accelerator")):
+        unused = not mentions_any(script, ("cuda", "gpu", "GPU", "device", "accelerator"))
+        if name == "nccl" and unused and _communicates(projection):
             yield Mismatch(event, "nccl-without-gpu")
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
             yield Mismatch(event, "gloo-for-cuda")
     yield from _shared_gpus(projection)
+
+
+def _communicates(projection: Projection) -> bool:
+    """Return whether anything goes through the group: NCCL makes its connections with the first collective."""
+    return any(event.name != "init_process_group" for event in projection.of_kind("wrap", "collective"))
 
 
 def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:

@@ -38,17 +38,18 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
     """Files that more than one rank of a job writes under one path, with no hint of a rank test around the call."""
     if not is_distributed(projection):
         return
-    seen: set[ast.AST] = set()
+    seen: set[tuple[str, str, str]] = set()
     for use in writes(projection):
         event = use.event
-        if event.node in seen or event.in_parent or not _is_result(use):
+        place = str(event.module.path), event.function, use.source
+        if place in seen or event.in_parent or not _is_result(use):
             continue
         if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
             continue
         if any(speaks_of_ranks(condition) for condition in event.conditions):
             continue
         guard = _local_guard(event)
-        seen.add(event.node)
+        seen.add(place)
         if guard is not None:
             yield SharedSave(event, "local-rank", use.source, guard)
         elif not event.guards:

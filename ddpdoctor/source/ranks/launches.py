@@ -53,8 +53,9 @@ def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Valu
                 positional[position] = index
     parent, machine.in_parent = machine.in_parent, False
     gone, raised, mask = machine.gone, machine.raised, machine.mask
+    loops, machine.loops = machine.loops, []  # A loop that starts one process a turn is no loop of the rank.
     try:
         machine.apply(machine, node, target, positional, {}, complete=known)
     finally:
-        machine.in_parent = parent
+        machine.in_parent, machine.loops = parent, loops
         machine.gone, machine.raised, machine.mask = gone, raised, mask
