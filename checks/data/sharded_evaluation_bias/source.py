@@ -27,10 +27,10 @@ def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]
     if not training:
         return
     forwards = [event for event in projection.in_course("ddp-forward", "training") if _is_forward(event)]
-    divided = {loop.node for event in forwards for loop in event.loops if not _is_whole(projection, loop)}
-    seen = set(divided)
-    for forward in forwards:
-        if forward.gradients or forward.ranks != ALL_RANKS or forward.guards:
+    evaluating = [event for event in forwards if not event.gradients]
+    seen = {loop.node for event in evaluating for loop in event.loops if not _is_whole(projection, loop)}
+    for forward in evaluating:
+        if forward.ranks != ALL_RANKS or forward.guards:
             continue
         for loop in forward.loops:
             loader = _only_loader(projection, loop)

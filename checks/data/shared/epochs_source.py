@@ -31,7 +31,7 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
         return
     constant_calls = any(event.kind == "set-epoch" and _says_the_same(event) for event in projection.events)
     for feeding in feedings(projection):
-        loop = loop_of_epochs(feeding)
+        loop = loop_of_epochs(feeding) or projection.machine.cycles.get(feeding.loader.ordinal)
         if loop is None or not feeding.certain:
             continue
         for name, position in (("sampler", 3), ("batch_sampler", 4)):

@@ -21,12 +21,11 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
+from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import OPTIMIZER
 
-FIRST_RANKS = frozenset({0b0001, 0b0101})
-"""Masks of the first rank of the job and of the first rank of each node."""
 _SHARES_STATE = (
     "broadcast_object_list",
     "scatter_object_list",

@@ -61,8 +61,15 @@ def in_source(script: Script) -> Iterator[Finding]:
         else:
             title = f"{fixed.what} is set to {fixed.value!r} in the code, over what the launcher says"
             remedy = f'Remove the line, or write os.environ.setdefault("{fixed.what}", "{fixed.value}").'
-        severity = Severity.ADVICE if fixed.mild else None
-        yield CHECK.finding("source", title, remedy=remedy, locations=(fixed.location,), severity=severity)
+        way = Fact(text="this call chain leads to it", basis="source", location=fixed.location, stack=fixed.chain)
+        yield CHECK.finding(
+            "source",
+            title,
+            remedy=remedy,
+            locations=(fixed.location,),
+            evidence=(way,) if len(fixed.chain) > 1 else (),
+            severity=Severity.ADVICE if fixed.mild else None,
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

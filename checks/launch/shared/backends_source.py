@@ -40,7 +40,8 @@ _FROM_DATA = frozenset({"torch.tensor", "torch.as_tensor"})
 _NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "perf_counter", "tolist"})
 _DESTROYS = "destroy_process_group"
 _OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
-_PURPOSE = ("nccl", "NCCL", "win32", "Windows", "darwin", "mps")
+_BACKENDS = ("nccl", "NCCL")
+_PLATFORMS = ("win32", "Windows", "darwin", "mps")
 
 
 class Mismatch(msgspec.Struct, frozen=True, eq=False):
@@ -100,13 +101,16 @@ def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
 
 
 def _on_purpose(projection: Projection, event: Event) -> bool:
-    """Return whether anything else in the text speaks of backends or of a platform that has no NCCL."""
+    """Return whether anything else speaks of NCCL, or other code of a platform without it.
+
+    PyTorch's tutorial has a comment on Windows, which is copied everywhere.
+    """
     for module in projection.machine.script.modules:
-        text = module.text
-        if module is event.module and isinstance(event.node, ast.expr):
-            text = text.replace(module.segment(event.node), "", 1)
-        if any(word in text for word in _PURPOSE):
-            return True
+        if any(word in module.text for word in (*_BACKENDS, *_PLATFORMS)):
+            own = module.segment(event.node) if module is event.module and isinstance(event.node, ast.expr) else ""
+            text = module.text.replace(own, "", 1)
+            if any(word in text for word in _BACKENDS) or any(word in ast.unparse(module.tree) for word in _PLATFORMS):
+                return True
     return False
 
 
@@ -122,12 +126,11 @@ def _may_destroy(projection: Projection, module: Module) -> bool:
     """Return whether a module destroys a group outside of functions that nobody calls."""
     if _DESTROYS not in module.text or _DESTROYS not in module.words:
         return False
-    visited = projection.machine.visited
-    called = projection.machine.script.entry.words | module.words
+    called = frozenset[str]().union(*(one.words for one in projection.machine.script.modules))
     for node in (*module.index.of(ast.Name), *module.index.of(ast.Attribute)):
         if last_name(node) == _DESTROYS:
             around = next((one for one in module.ancestors(node) if isinstance(one, ast.FunctionDef)), None)
-            if around is None or around in visited or around.name in called:
+            if around is None or around.name in called or around.name.startswith("__"):
                 return True
     return False
 

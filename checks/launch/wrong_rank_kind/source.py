@@ -10,7 +10,14 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import RANKS, PerRank, SequenceValue, Value, constant, on_rank, tags_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
+from ddpdoctor.source.script.syntax_index import last_name, made_from
+
+
+_NODE_SIZE = "the number of ranks of one node"
+_NODE_SIZES = frozenset({"local_world_size", "LOCAL_WORLD_SIZE", "nproc_per_node", "ngpus_per_node", "n_gpus_per_node"})
+"""Names of the number of ranks that a node has."""
 
 
 class RankMixUp(msgspec.Struct, frozen=True, eq=False):
@@ -37,12 +44,29 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     for event in projection.of_kind("collective"):
+        if event.name == "all_gather" and "group" not in event.named and _fills_for_one_node(event):
+            yield RankMixUp(event, _NODE_SIZE, "the world size", "the length of the list that all_gather fills")
         if event.name != "init_process_group":
             continue
         if _constants(event.named.get("rank")) == LOCAL_RANK:
             yield RankMixUp(event, "the local rank", "the global rank", "the rank in the process group")
         elif ("local-world-size", 0) in tags_of(event.named.get("world_size", PerRank(()))):
-            yield RankMixUp(event, "the number of ranks of one node", "the world size", "the size of the process group")
+            yield RankMixUp(event, _NODE_SIZE, "the world size", "the size of the process group")
+
+
+def _fills_for_one_node(event: Event) -> bool:
+    """Return whether a list of tensors is as long as a node has GPUs or ranks: ``for _ in range(device_count())``."""
+    node = event.node
+    filled = next(iter(node.args), None) or keyword(node, "tensor_list") if isinstance(node, ast.Call) else None
+    if filled is None:
+        return False
+    ranges = (one for one in made_from(filled, event.module.body_around(node)) if isinstance(one, ast.Call))
+    ends = (one.args[0] for one in ranges if last_name(one.func) == "range" and len(one.args) == 1)
+    return any(
+        last_name(end) in _NODE_SIZES
+        or (isinstance(end, ast.Call) and event.module.resolve(end.func) == "torch.cuda.device_count")
+        for end in ends
+    )
 
 
 def _says_otherwise(event: Event) -> bool:

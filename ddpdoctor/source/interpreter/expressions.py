@@ -37,6 +37,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     on_rank,
     per_rank,
+    tags_of,
     truth,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered, is_rank_key, picked, sliced
@@ -252,10 +253,17 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     first = outcomes[0][1]
     if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
         return first
+    if (gpu := _gpu_of({value for _, value in outcomes})) is not None:
+        return gpu
     if not isinstance(condition, PerRank) and not any(isinstance(value, PerRank) for _, value in outcomes):
         present = (value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1)
         return decided(machine, node.test, condition, next(present, by_lane[0]))
     return per_rank(by_lane, guessed)
+
+
+def _gpu_of(options: set[Value]) -> Value | None:
+    """``"cuda" if use_cuda else "cpu"``: the GPU, for a job that has some is what is looked at."""
+    return Const("cuda") if options == {Const("cuda"), Const("cpu")} else None
 
 
 def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
@@ -388,8 +396,11 @@ def _give(machine: Machine, value: Value) -> None:
     frame = machine.frame
     if frame.on_yield is not None:
         frame.on_yield(value)
-    else:
-        frame.yielded = join(frame.yielded, value)
+        return
+    frame.yielded = join(frame.yielded, value)
+    endless = next((loop.around for loop in machine.loops if isinstance(loop.around.node, ast.While)), None)
+    if endless is not None:
+        machine.cycles.update({number: endless for kind, number in tags_of(value) if kind == "batch"})
 
 
 def _await(machine: Machine, node: ast.Await) -> Value:

@@ -22,6 +22,7 @@ from ddpdoctor.source.events import (
     Item,
     Jump,
     Loop,
+    LoopAround,
     OwnTest,
     Part,
     Sinks,
@@ -109,6 +110,8 @@ class Machine:
         """The number of the DDP object that holds a module, by the number of the module."""
         self.loader_classes: dict[int, ProjectClass] = {}
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
+        self.cycles: dict[int, LoopAround] = {}
+        """Loops of generators that hand out the batches of a loader again and again, by its number."""
         self.prepared: set[int] = set()
         """Numbers of the loaders that an Accelerator divides between the ranks."""
         self.handing_on: set[int] = set()

@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
@@ -121,7 +122,7 @@ def _is_stored(node: ast.Name | ast.Attribute) -> bool:
 def local_metrics(projection: Projection) -> Iterator[Event]:
     """Reports of values that come from a rank's own batches and were not reduced.
 
-    Those of rank 0 alone, where in a job that reduces something only summaries behind a loop over batches count; and
+    Those of the first rank, of the job or of a node, where in a job that reduces something only summaries behind a loop over batches count; and
     those of every rank that do not say whose they are, where the batches are a part of a data set to evaluate on.
     """
     if not is_distributed(projection):
@@ -137,7 +138,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if not said:
             continue
         in_pass = _is_in_pass(event)
-        if event.ranks == 1 and event.guards:
+        if event.ranks in FIRST_RANKS and event.guards:
             found = not (reduces and in_pass) and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
             alone = silenced and event.name == "builtins.print"

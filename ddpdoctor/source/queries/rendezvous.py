@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection
@@ -44,6 +44,8 @@ class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
     value: str
     mild: bool = False
     """Launched as it is meant to be it works."""
+    chain: tuple[Frame, ...] = ()
+    """Lines of the call chain, innermost first: the number often stands in a caller."""
 
 
 class MissingEnvironment(msgspec.Struct, frozen=True, eq=False):
@@ -159,15 +161,15 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
         if name in _FIXED and isinstance(value, str) and not _is_tested(event.module, event.node):
             seen.add(event.node)
             if not other or (name == "MASTER_ADDR" and not _NAMES_THIS_MACHINE.match(value)):
-                yield FixedRendezvous(event.module.location(event.node), str(name), value, mild=other)
+                yield FixedRendezvous(event.module.location(event.node), str(name), value, other, event.chain)
     for event in joined:
         size = event.argument("world_size", 3)
         fixed = constant(size) if size is not None else None
         if type(fixed) is int and fixed > 1 and event.ranks == ALL_RANKS and not event.conditions:
-            yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), mild=True)
+            yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), True, event.chain)
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
         if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
-            yield FixedRendezvous(event.module.location(event.node), "init_method", address)
+            yield FixedRendezvous(event.module.location(event.node), "init_method", address, False, event.chain)
 
 
 def _is_tested(module: Module, node: ast.AST) -> bool:

@@ -17,6 +17,8 @@ GLOBAL_RANK = (0, 1, 2, 3)
 LOCAL_RANK = (0, 1, 0, 1)
 NODE_RANK = (0, 0, 1, 1)
 FIRST = (True, False, False, False)
+FIRST_RANKS = frozenset({0b0001, 0b0101})
+"""Masks of the first rank of the job and of the first rank of each node."""
 
 
 def exact_per_rank(values: tuple[object, ...]) -> PerRank:
