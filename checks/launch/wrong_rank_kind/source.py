@@ -14,7 +14,6 @@ from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.syntax_index import last_name, made_from
 
-
 _NODE_SIZE = "the number of ranks of one node"
 _NODE_SIZES = frozenset({"local_world_size", "LOCAL_WORLD_SIZE", "nproc_per_node", "ngpus_per_node", "n_gpus_per_node"})
 """Names of the number of ranks that a node has."""

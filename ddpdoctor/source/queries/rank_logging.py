@@ -122,8 +122,9 @@ def _is_stored(node: ast.Name | ast.Attribute) -> bool:
 def local_metrics(projection: Projection) -> Iterator[Event]:
     """Reports of values that come from a rank's own batches and were not reduced.
 
-    Those of the first rank, of the job or of a node, where in a job that reduces something only summaries behind a loop over batches count; and
-    those of every rank that do not say whose they are, where the batches are a part of a data set to evaluate on.
+    Those of the first rank, of the job or of a node, where in a job that reduces something only summaries behind a
+    loop over batches count; and those of every rank that do not say whose they are, where the batches are a part of a
+    data set to evaluate on.
     """
     if not is_distributed(projection):
         return
