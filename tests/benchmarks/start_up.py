@@ -1,7 +1,7 @@
 """Start-up cost: ``--version`` and ``check --static`` against ``python -c pass``.
 
 ``python -m tests.benchmarks.start_up`` prints the medians of 20 cold processes each, interleaved, with bytecode warm,
-and the ratios; it exits with 1 when a ratio is above 20. One script is an example of 60 lines, the other has 500 lines
+and the ratios; it exits with 1 when a ratio is above 10. One script is an example of 60 lines, the other has 500 lines
 and imports five modules of its project.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.scratch import scratch_directory
 
 RUNS = 20
-BOUND = 20.0
+BOUND = 10.0
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "healthy.py"
 SCRIPTS = ROOT / "tests" / "idioms" / "scripts"
