@@ -35,14 +35,14 @@ def clean(ctx: click.Context, yes: bool) -> None:
         return
     streams.write_result("\n".join(line for leftover in found for line in _lines(leftover)) + "\n")
     ours = [leftover for leftover in found if not leftover.foreign]
-    number = sum(len(leftover.files.certain) for leftover in ours)
+    number = sum(len(leftover.files.made) for leftover in ours)
     if number and not yes:
         if not streams.is_interactive():
             raise UsageError("nothing was removed: nobody can be asked here", "`ddpdoctor clean --yes` removes it.")
         if not click.confirm(f"Remove {_count(number)}?", err=True):
             return
     done = [clean_up(leftover) for leftover in ours]
-    removed = sum(len(each.certain) for each in done)
+    removed = sum(len(each.made) for each in done)
     if removed:
         streams.write_result(f"Removed {_count(removed)}.\n")
     shown = {left for leftover in ours for left in leftover.files.left}
@@ -65,9 +65,9 @@ def _lines(leftover: Leftover) -> Iterator[str]:
         )
         yield f"{what} is not touched: {whose}. Its record is {leftover.run_directory}."
         return
-    if leftover.files.certain:
+    if leftover.files.made:
         yield f"{what} was killed, and left:"
-        yield from _some(one_line(path) for path in leftover.files.certain)
+        yield from _some(one_line(path) for path in leftover.files.made)
     else:
         yield f"{what} was killed."
     if leftover.files.left:

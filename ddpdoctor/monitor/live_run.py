@@ -21,7 +21,7 @@ from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
 from ddpdoctor.monitor.processes.hosts import Hosts
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
-from ddpdoctor.monitor.processes.loops import LoopWatch
+from ddpdoctor.monitor.processes.loops import LoopDetector
 from ddpdoctor.monitor.processes.probe_logs import probe_logs
 from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
@@ -100,7 +100,7 @@ class LiveRun:
         self._wait_asked_ns = 0
         self._fresh_request: tuple[int, int] | None = None
         """Number and time of the request for the stacks that a verdict needs."""
-        self._loops = LoopWatch()
+        self._loops = LoopDetector()
         self._looping: int | None = None
         self._stopped_since_ns: dict[int, int] = {}
         self._looked_ns = 0

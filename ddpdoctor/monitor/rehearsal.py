@@ -234,7 +234,7 @@ class _Rehearsal:
                 return "no-touch", self._assembly.refusal
             if over:
                 return self._assembly.ending
-            if self._ranks.have_parted(record):
+            if self._ranks.shows_proof(record):
                 return "proof", "the ranks can no longer go on together"
             if self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd:
                 return self._assembly.ending

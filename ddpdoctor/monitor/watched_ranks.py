@@ -48,7 +48,7 @@ class WatchedRanks:
         self._stuck = self._liveness.look(self.assembly.files.rings) - self._waking(ends_ns)
         self._polling = self._asking_in_vain()
 
-    def have_parted(self, record: RunRecord) -> bool:
+    def shows_proof(self, record: RunRecord) -> bool:
         """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
         if self.assembly.book.first_ending_ns():
             return False

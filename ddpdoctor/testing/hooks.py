@@ -9,12 +9,12 @@ from ddpdoctor.probe.groups import GroupBook, Groups
 from ddpdoctor.probe.heartbeat import log_as_rank, register_for_stacks
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.process import ProcessEnd
-from ddpdoctor.probe.rehearsal.collectives.collective_hook import Tap
+from ddpdoctor.probe.rehearsal.collectives.collective_hook import CollectiveHook
 from ddpdoctor.probe.rehearsal.collectives.loop_subjects import Subjects
-from ddpdoctor.probe.rehearsal.collectives.non_member_calls import watch_outsiders
+from ddpdoctor.probe.rehearsal.collectives.non_member_calls import hook_non_member_calls
 from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
 from ddpdoctor.probe.rehearsal.data.loaders import Loaders
-from ddpdoctor.probe.rehearsal.environment.sleep import watch_sleep
+from ddpdoctor.probe.rehearsal.environment.sleep import hook_sleep
 from ddpdoctor.probe.rehearsal.files.accesses import Accesses, listen
 from ddpdoctor.probe.rehearsal.schedule import Schedule
 from ddpdoctor.probe.rehearsal.stop import Ending
@@ -34,7 +34,7 @@ class RankHooks:
         journal.hold()
         self.process_end = ProcessEnd(journal)
         ending = Ending(journal, self.process_end)
-        watch_sleep(journal)
+        hook_sleep(journal)
         if device == "stand-in":
             StandIn(journal, torch, gpus)
         schedule, pace = Schedule(ending, 0, full=True), Pace(ending, 0.0, float("inf"))
@@ -47,10 +47,12 @@ class RankHooks:
         Steps(journal, modules, loaders, schedule, pace, ending, torch, reduced).install()
         self._groups = GroupBook(journal, torch)
         Groups(journal, torch, self._groups, self._world_made).install()
-        self._tap = Tap(journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups)
+        self._collective_hook = CollectiveHook(
+            journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups
+        )
         if torch.distributed.is_available():
-            self._tap.install()
-        watch_outsiders(journal, torch)
+            self._collective_hook.install()
+        hook_non_member_calls(journal, torch)
 
     def begin(self, run_directory: str, plan: dict[str, Any], rank: int, world_size: int) -> None:
         """This process, forked or not, is a rank of the run from now on."""

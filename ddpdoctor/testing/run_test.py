@@ -24,7 +24,7 @@ from ddpdoctor.testing.layout import Body
 from ddpdoctor.testing.warm_ranks import WarmRank, WarmRanks, rank_environment
 
 if TYPE_CHECKING:
-    from ddpdoctor.testing.verdict import Watched
+    from ddpdoctor.testing.verdict import JudgedRanks
 
 LOOK_EVERY_S = 0.1
 LOOK_AFTER_S = 0.3
@@ -102,7 +102,7 @@ class _Run:
         self._in_place: set[int] = set()
         """Ranks whose warm process runs the body itself, and is used up by it."""
         self._end = TestEnd([RankEnd(rank) for rank in range(body.nproc)])
-        self._watched: Watched | None = None
+        self._judged: JudgedRanks | None = None
         self._ending = False
         """What ends now does so because it was told to."""
         self._started_s = 0.0
@@ -140,8 +140,8 @@ class _Run:
                 self._await_gone(rank, process, deadline_s)
         for talk in self._talks.values():
             talk.close()
-        if self._watched is not None:
-            self._watched.close()
+        if self._judged is not None:
+            self._judged.close()
 
     def _await_gone(self, rank: int, process: WarmRank, deadline_s: float) -> None:
         """Wait for the word that the fork is gone, after it was told to be killed where it is not over."""
@@ -267,12 +267,12 @@ class _Run:
             return False
         return self._eyes().is_suspicious(self._statuses())
 
-    def _eyes(self) -> Watched:
-        if self._watched is None:
-            from ddpdoctor.testing.verdict import Watched
+    def _eyes(self) -> JudgedRanks:
+        if self._judged is None:
+            from ddpdoctor.testing.verdict import JudgedRanks
 
-            self._watched = Watched(self._directory, self._body)
-        return self._watched
+            self._judged = JudgedRanks(self._directory, self._body)
+        return self._judged
 
     def _tell(self) -> None:
         told = self._eyes().told(self._end.stopped, self._statuses())

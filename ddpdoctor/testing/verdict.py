@@ -30,7 +30,7 @@ _OF_EXCEPTIONS: frozenset[Trouble] = frozenset(
 """What torch's words mean, or what led to them."""
 
 
-class Watched:
+class JudgedRanks:
     """What the ranks of one test write, and what follows from it."""
 
     def __init__(self, directory: Path, body: Body) -> None:
@@ -51,7 +51,7 @@ class Watched:
         """Look; tell whether there is a proof that the ranks hang or compute something else."""
         self._statuses = statuses
         self._ranks.look(deadline_ns)
-        return self._ranks.have_parted(self._ranks.record(self._job))
+        return self._ranks.shows_proof(self._ranks.record(self._job))
 
     def is_suspicious(self, statuses: dict[int, int]) -> bool:
         """Look at ranks that are over; tell whether they parted on their way."""

@@ -57,7 +57,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     waiting_ns: tuple[float, ...]
     """Of each rank: for others, at gradients and collectives."""
     transfer_ns: float
-    """Exposed communication and collectives that is no waiting."""
+    """Gradients on their way with nothing to hide them, and collectives; waiting apart."""
     data_ns: float
     """Waiting for loaders."""
 

@@ -6,6 +6,7 @@ import sys
 
 from tests.benchmarks import (
     box_cost,
+    collective_hook_cost,
     many_ranks_cost,
     monitor_cost,
     plugin,
@@ -15,14 +16,13 @@ from tests.benchmarks import (
     screen_cost,
     start_up,
     static_tree,
-    tap_cost,
     what_if_cost,
 )
 
 BENCHMARKS = (
     start_up,
     static_tree,
-    tap_cost,
+    collective_hook_cost,
     rehearsal_cost,
     box_cost,
     screen_cost,

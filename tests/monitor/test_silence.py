@@ -14,8 +14,8 @@ import pytest
 
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.processes.why_no_data import (
+    COMPLAINS_AFTER_NS,
     LONG_WITHOUT_A_GROUP_NS,
-    SILENT_AFTER_NS,
     Silence,
     missing_ranks,
     two_runs,
@@ -70,7 +70,7 @@ def test_a_launcher_that_drops_a_variable_is_told_which_and_how_to_pass_it_on(
 def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpdoctor.monitor.processes.why_no_data.has_torch", lambda python: True)
     silence = Silence(None, ("torchrun",))
-    young = RunRecord(job=Job(kind="run", started_ns=1, ended_ns=SILENT_AFTER_NS // 2))
+    young = RunRecord(job=Job(kind="run", started_ns=1, ended_ns=COMPLAINS_AFTER_NS // 2))
     assert silence.reason(RankBook(), young, ended=False) == ""
     assert "torchrun does not pass on the variables DDPDOCTOR_RUN and PYTHONPATH" in silence.reason(
         RankBook(), young, ended=True
@@ -149,7 +149,7 @@ def test_another_library_is_named_only_of_a_job_that_has_no_process_group_and_wo
     silence = Silence(None, ("torchrun", str(script)), str(script))
     starts, waits = (
         RunRecord(job=Job(kind="run", started_ns=1, ended_ns=1 + age_ns))
-        for age_ns in (2 * SILENT_AFTER_NS, LONG_WITHOUT_A_GROUP_NS)
+        for age_ns in (2 * COMPLAINS_AFTER_NS, LONG_WITHOUT_A_GROUP_NS)
     )
     book = _book((0, 10, 1))
     assert silence.reason(book, starts, ended=False) == ""

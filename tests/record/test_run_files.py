@@ -150,7 +150,7 @@ def test_a_fault_of_the_probe_makes_its_streams_incomplete(tmp_path: Path, harme
     CollectiveRing(str(tmp_path))
     writer = EventWriter(str(tmp_path))
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
-    writer.write("probe_fault", where="tap", text="KeyError('x')", harms=[harmed])
+    writer.write("probe_fault", where="collectives", text="KeyError('x')", harms=[harmed])
     assembly = Assembly(tmp_path)
     assembly.poll()
     record = assembly.record(Job(kind="rehearsal"))

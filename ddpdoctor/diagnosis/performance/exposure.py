@@ -27,7 +27,7 @@ Kind = Literal["transfer", "uneven", "explicit"]
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """What part of the step is communication that nothing hides."""
+    """Communication of one kind that the steps wait for."""
 
     kind: Kind
     """Gradients on their way; waiting for ranks that take turns in being late; collectives outside of backward."""
@@ -41,7 +41,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exposures(record: RunRecord) -> tuple[Exposure, ...]:
-    """The kinds of exposed communication that take more of the step than they may.
+    """Return the kinds of communication that take more of the step than they may.
 
     Waiting for a straggler is laid to it and to no kind of communication, and broadcasts of buffers that nothing
     changes are told as such. Raises TooLittleEvidence where too few steps were measured, or where ranks that the record

@@ -40,7 +40,7 @@ class Left(msgspec.Struct, frozen=True):
 class Cleaning(msgspec.Struct, frozen=True):
     """What became of what the ranks made."""
 
-    certain: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
     """Absolute paths of what is certainly the ranks' and unchanged, directories before their content."""
     left: tuple[Left, ...] = ()
     """What is there and is not touched, sorted by path."""
@@ -99,7 +99,7 @@ def remove_created(run_directory: Path) -> Cleaning:
     found = _judged(run_directory, replay)
     removed, left = [], list(found.left)
     log = CreatedFiles(str(run_directory))
-    for path in reversed(found.certain):
+    for path in reversed(found.made):
         reason = _remove(path, replay, log)
         if reason:
             left.append(Left(path, reason))

@@ -62,7 +62,7 @@ def leftovers() -> list[Leftover]:
             owner=owner,
             foreign=state != "dead",
         )
-        if leftover.foreign or leftover.files.certain or leftover.unclear:
+        if leftover.foreign or leftover.files.made or leftover.unclear:
             found.append(leftover)
         else:
             remove_run_directory(directory)
@@ -76,7 +76,7 @@ def clean_up(leftover: Leftover) -> Cleaning:
     """
     done = remove_created(leftover.run_directory)
     rest = created_paths(leftover.run_directory)
-    if not rest.certain and not any(left.reason == IN_USE for left in rest.left):
+    if not rest.made and not any(left.reason == IN_USE for left in rest.left):
         remove_run_directory(leftover.run_directory)
     return done
 
@@ -91,7 +91,7 @@ def _plan(directory: Path) -> dict[str, object]:
 
 def told(found: list[Leftover]) -> str:
     """One line that says what is left, and how to be rid of it; empty when there is nothing to be told."""
-    paths = [path for leftover in found if not leftover.foreign for path in leftover.files.certain]
+    paths = [path for leftover in found if not leftover.foreign for path in leftover.files.made]
     paths += [left.path for leftover in found if not leftover.foreign for left in leftover.unclear]
     if not paths:
         return ""

@@ -25,7 +25,7 @@ class _Place(msgspec.Struct, frozen=True):
     step: int
 
 
-class LoopWatch:
+class LoopDetector:
     """Remembers since when the late rank has been in one function."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import RankException, RunRecord
 
-SILENT_AFTER_NS = 10_000_000_000
+COMPLAINS_AFTER_NS = 10_000_000_000
 """A job of which nothing was heard for so long is complained of while it runs."""
 LONG_WITHOUT_A_GROUP_NS = 120_000_000_000
 """A script that imports such a library may make a process group of torch's later: the imports and the reading of the
@@ -60,7 +60,7 @@ class Silence:
             return ""
         age_ns = record.job.ended_ns - record.job.started_ns
         if self._complaint and not book.processes:
-            return self._complaint if ended or age_ns >= SILENT_AFTER_NS else ""
+            return self._complaint if ended or age_ns >= COMPLAINS_AFTER_NS else ""
         if exception := _without_torch(record, book):
             return f"the job's Python has no torch ({exception})"
         if self._library and not book.worlds and (ended or age_ns >= LONG_WITHOUT_A_GROUP_NS):

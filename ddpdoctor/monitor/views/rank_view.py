@@ -15,7 +15,7 @@ from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, Gpu, Phase, Pulse
 from ddpdoctor.record.streams.stacks import StackDump
 
-SILENT_AFTER_NS = 5_000_000_000
+SHOWN_SILENT_AFTER_NS = 5_000_000_000
 """A heart that has not beaten for so long is worth a word."""
 CALLS_SHOWN = 8
 _DOING: Mapping[Phase, str] = {
@@ -87,7 +87,7 @@ def state_of(rank: Rank, pulse: Pulse | None, now_ns: int) -> str:
     if pulse is None:
         return "starting"
     silent_ns = now_ns - pulse.beat_at_ns
-    if pulse.beat_at_ns and silent_ns > SILENT_AFTER_NS:
+    if pulse.beat_at_ns and silent_ns > SHOWN_SILENT_AFTER_NS:
         return f"no sign of life for {duration_text(silent_ns)}"
     if pulse.collective:
         number = f" #{pulse.sequence}" if pulse.sequence >= 0 else ""

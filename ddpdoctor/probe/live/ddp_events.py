@@ -85,8 +85,8 @@ class Evidence:
 
     def install(self) -> None:
         """Patch the constructors."""
-        self._watch_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
-        self._watch_construction(self._torch.utils.data.DataLoader, self._passes.note_loader)
+        self._hook_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
+        self._hook_construction(self._torch.utils.data.DataLoader, self._passes.note_loader)
 
     def note_wrap(self, ddp: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
         """Note a DDP module; once each."""
@@ -135,7 +135,7 @@ class Evidence:
             target = options.get("f", arguments[1] if len(arguments) > 1 else None)
             self._journal.guarded(self._note_save, target, frame, harms=("files",))
 
-    def _watch_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
+    def _hook_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
         construct, evidence = owner.__init__, self
         names = list(inspect.signature(construct).parameters)[1:]
 

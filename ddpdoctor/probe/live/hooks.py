@@ -63,19 +63,19 @@ class Training:
     def install(self) -> None:
         """Patch the classes and functions; each once a process."""
         torch = self._torch
-        self._watch_loaders(torch.utils.data)
-        self._watch_forwards(torch.nn.parallel.DistributedDataParallel)
-        self._watch_backwards(torch.autograd)
-        self._watch_saving(torch)
+        self._hook_loaders(torch.utils.data)
+        self._hook_forwards(torch.nn.parallel.DistributedDataParallel)
+        self._hook_backwards(torch.autograd)
+        self._hook_saving(torch)
         # The package hides its module of the same name.
-        self._watch_optimizers(sys.modules["torch.optim.optimizer"])
+        self._hook_optimizers(sys.modules["torch.optim.optimizer"])
 
     def close(self) -> None:
         """No step is made any more: tell what was sampled, and take back what was replaced for that."""
         self._observer.moments.take_in()
         self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1, harms=("host_reads",))
 
-    def _watch_loaders(self, data: Any) -> None:
+    def _hook_loaders(self, data: Any) -> None:
         iterator_class = self._capabilities.loader_iterator
         if iterator_class is None:
             return
@@ -150,7 +150,7 @@ class Training:
 
         iterator_class.__next__, data.DataLoader.__iter__ = __next__, __iter__
 
-    def _watch_forwards(self, ddp_class: Any) -> None:
+    def _hook_forwards(self, ddp_class: Any) -> None:
         forward, training, observer = ddp_class.forward, self, self._observer
         is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
@@ -194,7 +194,7 @@ class Training:
 
         ddp_class.forward = forward_timed
 
-    def _watch_backwards(self, autograd: Any) -> None:
+    def _hook_backwards(self, autograd: Any) -> None:
         backward, training, observer, passes = autograd.backward, self, self._observer, self._passes
         keep, backward_began, backward_ended = self._keep, observer.course.backward_began, self._take_in_backward
 
@@ -226,7 +226,7 @@ class Training:
 
         autograd.backward = backward_timed
 
-    def _watch_optimizers(self, optimizers: Any) -> None:
+    def _hook_optimizers(self, optimizers: Any) -> None:
         training, observer, sizes = self, self._observer, self._sizes
         keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
 
@@ -256,7 +256,7 @@ class Training:
         optimizers.register_optimizer_step_pre_hook(before_step)
         optimizers.register_optimizer_step_post_hook(after_step)
 
-    def _watch_saving(self, torch: Any) -> None:
+    def _hook_saving(self, torch: Any) -> None:
         save, training, observer = torch.save, self, self._observer
 
         @functools.wraps(save)

@@ -1,1 +1,1 @@
-"""What only a rehearsal does inside the ranks: collective tap, short loaders, no-touch rule, the ending."""
+"""What only a rehearsal does inside the ranks: hooks of collectives, short loaders, no-touch rule, the ending."""

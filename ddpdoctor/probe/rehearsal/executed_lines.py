@@ -37,7 +37,7 @@ class Lines:
         self._new: deque[tuple[str, int]] = deque()
         self._left: deque[tuple[str, int]] = deque()
         """First lines of functions that are watched no longer."""
-        self._watched: dict[CodeType, Watched] = {}
+        self._traced: dict[CodeType, TracedFunction] = {}
         self._tool = -1
         self._tracing = False
         self._until_s = 0.0
@@ -143,12 +143,12 @@ class Lines:
             self._give_up_tracing()
             return None
         code = frame.f_code
-        watched = self._watched.get(code)
-        if watched is None:
+        traced = self._traced.get(code)
+        if traced is None:
             if not self._is_users(code):
                 return None
-            watched = self._watched.setdefault(code, Watched(code))
-        return None if watched.done else self._trace_of(watched)
+            traced = self._traced.setdefault(code, TracedFunction(code))
+        return None if traced.done else self._trace_of(traced)
 
     def _is_users(self, code: CodeType) -> bool:
         try:
@@ -156,31 +156,31 @@ class Lines:
         except Exception:  # what is raised here would be raised in the user's code
             return False
 
-    def _trace_of(self, watched: Watched) -> Tracer:
-        if watched.trace is not None:
-            return watched.trace
-        unseen, new, left = watched.unseen, self._new, self._left
+    def _trace_of(self, traced: TracedFunction) -> Tracer:
+        if traced.trace is not None:
+            return traced.trace
+        unseen, new, left = traced.unseen, self._new, self._left
 
         def trace(frame: FrameType, event: str, argument: Any) -> Tracer:
             line = frame.f_lineno
             if line in unseen:
                 unseen.discard(line)
-                new.append((watched.file, line))
-                watched.done = not unseen
-            elif not watched.done:
-                watched.idle += 1
-                if watched.idle > PATIENCE:
-                    watched.done = True
-                    left.append((watched.file, watched.first_line))
-            if watched.done:
+                new.append((traced.file, line))
+                traced.done = not unseen
+            elif not traced.done:
+                traced.idle += 1
+                if traced.idle > PATIENCE:
+                    traced.done = True
+                    left.append((traced.file, traced.first_line))
+            if traced.done:
                 frame.f_trace_lines = False
             return trace
 
-        watched.trace = trace
+        traced.trace = trace
         return trace
 
 
-class Watched:
+class TracedFunction:
     """A function of the user's under the trace function."""
 
     def __init__(self, code: CodeType) -> None:

@@ -12,9 +12,9 @@ from ..journal import Journal
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn
 from ..user_code import calling_frame
-from .collectives.collective_hook import Tap
+from .collectives.collective_hook import CollectiveHook
 from .collectives.loop_subjects import Subjects
-from .collectives.non_member_calls import watch_outsiders
+from .collectives.non_member_calls import hook_non_member_calls
 from .collectives.reduced_losses import ReducedLosses
 from .data.batch_size import cut_batches
 from .data.data_division import Division
@@ -23,9 +23,9 @@ from .data.randomness import Randomness
 from .data.samples import Samples
 from .environment.device_choices import DeviceChoices
 from .environment.lightning import LightningTrainers
-from .environment.network import watch_network
+from .environment.network import hook_network
 from .environment.rendezvous import Rendezvous
-from .environment.sleep import watch_sleep
+from .environment.sleep import hook_sleep
 from .executed_lines import Lines
 from .files import no_touch, overlay
 from .files.accesses import Accesses, listen
@@ -47,7 +47,7 @@ class Rehearsal:
         self._journal = journal
         self._ending = Ending(journal, process_end)
         self._process_end = process_end
-        self._tap: Optional[Tap] = None
+        self._collective_hook: Optional[CollectiveHook] = None
         self._groups: Optional[GroupBook] = None
         self._modules: Optional[Modules] = None
         self._lines = Lines(journal)
@@ -61,8 +61,8 @@ class Rehearsal:
         self._stress.before_torch()
         if self._pretence is not None:
             self._pretence.before_torch()
-        watch_sleep(journal)
-        watch_network(journal)
+        hook_sleep(journal)
+        hook_network(journal)
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
             journal.guarded(self._lines.start_before_torch, harms=("lines",))
             journal.on_beat = self._beat
@@ -103,7 +103,9 @@ class Rehearsal:
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
-        self._tap = Tap(journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups)
+        self._collective_hook = CollectiveHook(
+            journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups
+        )
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(
             self._lines.training_begins, harms=("lines",)
         )
@@ -122,7 +124,7 @@ class Rehearsal:
         self._rendezvous.install()
         LightningTrainers(journal).install()
         Groups(journal, torch, self._groups, self._world_made).install()
-        watch_outsiders(journal, torch)
+        hook_non_member_calls(journal, torch)
         self._modules = modules
         self._process_end.before_telling = self._close
         self._process_end.consequence = lambda error: (
@@ -149,8 +151,8 @@ class Rehearsal:
         """This process is a rank: log its collectives from now on, and say that it lives."""
         if not log_as_rank(self._journal, rank):
             return
-        if self._tap is not None:
-            self._tap.install()
+        if self._collective_hook is not None:
+            self._collective_hook.install()
         if self._groups is not None:
             self._groups.note_world()
 

@@ -128,11 +128,11 @@ class Project:
 
     def created(self) -> list[str]:
         """What the ranks made and is there, relative to the project."""
-        return [os.path.relpath(path, self.path) for path in created_paths(self.run_directory).certain]
+        return [os.path.relpath(path, self.path) for path in created_paths(self.run_directory).made]
 
     def clean(self) -> list[str]:
         """Remove what the ranks made."""
-        return [os.path.relpath(path, self.path) for path in remove_created(self.run_directory).certain]
+        return [os.path.relpath(path, self.path) for path in remove_created(self.run_directory).made]
 
 
 def _digest(path: Path) -> str:

@@ -71,7 +71,7 @@ def test_a_forged_record_of_an_old_file_removes_nothing(project: Any) -> None:
     moved = Record("file", f"{root}/old.pt", 1, moved_from="/somewhere")
     for record in [*kinds, moved, Record("directory", f"{root}/empty", 1), Record("directory", root, 1)]:
         _forge(project, record)
-        assert remove_created(project.run_directory).certain == ()
+        assert remove_created(project.run_directory).made == ()
         assert project.tree() == project.before
 
 
@@ -82,7 +82,7 @@ def test_an_old_file_that_changed_during_the_rehearsal_is_not_taken_for_a_new_on
     (project.path / "live.log").write_text("appended by another job")
     os.chmod(project.path / "live.log", 0o600)
     assert born_ns(str(project.path / "live.log")) is not None
-    assert remove_created(project.run_directory).certain == ()
+    assert remove_created(project.run_directory).made == ()
 
 
 def test_a_file_made_before_its_record_is_not_removed(project: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_file_made_before_its_record_is_not_removed(project: Any) -> None:
     (project.path / "mine").write_text("x")
     time.sleep(0.1)
     _forge(project, Record("file", f"{project.path}/mine", time.time_ns()))
-    assert remove_created(project.run_directory).certain == ()
+    assert remove_created(project.run_directory).made == ()
 
 
 def test_a_path_through_a_link_is_not_followed(project: Any, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_path_through_a_link_is_not_followed(project: Any, tmp_path: Path) -> 
     (elsewhere / "precious").write_text("x")
     (project.path / "out").symlink_to(elsewhere)
     (project.path / "link").symlink_to(elsewhere / "precious")
-    assert remove_created(project.run_directory).certain == ()
+    assert remove_created(project.run_directory).made == ()
     assert (elsewhere / "precious").exists()
 
 
@@ -115,7 +115,7 @@ def test_a_kind_that_does_not_fit_is_not_removed(project: Any) -> None:
     )
     (project.path / "d").mkdir()
     (project.path / "f").write_text("x")
-    assert remove_created(project.run_directory).certain == ()
+    assert remove_created(project.run_directory).made == ()
 
 
 def test_the_run_directory_and_what_holds_it_are_never_removed(project: Any) -> None:
@@ -127,7 +127,7 @@ def test_the_run_directory_and_what_holds_it_are_never_removed(project: Any) -> 
         Record("directory", run, now_ns),
         Record("directory", "/", now_ns),
     )
-    assert remove_created(project.run_directory).certain == ()
+    assert remove_created(project.run_directory).made == ()
 
 
 def test_birth_time_is_near_the_clock(tmp_path: Path) -> None:

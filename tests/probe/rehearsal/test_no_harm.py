@@ -29,7 +29,7 @@ print("trained to the end")
 """
 
 FAULTS = {
-    "tap": ("_ddpdoctor.probe.rehearsal.collectives.collective_hook", "origin_of"),
+    "collectives": ("_ddpdoctor.probe.rehearsal.collectives.collective_hook", "origin_of"),
     "wrap": ("_ddpdoctor.probe.facts.wraps", "_describe"),
     "forward": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "Modules._digest_inputs"),
     "gradients": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "Modules._close"),

@@ -20,7 +20,7 @@ def modules(directory: Path) -> Modules:
 
 
 def watch(known: Modules, number: int, module: nn.Module) -> None:
-    known._watch(Reduction(number, {}), module)
+    known._hook(Reduction(number, {}), module)
 
 
 def test_a_new_model_is_never_taken_for_one_that_is_gone(tmp_path: Path) -> None:

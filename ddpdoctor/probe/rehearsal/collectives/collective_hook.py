@@ -56,7 +56,7 @@ _TORCH = os.path.join("", "torch", "")
 _parts: dict[str, str] = {}
 
 
-class Tap:
+class CollectiveHook:
     """Holds the library whose registrations must stay alive."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Tap:
             return ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
         except Exception as error:
             self._faults += 1
-            journal.event("probe_fault", where="tap", text=repr(error), harms=["collectives"])
+            journal.event("probe_fault", where="collectives", text=repr(error), harms=["collectives"])
             return -1
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ...journal import Journal
 
 
-def watch_outsiders(journal: Journal, torch: Any) -> None:
+def hook_non_member_calls(journal: Journal, torch: Any) -> None:
     """Note each line that calls a collective on a group which leaves this rank out; torch without the hook is left."""
     if not torch.distributed.is_available():
         return

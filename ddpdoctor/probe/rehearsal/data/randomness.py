@@ -30,11 +30,11 @@ class Randomness:
 
     def install(self) -> None:
         """Replace ``torch.manual_seed``, ``random.seed`` and ``numpy.random.seed``."""
-        self._watch("torch", "manual_seed", self._torch, self._torch.random)
-        self._watch("random", "seed", random)
+        self._hook("torch", "manual_seed", self._torch, self._torch.random)
+        self._hook("random", "seed", random)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            self._watch("numpy", "seed", numpy.random)
+            self._hook("numpy", "seed", numpy.random)
 
     def fetch_begins(self) -> None:
         """The first batch of a data set is about to be fetched."""
@@ -58,7 +58,7 @@ class Randomness:
             states["numpy"] = _digest(b"".join(getattr(part, "tobytes", repr(part).encode)() for part in parts))
         return states, dict(self._seedings)
 
-    def _watch(self, library: str, name: str, *modules: Any) -> None:
+    def _hook(self, library: str, name: str, *modules: Any) -> None:
         seed, journal, randomness = getattr(modules[0], name), self._journal, self
 
         @functools.wraps(seed)

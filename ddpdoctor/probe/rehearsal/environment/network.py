@@ -10,7 +10,7 @@ from ...journal import Journal
 ADDRESSES_NOTED = 16
 
 
-def watch_network(journal: Journal) -> None:
+def hook_network(journal: Journal) -> None:
     """Note the first connections to addresses beyond this machine."""
     noted: set[str] = set()
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...journal import Journal
 
 
-def watch_sleep(journal: Journal) -> None:
+def hook_sleep(journal: Journal) -> None:
     """Note while the main thread is in ``time.sleep``, and until when."""
     pause = time.sleep
 

@@ -100,11 +100,11 @@ class Accesses:
         """Patch the functions that ask whether a path exists; only the user's own calls are noted."""
         for name in _CHECKS:
             # Where pickle looks for it, it has to be the same function.
-            self._watch(name, os.path, sys.modules[getattr(os.path, name).__module__])
+            self._hook(name, os.path, sys.modules[getattr(os.path, name).__module__])
         for name in _PATH_CHECKS:
-            self._watch(name, pathlib.Path)
+            self._hook(name, pathlib.Path)
 
-    def _watch(self, name: str, *owners: Any) -> None:
+    def _hook(self, name: str, *owners: Any) -> None:
         ask, accesses, holds = getattr(owners[0], name), self, self._journal.user_code.holds
 
         @functools.wraps(ask)

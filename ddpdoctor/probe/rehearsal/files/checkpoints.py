@@ -27,13 +27,13 @@ class Checkpoints:
     def install(self) -> None:
         """Replace the functions in the modules that users and torch take them from."""
         serialization = self._torch.serialization
-        self._watch_places(serialization)
+        self._hook_places(serialization)
         loaded = self._noted_load(serialization.load)
         self._torch.load = serialization.load = loaded
         module_class = self._torch.nn.Module
         module_class.load_state_dict = self._noted_state(module_class.load_state_dict)
 
-    def _watch_places(self, serialization: Any) -> None:
+    def _hook_places(self, serialization: Any) -> None:
         restore, saved_on = serialization.default_restore_location, self._saved_on
 
         @functools.wraps(restore)

@@ -200,11 +200,11 @@ class Modules:
         inner = [self._wraps[part].number for part in module.modules() if part in self._wraps]
         self._wrapped += 1
         self._wraps[ddp] = reduction
-        self._watch(reduction, module)
+        self._hook(reduction, module)
         facts = wrap_facts(ddp, bound, self._torch)
         self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
 
-    def _watch(self, reduction: Reduction, module: Any) -> None:
+    def _hook(self, reduction: Reduction, module: Any) -> None:
         """Listen to the gradients of every parameter of a module that wants one, and remember what there is."""
         for name, parameter in module.named_parameters():
             if self.name_of(parameter) is None:
@@ -274,7 +274,7 @@ class Modules:
         listed = set(reduction.names.values()) | set(getattr(ddp, "parameters_to_ignore", ()))
         wanting = [name for name, parameter in named.items() if parameter.requires_grad]
         replaced = [name for name in wanting if name in listed and id(named[name]) not in reduction.names]
-        self._watch(reduction, module)
+        self._hook(reduction, module)
         added = [*(name for name in wanting if name not in listed), *replaced]
         frozen = [name for name in reduction.names.values() if name in named and not named[name].requires_grad]
         self._changes += 1

@@ -61,7 +61,7 @@ class Steps:
 
     def install(self) -> None:
         """Patch backward and register torch's own optimizer hooks."""
-        self._watch_backward(self._torch.autograd)
+        self._hook_backward(self._torch.autograd)
         self._unheld.install()
         self._state.install()
         self._threads.install()
@@ -70,7 +70,7 @@ class Steps:
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
 
-    def _watch_backward(self, autograd: Any) -> None:
+    def _hook_backward(self, autograd: Any) -> None:
         backward, take, steps = autograd.backward, autograd.grad, self
 
         @functools.wraps(backward)

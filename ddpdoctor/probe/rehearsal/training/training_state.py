@@ -43,7 +43,7 @@ class TrainingState:
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
         kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
         for class_, kind in kinds.items():
-            self._watch(kind, class_)
+            self._hook(kind, class_)
 
     def note_first_step(self) -> None:
         """Digest every state, before the first optimizer step: what was loaded or sent around is there by then."""
@@ -72,7 +72,7 @@ class TrainingState:
                 digest.update(repr(value).encode())
         return digest.hexdigest()
 
-    def _watch(self, kind: str, class_: Any) -> None:
+    def _hook(self, kind: str, class_: Any) -> None:
         construct, load = vars(class_).get("__init__"), vars(class_).get("load_state_dict")
         if construct is not None:
             class_.__init__ = self._counted(construct, kind)

@@ -1,8 +1,9 @@
-"""What the tap costs a collective: CPU time of the calling thread, with and without it.
+"""What the hook of collectives costs a collective: CPU time of the calling thread, with and without it.
 
-``python -m tests.benchmarks.tap_cost`` calls ``all_reduce`` on a gloo group of one rank, from a call chain of five
-lines, in blocks, before and after the tap is installed. It prints the cheapest block of each, for whatever else the
-machine does only makes a block dearer, and exits with 1 when the tap costs more than 35 µs of CPU a collective.
+``python -m tests.benchmarks.collective_hook_cost`` calls ``all_reduce`` on a gloo group of one rank, from a call chain
+of five lines, in blocks, before and after the hook is installed. It prints the cheapest block of each, for whatever
+else the machine does only makes a block dearer, and exits with 1 when the hook costs more than 35 µs of CPU a
+collective.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BLOCKS = 40
 CALLS = 200
 ALLOWED_US = 35.0
 DEPTH = 5
-"""Lines of the user's call chain, all of which the tap notes."""
+"""Lines of the user's call chain, all of which the hook notes."""
 
 
 def nested(call: Callable[[], None], depth: int) -> None:
@@ -30,13 +31,13 @@ def nested(call: Callable[[], None], depth: int) -> None:
 
 
 def measure() -> tuple[float, float]:
-    """Cheapest blocks without and with the tap, in microseconds."""
+    """Cheapest blocks without and with the hook, in microseconds."""
     import torch
     import torch.distributed as dist
 
     from ddpdoctor.probe.groups import GroupBook
     from ddpdoctor.probe.journal import Journal
-    from ddpdoctor.probe.rehearsal.collectives.collective_hook import Tap
+    from ddpdoctor.probe.rehearsal.collectives.collective_hook import CollectiveHook
     from ddpdoctor.probe.rehearsal.collectives.loop_subjects import Subjects
     from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
     from ddpdoctor.record.writer import CollectiveRing
@@ -52,11 +53,13 @@ def measure() -> tuple[float, float]:
         journal = Journal(str(directory), {"project_root": str(Path(__file__).parents[2])})
         journal.rank, journal.ring = 0, CollectiveRing(str(directory))
         groups = GroupBook(journal, torch)
-        Tap(journal, torch, ReducedLosses(journal), Subjects(journal, torch, lambda tensor: ""), groups).install()
+        CollectiveHook(
+            journal, torch, ReducedLosses(journal), Subjects(journal, torch, lambda tensor: ""), groups
+        ).install()
         groups.note_world()
         with_us = cheapest_us(reduce, calls=CALLS, blocks=BLOCKS)
         if journal.ring.count != (BLOCKS + 1) * CALLS:
-            raise SystemExit(f"the tap logged {journal.ring.count} collectives of {(BLOCKS + 1) * CALLS}")
+            raise SystemExit(f"the hook logged {journal.ring.count} collectives of {(BLOCKS + 1) * CALLS}")
         dist.destroy_process_group()
     return without_us, with_us
 
@@ -65,7 +68,7 @@ def main() -> int:
     """Print what was measured; 1 when the bound is exceeded."""
     without_us, with_us = measure()
     print(f"all_reduce on one rank, CPU time of the calling thread, cheapest of {BLOCKS} blocks of {CALLS}")
-    return tell("tap", without_us, with_us, ALLOWED_US)
+    return tell("hook", without_us, with_us, ALLOWED_US)
 
 
 if __name__ == "__main__":
