@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """What it only advises about in the source shows in a run, too, although it warns of other things."""
 
     def needs_of(self, kind: Basis) -> frozenset[str]:
-        """The streams that ``in_run`` cannot do without in a record of this kind."""
+        """Return the streams that ``in_run`` cannot do without in a record of this kind."""
         return self.needs if kind != "run" or self.needs_live is None else self.needs_live
 
     def finding(

@@ -141,5 +141,5 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_rehearsed() -> RehearsalSection:
-    """The section of an examination that was asked for the source only."""
+    """Return the section of an examination that was asked for the source only."""
     return RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")

@@ -82,7 +82,7 @@ class DoctorApp(App[ScreenEnd]):
         return self._timeline.shown
 
     def compose(self) -> ComposeResult:
-        """One canvas."""
+        """Yield one canvas."""
         yield self._canvas
 
     def on_mount(self) -> None:
@@ -361,7 +361,7 @@ class DoctorApp(App[ScreenEnd]):
         self.repaint()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the command palette offers."""
+        """Yield what the command palette offers."""
         for tab in TABS:
             yield SystemCommand(tab.title, f"Show the page (key {tab.key})", lambda page=tab.page: self._show(page))
         yield SystemCommand("Export", "Write what is shown to a JSON file (key e)", self.export)

@@ -29,7 +29,7 @@ def dump_stacks(snapshot: Snapshot, directory: Path) -> Path:
 
 
 def stall_text(snapshot: Snapshot) -> str:
-    """The standstill, or without one the verdict, as text."""
+    """Return the standstill, or without one the verdict, as text."""
     stall = snapshot.stall
     if stall is None:
         return "\n".join(map(shown, (snapshot.verdict.text, *snapshot.verdict.why, snapshot.verdict.next)))

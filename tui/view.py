@@ -76,9 +76,9 @@ class View:
         return "stale", f"{span(age_ns)} old"
 
     def place(self, file: str, line: int) -> str:
-        """A line of a file, cleaned, and relative to the root where it lies below it."""
+        """Return a line of a file, cleaned, and relative to the root where it lies below it."""
         return f"{shown(shown_path(file, self.root) if self.root else file)}:{line}"
 
     def rank(self, key: str) -> RankView | None:
-        """The rank of a row."""
+        """Return the rank of a row."""
         return next((rank for rank in self.snapshot.ranks if str(rank.rank) == key), None)

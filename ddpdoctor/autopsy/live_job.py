@@ -76,7 +76,7 @@ def live_autopsy(
 
 
 def record_of(seen: Sequence[Seen]) -> RunRecord:
-    """The record of what was seen."""
+    """Return the record of what was seen."""
     world = max(max(one.rank.world_size, one.rank.rank + 1) for one in seen)
     now_ns = time.time_ns()
     return RunRecord(

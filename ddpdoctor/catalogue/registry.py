@@ -125,7 +125,7 @@ def choose(catalogue: Catalogue, select: Sequence[str], ignore: Sequence[str]) -
 
 
 def codes_meant(catalogue: Catalogue, words: Sequence[str], option: str, file: str = "") -> set[str]:
-    """The codes that are meant by words, each a code, a prefix of codes, or a name.
+    """Return the codes that are meant by words, each a code, a prefix of codes, or a name.
 
     Raises UsageError for a word that means nothing, or ConfigurationError when the words stand in a ``file``.
     """

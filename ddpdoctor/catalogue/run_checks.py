@@ -119,7 +119,7 @@ def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
 
 
 def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
-    """What bounds of the analysis left out, each said once."""
+    """Return what bounds of the analysis left out, each said once."""
     return tuple(dict.fromkeys(result.gap for result in results if result.bound_hit))
 
 

@@ -59,7 +59,7 @@ def chosen_checks(
 
 
 def pre_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
-    """The checks that a source or a rehearsal can say something about."""
+    """Return the checks that a source or a rehearsal can say something about."""
     return tuple(entry for entry in entries if not entry.after_launch)
 
 
@@ -96,7 +96,7 @@ def heard(results: Sequence[CheckResult], settings: Settings, catalogue: Catalog
 
 
 def comments_of(script: Script) -> dict[str, tuple[Suppression, ...]]:
-    """The suppressing comments of a script's modules by file."""
+    """Return the suppressing comments of a script's modules by file."""
     if not mentions_any(script, ("ddpdoctor",)):
         return {}
     found = {str(module.path): suppressions_in(str(module.path), module.text) for module in script.modules}

@@ -29,7 +29,7 @@ KINDS = ("text", *(name for name in FORMATS if name != "full"))
 
 
 def output_options(function: Decorated) -> Decorated:
-    """The options that make an ``ExaminationOutput``."""
+    """Return the options that make an ``ExaminationOutput``."""
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
         click.option("--force", is_flag=True, help="Let files be overwritten that are no reports of ddpdoctor."),
@@ -165,7 +165,7 @@ class ExaminationOutput:
 
 
 def checks_of(examination: Examination) -> list[LoadedCheck]:
-    """The checks that have findings."""
+    """Return the checks that have findings."""
     from ddpdoctor.catalogue.registry import find, load, read_catalogue
 
     catalogue = read_catalogue()

@@ -28,7 +28,7 @@ def fixed(request: SurveyRequest) -> Survey:
 
 
 def shown(request: SurveyRequest) -> tuple[Survey, str]:
-    """The examination, and a unified diff of what ``--fix`` would do."""
+    """Return the examination, and a unified diff of what ``--fix`` would do."""
     from ddpdoctor.fix.rewriting import difference, rewrite
 
     found = survey(request)

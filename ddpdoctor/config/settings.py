@@ -79,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gate: GateSettings = GateSettings()
 
     def relative(self, path: Path) -> str | None:
-        """The path as patterns see it; None when it lies outside of the project."""
+        """Return the path as patterns see it; None when it lies outside of the project."""
         try:
             return path.relative_to(self.directory).as_posix()
         except ValueError:
@@ -91,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return relative is not None and matches_below(self.exclude, relative)
 
     def ignored_in(self, path: Path) -> tuple[str, ...]:
-        """The codes, prefixes and names that are ignored in a file."""
+        """Return the codes, prefixes and names that are ignored in a file."""
         relative = self.relative(path)
         if relative is None:
             return ()

@@ -78,7 +78,7 @@ def suppress(
 
 
 def code_of(word: str, codes: Mapping[str, str]) -> str:
-    """The code that a word of a comment means; empty when there is no such check."""
+    """Return the code that a word of a comment means; empty when there is no such check."""
     return codes.get(word.upper()) or codes.get(word.lower(), "")
 
 

@@ -33,7 +33,7 @@ like one."""
 
 
 def unused(location: Location, what: str, why: str) -> Finding:
-    """The finding for one comment, or one of the words in it."""
+    """Return the finding for one comment, or one of the words in it."""
     return CHECK.finding(
         "source",
         f"{what} suppresses nothing: {why}",

@@ -55,7 +55,8 @@ class ClockBounds:
             self._bounds = [*(min(pair, key=lambda bound: bound.width_ns) for pair in pairs), *new]
 
     def clock(self, narrowing: Sequence[Bound] = ()) -> Clock | None:
-        """The clock by all that is known; ``narrowing`` are bounds by collectives, of which one side may be open.
+        """Return the clock by all that is known; ``narrowing`` are bounds by collectives, of which one side may be
+        open.
 
         None where nothing is known. Where bounds contradict each other a clock was set: the newest are believed.
         """

@@ -50,7 +50,7 @@ def path_findings(check: Check, record: RunRecord, remedy: str) -> Iterator[Find
 def load_findings(
     check: Check, record: RunRecord, verdicts: Iterable[LoadVerdict], remedy: str
 ) -> Iterator[Finding | Refuted]:
-    """The findings of a check about loads that went wrong, and the places of those that did not."""
+    """Yield the findings of a check about loads that went wrong, and the places of those that did not."""
     for verdict in verdicts:
         if not verdict.wrong:
             yield Refuted(location=verdict.location, reason=verdict.sentence)

@@ -12,7 +12,7 @@ _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def placed(title: str, record: RunRecord) -> str:
-    """A sentence, with the machine of the ranks that it names first behind them: ``rank 3 on node1 keeps …``.
+    """Return a sentence, with the machine of the ranks that it names first behind them: ``rank 3 on node1 keeps …``.
 
     As it was where the job runs on one machine, or the ranks are on several.
     """
@@ -27,7 +27,8 @@ def placed(title: str, record: RunRecord) -> str:
 
 
 def only_lost_their_peers(record: RunRecord) -> tuple[int, ...]:
-    """The ranks that ended because they lost a connection to one out of sight, where nothing else is known to be wrong.
+    """Return the ranks that ended because they lost a connection to one out of sight, where nothing else is known to be
+    wrong.
 
     What ended the job is on a node that is not seen here then.
     """

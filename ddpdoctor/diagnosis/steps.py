@@ -57,7 +57,7 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recent(record: RunRecord, last_ns: int, most_steps: int = 0, fewest_steps: int = 0) -> RunRecord:
-    """The same record with the steps and explicit collectives of the last ``last_ns`` only.
+    """Return the same record with the steps and explicit collectives of the last ``last_ns`` only.
 
     The time counts back from the newest step of any rank, so that the figures of a job that stands still stay. With
     ``most_steps`` it is shorter where every rank made more steps than that, with ``fewest_steps`` it is longer where
@@ -90,7 +90,7 @@ def between(record: RunRecord, first: int, stop: int) -> RunRecord:
 
 
 def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
-    """The steps that count of every rank that has any, by rank.
+    """Return the steps that count of every rank that has any, by rank.
 
     Left out are the first steps of the run and those after a pause of any rank, in which the others wait for it; where
     nothing else is known they are all there is.

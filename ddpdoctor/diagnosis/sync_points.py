@@ -52,7 +52,7 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: array[int]
 
     def waiting_ns(self) -> list[list[int]]:
-        """How long each rank waited for the last at each meeting."""
+        """Return how long each rank waited for the last at each meeting."""
         last_ns = list(map(max, *self.arrived_ns))
         return [
             list(map(min, map(sub, last_ns, arrived_ns), held_ns))
@@ -148,7 +148,7 @@ def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
 
 
 def unseen_ranks(record: RunRecord) -> int:
-    """How many ranks of the job the record does not see: they run elsewhere, or without the probe."""
+    """Return how many ranks of the job the record does not see: they run elsewhere, or without the probe."""
     return max(0, record.job.world_size - len(record.ranks))
 
 
@@ -161,7 +161,7 @@ def _seen(record: RunRecord, members: Sequence[int], measured: Collection[int]) 
 
 
 def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
-    """The sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
+    """Return the sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
     everyone = tuple(sorted(track.rank for track in record.step_tracks)) or record.rank_numbers()
     widest: dict[int, tuple[int, ...]] = {}
     for wrap in record.wraps:

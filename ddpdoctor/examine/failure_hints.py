@@ -34,7 +34,7 @@ _STARTS_A_PROGRAM = "in _execute_child"
 
 
 def hint_for(raised: RankException | None) -> str:
-    """What to do about an exception; mostly the script lacks its arguments."""
+    """Return what to do about an exception; mostly the script lacks its arguments."""
     from ddpdoctor.diagnosis.failures.environment import lack_behind
     from ddpdoctor.diagnosis.failures.gpu_indices import gpus_of_the_node
 

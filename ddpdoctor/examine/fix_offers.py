@@ -34,7 +34,7 @@ def offered(modules: Iterable[tuple[str, Sequence[Finding]]], script: Script) ->
 
 
 def offers(entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], script: Script) -> Iterator[Fix]:
-    """The fixes for all that the checks found in a source."""
+    """Return the fixes for all that the checks found in a source."""
     modules = {entry.code: entry.module for entry in entries}
     return offered(((modules[result.code], result.from_source) for result in results), script)
 

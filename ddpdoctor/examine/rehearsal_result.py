@@ -125,7 +125,7 @@ def _unknown_gaps(record: RunRecord) -> Iterator[str]:
 
 
 def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
-    """The section of an examination whose ranks could not be started at all."""
+    """Return the section of an examination whose ranks could not be started at all."""
     return RehearsalSection(status="failed", reason=error.message, hint=error.hint)
 
 

@@ -61,7 +61,7 @@ def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> boo
 
 
 def with_variant(base: Sequence[CheckResult], more: Sequence[CheckResult], variant: Variant) -> tuple[CheckResult, ...]:
-    """The results with what one more rehearsal adds to them."""
+    """Return the results with what one more rehearsal adds to them."""
     added = {result.code: tuple(_added(result.from_run, variant)) for result in more}
     extended = []
     for result in base:
@@ -90,7 +90,7 @@ def _added(findings: Sequence[Finding], variant: Variant) -> Iterator[Finding]:
 def noted(
     rehearsal: RehearsalSection, variant: Variant, again: RehearsalSection, *, stressed: bool, found: bool
 ) -> RehearsalSection:
-    """The section of the first rehearsal with what has to be said of one more.
+    """Return the section of the first rehearsal with what has to be said of one more.
 
     One that could not show what it was for makes the whole inconclusive. Ranks that all stop alike under an injected
     cause have shown it.

@@ -140,7 +140,7 @@ class _OtherRevision:
     def entry(
         self, request: GateRequest, target: GateTarget, limit_s: float, on_progress: OnProgress
     ) -> tuple[Entry | None, str]:
-        """What a baseline of that revision would hold, and why it lacks a budget, if it does."""
+        """Return what a baseline of that revision would hold, and why it lacks a budget, if it does."""
         examination, record = self.examined(request, target, limit_s, on_progress, None)
         if record is None:
             return None, examination.rehearsal.reason

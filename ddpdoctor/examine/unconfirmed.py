@@ -21,7 +21,7 @@ Reached = Mapping[str, frozenset[int]]
 
 
 def reached_lines(record: RunRecord | None) -> Reached | None:
-    """The lines that the ranks of a run ran; None when that is not known, or not from the script's beginning."""
+    """Return the lines that the ranks of a run ran; None when that is not known, or not from the script's beginning."""
     if record is None or record.stream("lines").state != "complete" or any(one.late for one in record.lines):
         return None
     reached: dict[str, frozenset[int]] = {}

@@ -27,7 +27,7 @@ _LEAVING = (ast.Raise, ast.Pass, ast.Continue, ast.Break, ast.Return, ast.Assert
 
 
 def unreached(record: RunRecord) -> tuple[Unreached, ...]:
-    """The gaps of a rehearsal, by file and line; none when it is not known which lines were run."""
+    """Return the gaps of a rehearsal, by file and line; none when it is not known which lines were run."""
     if record.stream("lines").state != "complete":
         return ()
     run: dict[str, set[int]] = {}

@@ -33,7 +33,7 @@ def home_directory() -> Path | None:
 
 
 def python_files(directory: Path) -> Iterator[Path]:
-    """The Python files below ``directory``, an absolute path, in order of their names.
+    """Yield the Python files below ``directory``, an absolute path, in order of their names.
 
     Left out are hidden directories, virtual environments, what a ``.gitignore`` in the directory, below it, or above it
     in the same repository excludes, and directories behind symbolic links (a loop of links would have no end).

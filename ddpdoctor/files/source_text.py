@@ -12,7 +12,7 @@ MAXIMUM_BYTES = 5_000_000
 
 
 def decoded(raw: bytes) -> tuple[str, str]:
-    """The text of a Python file and its encoding, as its first bytes or lines say.
+    """Return the text of a Python file and its encoding, as its first bytes or lines say.
 
     Raises SyntaxError for an encoding that there is not, or that is none of text (rot13, hex), and ValueError for
     content that is not in it.

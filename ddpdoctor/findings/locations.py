@@ -28,7 +28,7 @@ def same_file(one: str, other: str) -> bool:
 
 
 def of_frame(frame: Frame) -> Location:
-    """The place of a frame."""
+    """Return the place of a frame."""
     return Location(file=frame.file, line=frame.line, function="" if frame.function == "<module>" else frame.function)
 
 
@@ -41,7 +41,7 @@ def shown_path(file: str, root: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text without halves of characters, which come from file names and which JSON cannot hold."""
+    """Return a text without halves of characters, which come from file names and which JSON cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

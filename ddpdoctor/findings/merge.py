@@ -74,7 +74,7 @@ def unrefuted(
 
 
 def confirmed(suspicions: Iterable[Finding], confirmations: Sequence[Confirmation]) -> tuple[Finding, ...]:
-    """The findings of the source, with what the same check saw at the same place of a run."""
+    """Return the findings of the source, with what the same check saw at the same place of a run."""
     return tuple(_with_seen(suspicion, confirmations) for suspicion in suspicions)
 
 

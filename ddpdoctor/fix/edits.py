@@ -90,7 +90,7 @@ def without_keyword(module: Module, call: ast.Call, name: str) -> Edit | None:
 
 
 def imported(module: Module, name: str) -> tuple[str, tuple[Edit, ...]] | None:
-    """How a module can call something of a library, by its full name, and the import that it needs for that.
+    """Return how a module can call something of a library, by its full name, and the import that it needs for that.
 
     None where no import stands at the top of the file, or the name is something else there.
     """

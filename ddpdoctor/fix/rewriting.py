@@ -101,7 +101,7 @@ def edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
 
 
 def difference(rewritten: Rewritten, shown: str) -> str:
-    """A unified diff of one file under the name ``shown``."""
+    """Return a unified diff of one file under the name ``shown``."""
     before, after = (_split(content) for content in (rewritten.before, rewritten.after))
     lines = difflib.unified_diff(before, after, f"a/{shown}", f"b/{shown}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

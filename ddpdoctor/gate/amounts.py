@@ -8,7 +8,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def amount(figure: Figure, value: float) -> str:
-    """A value of a figure, with its unit."""
+    """Return a value of a figure, with its unit."""
     if figure.unit != "bytes":
         return f"{value:,.2f}".rstrip("0").rstrip(".")
     for size, unit in _UNITS:
@@ -18,7 +18,7 @@ def amount(figure: Figure, value: float) -> str:
 
 
 def share(figure: Figure) -> str:
-    """The change in percent, such as ``+50 %``; empty where there is none to tell."""
+    """Return the change in percent, such as ``+50 %``; empty where there is none to tell."""
     if figure.before is None or figure.change == "same":
         return ""
     if not figure.before:

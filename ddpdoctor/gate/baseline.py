@@ -81,7 +81,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_baseline(file: Path) -> dict[str, Entry] | None:
-    """The entries by target; None when there is no such file.
+    """Return the entries by target; None when there is no such file.
 
     Raises UsageError for a file that is none of ours, of another version, damaged, or edited.
     """
@@ -155,7 +155,7 @@ def refuse_unwritable(file: Path) -> None:
 
 
 def encoded(entries: Mapping[str, Entry]) -> bytes:
-    """The content of a baseline file: sorted, indented, and the same for the same entries."""
+    """Return the content of a baseline file: sorted, indented, and the same for the same entries."""
     document = _File(
         tool=_Tool(name="ddpdoctor", version=__version__),
         format=FORMAT,

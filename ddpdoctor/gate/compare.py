@@ -179,5 +179,5 @@ def _shown(place: Place) -> str:
 
 
 def grown(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """The figures that grew by more than is allowed."""
+    """Return the figures that grew by more than is allowed."""
     return tuple(figure for figure in figures if figure.change == "grown")

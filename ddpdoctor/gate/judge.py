@@ -42,7 +42,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entry_of(examination: Examination, record: RunRecord) -> Entry:
-    """What a baseline keeps of a rehearsal."""
+    """Return what a baseline keeps of a rehearsal."""
     job = record.job
     return Entry(
         rehearsed=Rehearsed(
@@ -106,7 +106,7 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
 
 
 def with_verdict(examination: Examination, doubt: str = "") -> Examination:
-    """The examination with the verdict that its findings and its completeness lead to."""
+    """Return the examination with the verdict that its findings and its completeness lead to."""
     complete = examination.complete and not doubt
     if any(finding.severity.at_least(examination.fail_on) for finding in examination.findings):
         return msgspec.structs.replace(examination, verdict="findings", exit_code=ExitCode.FINDINGS, complete=complete)
@@ -116,7 +116,7 @@ def with_verdict(examination: Examination, doubt: str = "") -> Examination:
 
 
 def pruned(before: Entry, now: Entry, figures: Iterable[Figure]) -> Entry:
-    """The entry without what is no longer there; nothing new is taken in."""
+    """Return the entry without what is no longer there; nothing new is taken in."""
     seen = {finding.fingerprint for finding in now.findings}
     kept = tuple(finding for finding in before.findings if finding.fingerprint in seen)
     grew = any(figure.change in ("grown", "within") for figure in figures)

@@ -49,7 +49,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reach_of(record: RunRecord, root: str) -> Reach | None:
-    """What was reached; None when it is not known."""
+    """Return what was reached; None when it is not known."""
     if record.stream("lines").state != "complete" or not record.lines:
         return None
     run: dict[str, set[int]] = {}

@@ -32,7 +32,7 @@ LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")
 
 
 def finding(times: TimeComparison, against: str) -> Finding:
-    """The finding for steps that became slower."""
+    """Return the finding for steps that became slower."""
     fact = Fact(
         text=f"{times.pairs} pairs of rehearsals: {times.before_ms:.1f} ms a step before, {times.now_ms:.1f} ms now;"
         f" 95 % interval {100 * times.low:+.1f} to {100 * times.high:+.1f} %, allowed {100 * times.allowed:.1f} %",

@@ -25,7 +25,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def windows_of(record: RunRecord, rank: int) -> tuple[Window, ...]:
-    """The windows of one rank in the order of time; none when it made fewer than two steps in a pass.
+    """Return the windows of one rank in the order of time; none when it made fewer than two steps in a pass.
 
     Passes of one step each, as with a single batch an epoch, are compared as if they were one pass: then what lies
     between two epochs is a part of the step.
@@ -43,13 +43,13 @@ def windows_of(record: RunRecord, rank: int) -> tuple[Window, ...]:
 
 
 def position(windows: Sequence[Window], time_ns: int) -> int | None:
-    """The index of the window that a moment lies in; None when it lies in none."""
+    """Return the index of the window that a moment lies in; None when it lies in none."""
     index = bisect.bisect_right([window.begin_ns for window in windows], time_ns) - 1
     return index if index >= 0 and time_ns <= windows[index].end_ns else None
 
 
 def sizes(windows: Sequence[Window]) -> tuple[int, ...]:
-    """How many windows each training pass has."""
+    """Return how many windows each training pass has."""
     counts: dict[int, int] = {}
     for window in windows:
         counts[window.training_pass] = counts.get(window.training_pass, 0) + 1

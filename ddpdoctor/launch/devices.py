@@ -17,7 +17,7 @@ _NEEDS_A_GPU = ("fp16", "fp8")
 
 
 def on_cpu(environment: Mapping[str, str]) -> dict[str, str]:
-    """What has to be set so that ranks without a GPU of their own run on the CPU.
+    """Return what has to be set so that ranks without a GPU of their own run on the CPU.
 
     Accelerate makes each rank a job of its own there, unless it is told to use the CPU; and there is no fp16 on it.
     """
@@ -39,7 +39,7 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
 
 
 def chosen_device(asked: Device, gpus: int, ranks: int, *, asks_cuda: bool) -> Device:
-    """What the ranks run on: real GPUs where there is one for each, else what serves the script.
+    """Return what the ranks run on: real GPUs where there is one for each, else what serves the script.
 
     Raises UsageError when real GPUs were asked for and are too few.
     """

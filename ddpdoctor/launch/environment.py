@@ -45,7 +45,8 @@ _KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", 
 def rehearsal_environment(
     run_directory: Path, environment: Mapping[str, str], launch: Launch = _NOTHING_SAID, *, spawns_ranks: bool = False
 ) -> dict[str, str]:
-    """The environment of the user and of the launch command, with the probe in it and without an outer launcher's.
+    """Return the environment of the user and of the launch command, with the probe in it and without an outer
+    launcher's.
 
     A script that starts its own ranks keeps what the command sets for it, and its rendezvous on this machine.
     """
@@ -69,13 +70,13 @@ def rehearsal_environment(
 
 
 def chooses_threads(environment: Mapping[str, str], launch: Launch) -> bool:
-    """Whether the user or the launch command says on how many threads a rank computes."""
+    """Return whether the user or the launch command says on how many threads a rank computes."""
     given = {name for name in environment if name not in launch.without} | launch.environment.keys()
     return THREADS_VARIABLE in given
 
 
 def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that wake the probe in every Python process that is started with them.
+    """Return the variables that wake the probe in every Python process that is started with them.
 
     They are all that a live run needs: where the run directory holds no plan, its first process writes one.
     """
@@ -87,7 +88,7 @@ def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, s
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that bear on a job; nothing else of the user's environment enters a record."""
+    """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(_KEPT_IN_RECORD)}
 
 
@@ -100,7 +101,7 @@ def network_interfaces() -> tuple[str, ...]:
 
 
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:
-    """The command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
+    """Return the command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
     flags, script = (["-m"], [request.module]) if request.module else ([], [str(request.script)])
     options = request.launch.python_options
     if request.spawns_ranks:
@@ -133,7 +134,7 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
 
 
 def numbered_arguments(request: RehearsalRequest) -> tuple[str, ...]:
-    """The script's arguments, and in the place of a rank's number the one of each rank.
+    """Return the script's arguments, and in the place of a rank's number the one of each rank.
 
     Who starts such a script by plain Python does it once for every rank, each time with another number.
     """
@@ -162,7 +163,7 @@ def given_local_rank(request: RehearsalRequest) -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
+    """Return a TCP port of the loopback interface that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -42,7 +42,7 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_interpreter(named: str | None, launch: Launch = _NOTHING_SAID) -> Interpreter:
-    """The interpreter that the user named, or the launch command's, or ours, or the active environment's.
+    """Return the interpreter that the user named, or the launch command's, or ours, or the active environment's.
 
     Of those that the user did not name by a path, the first that has torch is taken. Raises ``UsageError`` when the
     named one is no Python or has no torch, ``TorchMissing`` when none has torch.
@@ -74,7 +74,7 @@ def has_torch(python: str) -> bool | None:
 
 
 def search_path(python: str) -> tuple[str, ...]:
-    """Where an interpreter looks for modules; empty when it does not answer."""
+    """Return where an interpreter looks for modules; empty when it does not answer."""
     try:
         done = subprocess.run(
             [python, "-c", "import json,sys; print(json.dumps(sys.path[1:]))"],

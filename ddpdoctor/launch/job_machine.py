@@ -17,7 +17,7 @@ _PERIOD = "sys/fs/cgroup/cpu/cpu.cfs_period_us"
 
 
 def job_machine(request: RehearsalRequest, device: Device) -> JobMachine:
-    """What the command and the project say; a rehearsal on real GPUs runs where the job does."""
+    """Return what the command and the project say; a rehearsal on real GPUs runs where the job does."""
     launch, stated = request.launch, request.machine
     return msgspec.structs.replace(
         stated,

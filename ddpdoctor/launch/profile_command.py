@@ -40,7 +40,7 @@ class ObservedCommand(msgspec.Struct, frozen=True, kw_only=True):
 def script_command(
     python: str, script: str, arguments: Sequence[str], ranks: int, *, module: bool, spawns_ranks: bool
 ) -> ObservedCommand:
-    """The command that starts a script on so many ranks of this machine by torch's launcher.
+    """Return the command that starts a script on so many ranks of this machine by torch's launcher.
 
     A script that starts its ranks itself is started by Python alone.
     """
@@ -60,7 +60,7 @@ def script_command(
 
 
 def launch_command(words: Sequence[str]) -> ObservedCommand:
-    """The command as the user gives it, environment assignments in front included.
+    """Return the command as the user gives it, environment assignments in front included.
 
     Raises UsageError when there is no such program.
     """

@@ -25,7 +25,7 @@ def ranks_to_start(launch: Launch, nproc: int) -> int:
 
 
 def ranks_per_core(ranks: int) -> float:
-    """How many ranks share a core, at least 1: they take so much longer."""
+    """Return how many ranks share a core, at least 1: they take so much longer."""
     return max(1.0, ranks / (os.cpu_count() or 1))
 
 
@@ -56,12 +56,12 @@ def _meant_for_gpus(launch: Launch) -> bool:
 
 
 def time_limit_s(request: RehearsalRequest, ranks: int) -> float:
-    """When a rehearsal on so many ranks has to be over."""
+    """Return when a rehearsal on so many ranks has to be over."""
     return TIME_LIMIT_S * ranks_per_core(ranks) if request.time_limit_s is None else request.time_limit_s
 
 
 def module_places(launch: Launch, python: str | None, *, static: bool) -> tuple[Path, ...]:
-    """The directories in which ``python -m`` looks for a module of the user's, the working directory first.
+    """Return the directories in which ``python -m`` looks for a module of the user's, the working directory first.
 
     With ``static`` no interpreter is asked, and ``src`` stands for what an editable installation adds.
     """
@@ -79,18 +79,18 @@ def module_places(launch: Launch, python: str | None, *, static: bool) -> tuple[
 
 
 def has_launcher(request: RehearsalRequest) -> bool:
-    """Whether a launcher tells the ranks where they meet: Slurm does not, nor who starts each rank by hand."""
+    """Return whether a launcher tells the ranks where they meet: Slurm does not, nor who starts each rank by hand."""
     return not request.tells_slurm and numbered_arguments(request) == request.arguments
 
 
 def option_passed(request: RehearsalRequest) -> str:
-    """The option that the command's own launcher writes in another way than the script takes it; or nothing."""
+    """Return the option that the command's own launcher writes in another way than the script takes it; or nothing."""
     by_old_launcher = request.launch.starter == "torch.distributed.launch"
     return request.local_rank_option if by_old_launcher and given_local_rank(request) else ""
 
 
 def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
-    """What a rehearsal on ``device`` does otherwise than the command, in sentences."""
+    """Yield what a rehearsal on ``device`` does otherwise than the command, in sentences."""
     launch = request.launch
     if launch.starter == "python" and not request.spawns_ranks:
         yield (
@@ -110,6 +110,6 @@ def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
 
 
 def notes_after(request: RehearsalRequest, world_size: int) -> Iterator[str]:
-    """The same, of what is known only when the ranks have started."""
+    """Yield the same, of what is known only when the ranks have started."""
     if request.spawns_ranks and world_size and request.nproc not in (FEWEST_RANKS, world_size):
         yield f"the script starts its {world_size} ranks itself, so `--nproc {request.nproc}` did not count"

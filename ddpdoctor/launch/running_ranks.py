@@ -46,7 +46,7 @@ class RunningRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running_ranks(pids: Sequence[int]) -> tuple[RunningRank, ...]:
-    """The ranks among the named processes and their children, or of the only job of this user on this machine.
+    """Return the ranks among the named processes and their children, or of the only job of this user on this machine.
 
     Raises UsageError when there is none, or when several jobs run and none is named.
     """

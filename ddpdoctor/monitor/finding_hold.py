@@ -87,7 +87,7 @@ class FindingHold:
                     self._over.append(_over(known))
 
     def views(self) -> tuple[FindingView, ...]:
-        """What holds, from worst to mildest, then what is over, newest first."""
+        """Return what holds, from worst to mildest, then what is over, newest first."""
         shown = [known for known in self._held.values() if known.shown]
         holding = [FindingView(finding=known.finding, since_ns=known.since_ns) for known in shown]
         holding.sort(key=lambda view: (list(Severity).index(view.finding.severity), view.since_ns))

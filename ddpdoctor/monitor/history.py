@@ -125,13 +125,13 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def recorded_moments(directory: Path) -> list[int]:
-    """The times of the recorded snapshots, ascending; raises RecordError when the history cannot be read."""
+    """Return the times of the recorded snapshots, ascending; raises RecordError when the history cannot be read."""
     with _Reading(directory) as connection:
         return [int(row[0]) for row in connection.execute("select at_ns from snapshots order by at_ns")]
 
 
 def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
-    """The newest recorded snapshot that is not younger than ``at_ns``, or else the oldest.
+    """Return the newest recorded snapshot that is not younger than ``at_ns``, or else the oldest.
 
     Raises RecordError when the history cannot be read or holds none.
     """
@@ -185,7 +185,7 @@ def _thin(connection: sqlite3.Connection, table: str, most: int) -> None:
 
 
 def dropped(moments: Sequence[int]) -> list[int]:
-    """Which of the moments, ascending, to do without: an eighth of them, those closest to their neighbours.
+    """Return which of the moments, ascending, to do without: an eighth of them, those closest to their neighbours.
 
     The first stays, and the newest eighth; of two neighbours one does, too.
     """

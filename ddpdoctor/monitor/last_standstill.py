@@ -82,7 +82,7 @@ class LastStandstill:
         return self._stood.divergence if self._stood is not None and self.holds else None
 
     def as_cause(self, views: tuple[FindingView, ...]) -> tuple[FindingView, ...]:
-        """The findings of an ended run with the standstill as the one reason of its end."""
+        """Return the findings of an ended run with the standstill as the one reason of its end."""
         stood = self._stood
         if stood is None or not self.holds:
             return views

@@ -285,11 +285,11 @@ class LiveRun:
         return {rank: pid for rank, pid in pids.items() if is_alive(pid)}
 
     def why_nothing(self, record: RunRecord, *, ended: bool) -> str:
-        """Why no step was measured, as a sentence; empty while that may yet change, and where some were."""
+        """Return why no step was measured, as a sentence; empty while that may yet change, and where some were."""
         return self._silence.reason(self._assembly.book, record, ended=ended)
 
     def faults(self, record: RunRecord) -> tuple[str, ...]:
-        """What could not be observed or read, in sentences."""
+        """Return what could not be observed or read, in sentences."""
         files = self._assembly.files
         notes = [*self.nodes.notes(time.time_ns())]
         told = self.nodes.tells_elsewhere or (self.nodes.may_yet_come and bool(self.living()))
@@ -312,7 +312,7 @@ class LiveRun:
         return tuple(notes)
 
     def gpus_note(self) -> str:
-        """Why there are no figures of GPUs, or no new ones; empty when all is well."""
+        """Return why there are no figures of GPUs, or no new ones; empty when all is well."""
         return self._gpus.note() if self._gpus is not None else ""
 
     def close(self) -> None:

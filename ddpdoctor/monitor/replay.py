@@ -72,7 +72,7 @@ class Replay:
         """There is nothing to let go of."""
 
     def playback(self) -> PlaybackState:
-        """Where the replay stands."""
+        """Return where the replay stands."""
         return PlaybackState(elapsed_ns=self._position_ns(), length_ns=self._length_ns, speed=self._speed)
 
     def play(self, speed: float) -> None:

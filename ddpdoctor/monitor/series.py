@@ -73,7 +73,7 @@ class Series:
             self._slice_ns *= 2
 
     def history(self) -> History:
-        """The slices as series."""
+        """Return the slices as series."""
         slices = self._slices
         return History(
             slices_at_ns=tuple(entry.at_ns for entry in slices),
@@ -84,7 +84,7 @@ class Series:
         )
 
     def lateness_ns(self, rank: int) -> tuple[float | None, ...]:
-        """How late one rank came, slice by slice."""
+        """Return how late one rank came, slice by slice."""
         return tuple(entry.lateness_ns.get(rank) for entry in self._slices)
 
 

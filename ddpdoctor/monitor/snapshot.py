@@ -211,7 +211,7 @@ class SnapshotSource(Protocol):
     """Where a face gets its snapshots: a live run, a recorded one, or the demo."""
 
     def snapshot(self) -> Snapshot:
-        """The newest one; cheap enough to be asked four times a second."""
+        """Return the newest one; cheap enough to be asked four times a second."""
         ...
 
     def ask_for_stacks(self, rank: int) -> None:
@@ -242,7 +242,7 @@ class Playback(Protocol):
     """What a source whose time can be moved offers besides its snapshots: a replay, the demo."""
 
     def playback(self) -> PlaybackState:
-        """Where it stands."""
+        """Return where it stands."""
         ...
 
     def play(self, speed: float) -> None:

@@ -83,7 +83,7 @@ class WatchedRanks:
                 self.assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
 
     def collect_stacks(self, job: Job) -> tuple[StackDump, ...]:
-        """The stacks of every living rank, written by itself or by its signal handler."""
+        """Return the stacks of every living rank, written by itself or by its signal handler."""
         book = self.assembly.book
         # A stopped process answers nothing, not even its signal handler.
         rings = self.assembly.files.rings

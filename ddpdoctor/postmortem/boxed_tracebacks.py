@@ -33,7 +33,7 @@ class BoxedTracebacks:
         """Columns of the box that the line opens, 0 where it opens none."""
 
     def translate(self, marked: str, text: str) -> str | None:
-        """The line as the interpreter would have written it; None where it would have written none."""
+        """Return the line as the interpreter would have written it; None where it would have written none."""
         self.width = 0
         if box := _BOX.search(text):
             self._boxes[marked] = []

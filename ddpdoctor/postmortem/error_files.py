@@ -14,7 +14,7 @@ from ddpdoctor.record.streams.incidents import Incident
 
 
 def read_error_file(found: Found, stream: BinaryIO, positions: count[int]) -> LogRead:
-    """The incident of an error file; raises OSError with a sentence where it is none."""
+    """Return the incident of an error file; raises OSError with a sentence where it is none."""
     content = stream.read(LARGEST_ERROR_FILE + 1)
     try:
         loaded: Any = json.loads(content)

@@ -125,7 +125,7 @@ _FUNCTIONS = frozenset(
 
 
 def details_of(kind: str, message: str, frames: Sequence[Frame]) -> tuple[IncidentKind, Trouble, dict[str, Any]]:
-    """The kind of an incident, what went wrong, and what else its message says.
+    """Return the kind of an incident, what went wrong, and what else its message says.
 
     ``kind`` is the class of the exception; ``frames`` are innermost first.
     """
@@ -188,7 +188,7 @@ def _named(kind: str, text: str, frames: Sequence[Frame]) -> tuple[IncidentKind,
 
 
 def collective_of(text: str, frames: Sequence[Frame]) -> str:
-    """The collective in which an exception was raised; empty where neither message nor frames tell."""
+    """Return the collective in which an exception was raised; empty where neither message nor frames tell."""
     if operation := _OPERATION.search(text):
         return KINDS.get(operation[1].upper(), operation[1].lower())
     for frame in frames:
@@ -204,7 +204,7 @@ def collective_of(text: str, frames: Sequence[Frame]) -> str:
 
 
 def own_rank(text: str) -> int | None:
-    """The rank that a message of torch says it comes from."""
+    """Return the rank that a message of torch says it comes from."""
     if group := _GROUP.search(text):
         return int(group["rank"])
     match = _OWN_RANK.search(text)

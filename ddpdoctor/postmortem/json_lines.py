@@ -22,7 +22,8 @@ _NESTED = ("record", "extra", "fields", "jsonPayload", "kubernetes")
 
 
 def lines_of(line: str) -> list[Prefixed]:
-    """The lines of text in a line that is a JSON object, with what the object says of all of them; empty if it is none.
+    """Return the lines of text in a line that is a JSON object, with what the object says of all of them; empty if it
+    is none.
 
     The ``text`` of each still has the prefixes that its writer gave it.
     """

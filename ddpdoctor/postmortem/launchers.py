@@ -86,7 +86,7 @@ class FailureTable:
         self.open = self.open and self._lines < MOST_TABLE_LINES
 
     def finish(self) -> Iterator[dict[str, str]]:
-        """The row that was open where the log ends."""
+        """Yield the row that was open where the log ends."""
         yield from self._done()
 
     def _done(self) -> Iterator[dict[str, str]]:
@@ -96,7 +96,7 @@ class FailureTable:
 
 
 def ending_of(row: dict[str, str]) -> RankEnding | None:
-    """How a rank ended, by its row in the table."""
+    """Return how a rank ended, by its row in the table."""
     rank, code = _RANK.match(row["rank"]), _EXIT.match(row.get("exitcode", ""))
     if rank is None:
         return None
@@ -112,7 +112,7 @@ def ending_of(row: dict[str, str]) -> RankEnding | None:
 
 
 def spawned_rank(text: str) -> int | None:
-    """The rank whose traceback follows, in the words of ``mp.spawn``."""
+    """Return the rank whose traceback follows, in the words of ``mp.spawn``."""
     match = _SPAWNED.search(text)
     return int(match["rank"]) if match else None
 
@@ -199,7 +199,7 @@ def incidents_in(text: str) -> Iterator[Incident]:
 
 
 def signal_number(name: str) -> int:
-    """The number of a signal by its name without ``SIG``, or as digits; 0 when there is none."""
+    """Return the number of a signal by its name without ``SIG``, or as digits; 0 when there is none."""
     if name.isdigit():
         return int(name)
     return int(getattr(signal, f"SIG{name}", 0))

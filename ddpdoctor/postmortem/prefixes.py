@@ -137,7 +137,7 @@ def _take(match: re.Match[str], found: Prefixed, year: int) -> None:
 
 
 def last_time(text: str, year: int = 0) -> int:
-    """The last time stamp in a piece of a log; 0 where there is none."""
+    """Return the last time stamp in a piece of a log; 0 where there is none."""
     found = list(_ISO.finditer(text))
     if found:
         return nanoseconds(found[-1][0])

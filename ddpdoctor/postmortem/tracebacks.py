@@ -127,7 +127,7 @@ class Tracebacks:
         return False, done
 
     def finish(self) -> list[Raised]:
-        """What is left at the end of the log: exceptions, and tracebacks that were cut off."""
+        """Return what is left at the end of the log: exceptions, and tracebacks that were cut off."""
         left = [*self._closed, *(one for one in self._open if one.frames), *filter(None, self._chained.values())]
         self._open, self._closed, self._chained = [], [], {}
         return left

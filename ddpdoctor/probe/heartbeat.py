@@ -185,7 +185,7 @@ def take_last_words(run_directory: str) -> None:
 
 
 def thread_clock(ident: int) -> int | None:
-    """The CPU clock of one thread, where the platform has it."""
+    """Return the CPU clock of one thread, where the platform has it."""
     try:
         return time.pthread_getcpuclockid(ident)
     except (AttributeError, OSError):

@@ -15,7 +15,7 @@ KEPT = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 
 def plan_of(run_directory: str) -> dict[str, Any]:
-    """What ``job.json`` says; the first process of a job that nobody has planned says it.
+    """Return what ``job.json`` says; the first process of a job that nobody has planned says it.
 
     Raises ``OSError`` where the directory can be neither read nor made, ``ValueError`` when the file is damaged.
     """

@@ -47,7 +47,7 @@ _PEER_LEFT = re.compile(
 
 
 def rank_of_environment() -> Optional[int]:
-    """The rank that the launcher gave this process; None in its children and outside a launcher."""
+    """Return the rank that the launcher gave this process; None in its children and outside a launcher."""
     text = os.environ.get("RANK", "")
     if not text.isdigit():
         return None
@@ -56,7 +56,7 @@ def rank_of_environment() -> Optional[int]:
 
 
 def owner_of_environment() -> int:
-    """The process of the rank that has started this one, however many programs lie between; 0 for none."""
+    """Return the process of the rank that has started this one, however many programs lie between; 0 for none."""
     owner = os.environ.get(RANK_PROCESS_VARIABLE, "")
     return int(owner) if owner.isdigit() and owner != str(os.getpid()) else 0
 

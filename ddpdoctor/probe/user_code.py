@@ -41,7 +41,7 @@ class UserCode:
         return filename.startswith(self._standard) and not any(part in filename for part in _INSTALLED)
 
     def frames(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
-        """The user's lines from ``frame`` outwards, innermost first."""
+        """Return the user's lines from ``frame`` outwards, innermost first."""
         found: list[FrameTuple] = []
         known = self._known
         while frame is not None:
@@ -74,7 +74,7 @@ class UserCode:
         return tuple(found)
 
     def code(self, frame: Optional[FrameType]) -> tuple[CodeType, ...]:
-        """The code of the user's part of a stack."""
+        """Return the code of the user's part of a stack."""
         found = []
         while frame is not None:
             if self.holds(frame.f_code.co_filename):
@@ -85,7 +85,7 @@ class UserCode:
         return tuple(found)
 
     def frames_here(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
-        """The user's lines of this thread or, where it has none (an autograd thread), of the main thread."""
+        """Return the user's lines of this thread or, where it has none (an autograd thread), of the main thread."""
         found = self.frames(frame)
         if not found and threading.current_thread() is not threading.main_thread():
             main = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -118,7 +118,7 @@ def name_of(frame: FrameType) -> str:
 
 
 def all_frames(frame: Optional[FrameType]) -> list[FrameTuple]:
-    """Every line of a stack, innermost first."""
+    """Return every line of a stack, innermost first."""
     found: list[FrameTuple] = []
     while frame is not None and len(found) < 64:
         found.append((frame.f_code.co_filename, frame.f_lineno or 0, name_of(frame)))
@@ -134,7 +134,7 @@ _PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>
 
 
 def calling_frame() -> Optional[FrameType]:
-    """The frame that called, seen through our own frames and those of ``os``; the caller says whose it is."""
+    """Return the frame that called, seen through our own frames and those of ``os``; the caller says whose it is."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename in _PASSED_OVER

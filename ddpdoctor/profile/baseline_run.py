@@ -11,7 +11,7 @@ _HOW = "`ddpdoctor profile --nproc 1 train.py` records one, and says at its end 
 
 
 def one_rank_samples_per_s(name: str) -> float:
-    """The throughput of a run on one rank: a run directory, or the name of a kept run.
+    """Return the throughput of a run on one rank: a run directory, or the name of a kept run.
 
     Raises RecordError when it cannot be read, and UsageError when it is no finished run on one rank of which enough was
     measured.

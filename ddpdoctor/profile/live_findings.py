@@ -59,7 +59,7 @@ class LiveChecks:
         return tuple(msgspec.structs.replace(finding, title=placed(finding.title, record)) for finding in named)
 
     def telling(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
-        """The finding among those that hold which tells a divergence; made of it where no check does (yet).
+        """Return the finding among those that hold which tells a divergence; made of it where no check does (yet).
 
         So a standstill that is shown always has a code, ranks and a place.
         """

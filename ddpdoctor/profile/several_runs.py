@@ -21,7 +21,7 @@ from ddpdoctor.record.plan import read_plan
 
 
 def recorded_together(directories: Sequence[Path]) -> tuple[Snapshot, RunRecord]:
-    """What there is to say of all ranks, and their record; the run with the lowest rank is the first.
+    """Return what there is to say of all ranks, and their record; the run with the lowest rank is the first.
 
     Raises UsageError for runs that are no nodes of one job, or that go on, and RecordError for what cannot be read.
     """

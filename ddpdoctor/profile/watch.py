@@ -87,7 +87,7 @@ def live_source(
 
 
 def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
-    """What was shown last of a run, and its record.
+    """Return what was shown last of a run, and its record.
 
     A run that went on when nobody watched it any more, or that nobody watched, is looked at now, once it is over; its
     GPUs are those of what was shown. Raises RecordError when the directory cannot be read.
@@ -161,7 +161,7 @@ class RunSource:
         self._listeners.append(listener)
 
     def snapshot(self) -> Snapshot:
-        """The newest one; looks at the files once a second, and more often while the job may stand still."""
+        """Return the newest one; looks at the files once a second, and more often while the job may stand still."""
         with self._lock:
             now_ns = time.time_ns()
             pace = self._stall_pace if self._run.is_quiet else self._look_pace
@@ -172,7 +172,7 @@ class RunSource:
             return self._newest
 
     def final_snapshot(self) -> Snapshot:
-        """The figures and findings of the whole run, and its exit code; called once the job has ended."""
+        """Return the figures and findings of the whole run, and its exit code; called once the job has ended."""
         with self._lock:
             if not self._run.living():  # Else it goes on, and only this monitor leaves.
                 self._run.nodes.await_ends()
@@ -181,7 +181,7 @@ class RunSource:
             return self._newest
 
     def record(self) -> RunRecord:
-        """What is known of the run now, for a trace."""
+        """Return what is known of the run now, for a trace."""
         with self._lock:
             return self._run.look(time.time_ns())
 

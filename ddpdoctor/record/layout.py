@@ -236,5 +236,5 @@ def calls_name(pid: int) -> str:
 
 
 def numbered_row(fields: int) -> struct.Struct:
-    """The row of a numbered ring, without its checksum."""
+    """Return the row of a numbered ring, without its checksum."""
     return struct.Struct(f"<{fields + 1}q")

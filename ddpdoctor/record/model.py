@@ -410,15 +410,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.sites[index] if index >= 0 else Site()
 
     def rank_numbers(self) -> tuple[int, ...]:
-        """The ranks of this record, ascending."""
+        """Return the ranks of this record, ascending."""
         return tuple(sorted(rank.rank for rank in self.ranks))
 
     def of_rank(self, rank: int) -> Rank | None:
-        """The process of one rank, if the record knows it."""
+        """Return the process of one rank, if the record knows it."""
         return next((entry for entry in self.ranks if entry.rank == rank), None)
 
     def track(self, rank: int) -> CollectiveTrack | None:
-        """The collectives of one rank."""
+        """Return the collectives of one rank."""
         return next((track for track in self.collectives if track.rank == rank), None)
 
     def steps(self) -> int:

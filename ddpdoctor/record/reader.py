@@ -125,7 +125,7 @@ class Beating(Protocol):
     """The ring of one process, of a rehearsal or of a live run: it has a heartbeat, and its process can be asked."""
 
     def heartbeat(self) -> Heartbeat:
-        """The newest heartbeat."""
+        """Return the newest heartbeat."""
         ...
 
     def ask_for_stacks(self, number: int) -> None:
@@ -177,12 +177,12 @@ class RingTail:
             self._pass_over(max(written, self._overtaken_by))
 
     def position(self, index: int) -> int:
-        """Where in the columns the row is that the process gave this index; -1 where it was not read."""
+        """Return where in the columns the row is that the process gave this index; -1 where it was not read."""
         at = bisect_left(self._numbers, index + 1)
         return at if at < len(self._numbers) and self._numbers[at] == index + 1 else -1
 
     def heartbeat(self) -> Heartbeat:
-        """The newest heartbeat; the last that was read where the file is too short to hold one."""
+        """Return the newest heartbeat; the last that was read where the file is too short to hold one."""
         content = self._bytes_at(layout.HEARTBEAT_OFFSET, layout.HEARTBEAT.size)
         if len(content) == layout.HEARTBEAT.size and any(content):
             values = layout.HEARTBEAT.unpack(content)
@@ -321,7 +321,7 @@ class RunFiles:
         return events
 
     def find_processes(self) -> set[int]:
-        """The processes that have written events."""
+        """Return the processes that have written events."""
         for pid, kind in self._processes():
             if kind == "events" and pid not in self._tails:
                 self._tails[pid] = EventTail(self._directory / layout.events_name(pid))

@@ -93,7 +93,7 @@ class NumberedTail:
         self._keep_newest()
 
     def pulse(self) -> RawPulse | None:
-        """The newest pulse; None while there is none, or when the file is damaged."""
+        """Return the newest pulse; None while there is none, or when the file is damaged."""
         content = self._bytes_at(layout.PULSE_OFFSET, layout.PULSE.size + _CHECKSUM_BYTES)
         packed = content[: layout.PULSE.size]
         if len(content) < layout.PULSE.size + _CHECKSUM_BYTES or not _fits(packed, content[layout.PULSE.size :]):
@@ -101,7 +101,7 @@ class NumberedTail:
         return RawPulse(**dict(zip(layout.PULSE_FIELDS, layout.PULSE.unpack(packed), strict=True)))
 
     def heartbeat(self) -> Heartbeat:
-        """The newest pulse in the form that a rehearsal's ring has it."""
+        """Return the newest pulse in the form that a rehearsal's ring has it."""
         pulse = self.pulse()
         return Heartbeat(
             beat_ns=pulse.beat_at_ns if pulse else 0,

@@ -20,7 +20,7 @@ WIDTH = 80
 
 
 def as_list(checks: Sequence[LoadedCheck]) -> str:
-    """One line a check: code, name, worst severity, and what it sees."""
+    """Return one line a check: code, name, worst severity, and what it sees."""
     width = max((len(check.check.name) for check in checks), default=0)
     lines = [
         f"{check.check.code}  {check.check.name:<{width}}  {_worst(check):<7}  {', '.join(sees(check))}"
@@ -30,30 +30,30 @@ def as_list(checks: Sequence[LoadedCheck]) -> str:
 
 
 def as_text(checks: Sequence[LoadedCheck]) -> str:
-    """The whole documentation of each check under a headline."""
+    """Return the whole documentation of each check under a headline."""
     return "\n\n".join(map(_page, checks))
 
 
 def as_json(checks: Sequence[LoadedCheck]) -> str:
-    """A list of objects, one a check."""
+    """Return a list of objects, one a check."""
     encoded = msgspec.json.encode([_object(check) for check in checks])
     return msgspec.json.format(encoded, indent=2).decode("utf-8") + "\n"
 
 
 def sees(check: LoadedCheck) -> tuple[str, ...]:
-    """What the check looks at: the source, a run, or both."""
+    """Return what the check looks at: the source, a run, or both."""
     return tuple(
         word for word, function in (("source", check.in_source), ("run", check.in_run)) if function is not None
     )
 
 
 def summary(documentation: str) -> str:
-    """The first sentence of a docstring, on one line, without its full stop."""
+    """Return the first sentence of a docstring, on one line, without its full stop."""
     return " ".join(inspect.cleandoc(documentation).partition("\n\n")[0].split()).rstrip(".")
 
 
 def sections(documentation: str) -> dict[str, str]:
-    """The sections of a docstring by their headings, each dedented; a heading that is missing is left out."""
+    """Return the sections of a docstring by their headings, each dedented; a heading that is missing is left out."""
     found: dict[str, list[str]] = {}
     current: list[str] | None = None
     for line in inspect.cleandoc(documentation).splitlines():

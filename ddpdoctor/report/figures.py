@@ -47,10 +47,10 @@ def seconds(ns: float) -> str:
 
 
 def share_of(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole; None where either is not known."""
+    """Return a part of a whole; None where either is not known."""
     return None if part is None or not whole else part / whole
 
 
 def added(one: float | None, other: float | None) -> float | None:
-    """The sum of what is known; None where nothing is."""
+    """Return the sum of what is known; None where nothing is."""
     return None if one is None and other is None else (one or 0.0) + (other or 0.0)

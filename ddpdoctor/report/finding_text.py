@@ -61,7 +61,7 @@ def folded_advice_lines(findings: Sequence[Finding], root: str, width: int) -> l
 
 
 def label(word: str, text: Text, width: int) -> list[Text]:
-    """A paragraph behind a label."""
+    """Return a paragraph behind a label."""
     return paragraph(text, width, Text.assemble("  ", (word, "bold")), indent=len(word) + 4)
 
 

@@ -15,7 +15,7 @@ LINES_SHOWN = 4
 
 
 def lines_of(section: GateSection, width: int) -> list[Text]:
-    """The block of a gate."""
+    """Return the block of a gate."""
     lines: list[Text] = []
     if section.figures:
         lines += _heading(section, width)
@@ -30,7 +30,7 @@ def lines_of(section: GateSection, width: int) -> list[Text]:
 
 
 def times_sentence(section: GateSection) -> str:
-    """What the paired runs say of the time of a step."""
+    """Return what the paired runs say of the time of a step."""
     times = section.times
     if times is None:
         return ""
@@ -44,7 +44,7 @@ def times_sentence(section: GateSection) -> str:
 
 
 def notes_of(section: GateSection) -> list[str]:
-    """What else a gate has to say, in sentences."""
+    """Return what else a gate has to say, in sentences."""
     notes = []
     if section.written:
         notes.append(f"{section.against} is written: commit it")
@@ -76,6 +76,6 @@ def _figure(figure: Figure, labels: int, width: int) -> list[Text]:
 
 
 def line_sentence(figure: Figure, difference: Difference) -> str:
-    """One line's part of a change."""
+    """Return one line's part of a change."""
     was, now = amount(figure, difference.before), amount(figure, difference.now)
     return one_line(f"{difference.shown}  {difference.what}: {was} → {now}")

@@ -63,7 +63,7 @@ _DECODER = msgspec.json.Decoder(_Document | tuple[_Entry, ...])
 
 
 def sealed(text: str, output_format: str) -> str:
-    """The text of a file in ``output_format`` as it is to be written."""
+    """Return the text of a file in ``output_format`` as it is to be written."""
     if output_format not in SEALED or not text:
         return text
     text = text if text.endswith("\n") else text + "\n"
@@ -73,7 +73,7 @@ def sealed(text: str, output_format: str) -> str:
 
 
 def encoded(text: str) -> bytes:
-    """The bytes of a report: halves of characters, which come from file names, are escaped."""
+    """Return the bytes of a report: halves of characters, which come from file names, are escaped."""
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -7,7 +7,7 @@ from ddpdoctor.report.escape import one_line
 
 
 def stated(finding: Finding) -> str:
-    """The title, and in brackets whether a rehearsal has yet to confirm it."""
+    """Return the title, and in brackets whether a rehearsal has yet to confirm it."""
     doubt = doubt_of(finding)
     return one_line(f"{finding.title} ({doubt})" if doubt else finding.title)
 

@@ -51,7 +51,7 @@ def occupy_closed() -> None:
 
 
 def read_stdin(at_most_bytes: int) -> bytes:
-    """All that stdin holds; raises UsageError when it is closed, cannot be read, or holds more."""
+    """Return all that stdin holds; raises UsageError when it is closed, cannot be read, or holds more."""
     if sys.stdin is None:
         raise UsageError("there is nothing to examine: the standard input is closed")
     try:
@@ -64,7 +64,7 @@ def read_stdin(at_most_bytes: int) -> bytes:
 
 
 def stdin_stream() -> BinaryIO | None:
-    """The standard input as bytes; None when it is closed."""
+    """Return the standard input as bytes; None when it is closed."""
     return sys.stdin.buffer if sys.stdin is not None else None
 
 
@@ -86,7 +86,7 @@ def say_error(error: DdpDoctorError) -> None:
 
 
 def one_sentence(message: str) -> str:
-    """A message on one line and of a length that can be read, whatever names stand in it."""
+    """Return a message on one line and of a length that can be read, whatever names stand in it."""
     line = message.replace("\r", "\\r").replace("\n", "\\n")
     if len(line) <= _LONGEST_MESSAGE:
         return line

@@ -26,7 +26,7 @@ class DdpMark:
 
 
 def mark_of(item: pytest.Item) -> DdpMark:
-    """What the nearest mark of a test says; fails the test where it says nonsense."""
+    """Return what the nearest mark of a test says; fails the test where it says nonsense."""
     mark = item.get_closest_marker("ddp")
     assert mark is not None
     try:

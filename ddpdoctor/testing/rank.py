@@ -266,7 +266,7 @@ class _Lines:
         self._descriptor = descriptor
 
     def readline(self) -> str:
-        """The next line; empty at the end of the file."""
+        """Return the next line; empty at the end of the file."""
         line = b""
         while not line.endswith(b"\n") and (byte := os.read(self._descriptor, 1)):
             line += byte

@@ -50,7 +50,7 @@ _here: list[DdpRank] = []
 
 
 def this_rank() -> DdpRank:
-    """The rank that this process is; raises TypeError where it is none."""
+    """Return the rank that this process is; raises TypeError where it is none."""
     if not _here:
         raise TypeError(_EARLY)
     return _here[-1]

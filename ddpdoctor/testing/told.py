@@ -10,7 +10,7 @@ from ddpdoctor.testing.run_test import RankEnd, TestEnd
 
 
 def told(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
-    """The message of the failure."""
+    """Return the message of the failure."""
     parts = [_first_line(end, outcomes, mark)]
     if end.account:
         parts.append(end.account.rstrip())

@@ -45,7 +45,7 @@ class RanksFailedToStart(Exception):
 
 
 def rank_environment() -> dict[str, str]:
-    """The environment of pytest as a rank gets it: what a launcher around pytest has set is not in it."""
+    """Return the environment of pytest as a rank gets it: what a launcher around pytest has set is not in it."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -107,7 +107,7 @@ class WarmRank:
         socket.send_fds(self.control, [json.dumps(message).encode()], list(descriptors))
 
     def exit_status(self) -> int | None:
-        """How the process ended, negative for a signal; None while it runs, though it may be about to end."""
+        """Return how the process ended, negative for a signal; None while it runs, though it may be about to end."""
         try:
             return self._process.wait(_ENDS_SOON_S)
         except subprocess.TimeoutExpired:
@@ -143,7 +143,7 @@ class WarmRanks:
         self._started = 0
 
     def of(self, device: str, nproc: int) -> list[WarmRank]:
-        """The warm processes of ranks 0 to ``nproc`` - 1; raises RanksFailedToStart.
+        """Return the warm processes of ranks 0 to ``nproc`` - 1; raises RanksFailedToStart.
 
         Ranks of the stand-in know how many GPUs there are, and serve tests of one size; others serve all sizes.
         """

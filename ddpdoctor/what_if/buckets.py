@@ -38,7 +38,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Gradients | None:
-    """The gradients of one rank's wraps; None where DDP has told of no bucket.
+    """Return the gradients of one rank's wraps; None where DDP has told of no bucket.
 
     Later wraps get their gradients first, as the last one in forward is the first in backward.
     """
@@ -70,7 +70,7 @@ def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Grad
 
 
 def layout_with(sizes_bytes: Sequence[int], cap_mb: float, *, first_bytes: int = 0) -> tuple[int, ...]:
-    """The buckets that DDP makes of gradients in this order: one is full once it has reached the cap."""
+    """Return the buckets that DDP makes of gradients in this order: one is full once it has reached the cap."""
     cap_bytes = cap_mb * MEBIBYTE
     limit = first_bytes or cap_bytes
     buckets: list[int] = []
@@ -84,7 +84,8 @@ def layout_with(sizes_bytes: Sequence[int], cap_mb: float, *, first_bytes: int =
 
 
 def ready_shares(layout_bytes: Sequence[int], seen_bytes: Sequence[int], bend: float = 0.0) -> tuple[float, ...]:
-    """When each bucket of a layout is full, as a share of the lead of the first bucket of the layout that was seen.
+    """Return when each bucket of a layout is full, as a share of the lead of the first bucket of the layout that was
+    seen.
 
     0 is the end of backward, 1 the moment at which the first bucket of the run was full; between them gradients are
     taken to get ready as evenly as their bytes. With ``bend`` above 0 they come later than that, below 0 earlier: the

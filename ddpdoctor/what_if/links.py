@@ -28,7 +28,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
 
     def all_reduce_ns(self, size_bytes: float) -> float:
-        """How long one bucket is on its way."""
+        """Return how long one bucket is on its way."""
         return self.latency_ns + size_bytes * self.ns_per_byte
 
     @property
@@ -106,7 +106,7 @@ def fit(
 
 
 def exposed_ns(lead_ns: float, layout_bytes: Sequence[int], shares: Sequence[float], link: Link) -> float:
-    """What of the communication of one rank's buckets comes after its last gradient, all others being there."""
+    """Return what of the communication of one rank's buckets comes after its last gradient, all others being there."""
     done_ns = -math.inf
     for size_bytes, share in zip(layout_bytes, shares, strict=True):
         done_ns = max(done_ns, -lead_ns * share) + link.all_reduce_ns(size_bytes)
@@ -121,7 +121,7 @@ def on_other_ranks(
     between_bytes_per_s: float | None = None,
     between_latency_ns: float | None = None,
 ) -> Link:
-    """The cost among another number of ranks, on nodes with as many each.
+    """Return the cost among another number of ranks, on nodes with as many each.
 
     A ring takes 2 (N - 1) hops of latency and passes each byte 2 (N - 1) / N times over the slowest link; a tree takes
     2 log2 N hops and passes it twice. The cheaper one for small messages decides the latency, the ring the bandwidth

@@ -67,7 +67,7 @@ def remedies(observed: Observed) -> Iterator[Remedy]:
 
 
 def remedy(observed: Observed, settings: Settings) -> Remedy:
-    """A change, or several, in the user's words."""
+    """Return a change, or several, in the user's words."""
     parts = [_part(observed, name, settings) for name in settings.named() if name in _PARTS]
     names = settings.named()
     return Remedy(

@@ -39,7 +39,7 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assumptions(observed: Observed) -> tuple[Assumption, ...]:
-    """The best one first, then the extremes."""
+    """Return the best one first, then the extremes."""
     best = Assumption(link=observed.fit.best)
     bent = [
         msgspec.structs.replace(best, bend=0.6, copies=1.0, syncs=0.0),
@@ -49,7 +49,7 @@ def assumptions(observed: Observed) -> tuple[Assumption, ...]:
 
 
 def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> Scenario:
-    """The job with the settings.
+    """Return the job with the settings.
 
     Raises UsageError for settings that this job cannot have, and NoGround for those of whose effect the run tells
     nothing.
@@ -290,7 +290,7 @@ def _layout(observed: Observed, settings: Settings, assumption: Assumption) -> t
 
 
 def rebuilt(gradients: Gradients, cap_mb: float, *, first_bytes: int = 0) -> tuple[int, ...]:
-    """The buckets under another cap; raises NoGround where the parameters were not recorded."""
+    """Return the buckets under another cap; raises NoGround where the parameters were not recorded."""
     if not gradients.sizes_bytes:
         raise NoGround(
             "the sizes of the parameters were not recorded, so nothing tells what buckets another cap would make"
@@ -299,7 +299,7 @@ def rebuilt(gradients: Gradients, cap_mb: float, *, first_bytes: int = 0) -> tup
 
 
 def default_layout(gradients: Gradients) -> tuple[int, ...]:
-    """The buckets under DDP's default cap, whose first bucket is small."""
+    """Return the buckets under DDP's default cap, whose first bucket is small."""
     return rebuilt(gradients, DEFAULT_CAP_MB, first_bytes=FIRST_BUCKET_BYTES)
 
 

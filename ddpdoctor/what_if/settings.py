@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """With other ``ranks``: the same batch on each rank (weak), or the same batch in all (strong)."""
 
     def named(self) -> dict[str, Any]:
-        """The settings that are set, by name."""
+        """Return the settings that are set, by name."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     def text(self) -> str:

@@ -69,7 +69,7 @@ class Canvas(Widget, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The strip of one line."""
+        """Return the strip of one line."""
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self._palette.style(""))
 
     def on_resize(self, event: events.Resize) -> None:

@@ -88,7 +88,7 @@ def padded(text: str, width: int, align: Align = "left", dots: str = "…") -> s
 
 
 def fitted(cells: Line, width: int, dots: str = "…") -> Line:
-    """A line in exactly ``width`` columns: cut at its end, or filled with spaces."""
+    """Return a line in exactly ``width`` columns: cut at its end, or filled with spaces."""
     total = width_of(cells)
     if total == width:
         return cells
@@ -107,7 +107,7 @@ def fitted(cells: Line, width: int, dots: str = "…") -> Line:
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], left_width: int, gap: int = 2) -> list[Line]:
-    """Two blocks of lines beside each other."""
+    """Return two blocks of lines beside each other."""
     space = Cell(" " * gap)
     return [
         (
@@ -120,12 +120,12 @@ def beside(left: Sequence[Line], right: Sequence[Line], left_width: int, gap: in
 
 
 def in_role(cells: Iterable[Cell], role: str) -> Line:
-    """The same text in another role."""
+    """Return the same text in another role."""
     return tuple(Cell(cell.text, role) for cell in cells)
 
 
 def marked(cells: Line, width: int) -> Line:
-    """A line under the cursor: each role in its ``!`` variety, over the full width."""
+    """Return a line under the cursor: each role in its ``!`` variety, over the full width."""
     return tuple(Cell(cell.text, f"{cell.role}!") for cell in fitted(cells, width))
 
 

@@ -57,7 +57,7 @@ def newest(values: Series, width: int) -> list[float | None]:
 
 
 def top_of(*series: Series) -> float:
-    """A ceiling for series that are drawn together: a little above the greatest value, in steps of 1, 2, 5."""
+    """Return a ceiling for series that are drawn together: a little above the greatest value, in steps of 1, 2, 5."""
     greatest = max((value for values in series for value in values if value is not None), default=0.0)
     if greatest <= 0:
         return 1.0
@@ -70,7 +70,7 @@ def top_of(*series: Series) -> float:
 
 
 def ceiling_of(low: Series, high: Series) -> tuple[float, float | None]:
-    """A ceiling for two series that are drawn together, and the greatest value where some are cut off by it."""
+    """Return a ceiling for two series that are drawn together, and the greatest value where some are cut off by it."""
     known = [value for values in (low, high) for value in values if value is not None]
     middle = sorted(value for value in low if value is not None)
     limit = OUTLYING * middle[len(middle) // 2] if middle else 0.0
@@ -79,7 +79,7 @@ def ceiling_of(low: Series, high: Series) -> tuple[float, float | None]:
 
 
 def sparkline(values: Series, width: int, glyphs: Glyphs, high: float, role: str = "series") -> Line:
-    """One line of columns, newest at the right; a value that is known is never invisible."""
+    """Return one line of columns, newest at the right; a value that is known is never invisible."""
     return area(values, width, 1, glyphs, high, role)[0]
 
 
@@ -124,7 +124,7 @@ def spread(low: Series, high: Series, width: int, height: int, glyphs: Glyphs, t
 
 
 def gauge(ratio: float | None, width: int, glyphs: Glyphs, role: str, limit: float | None = None) -> Line:
-    """A bar from 0 to 1, with a mark at ``limit``."""
+    """Return a bar from 0 to 1, with a mark at ``limit``."""
     filled = 0 if ratio is None else max(0, min(width, round(width * ratio)))
     if ratio and not filled:
         filled = 1
@@ -140,7 +140,7 @@ def gauge(ratio: float | None, width: int, glyphs: Glyphs, role: str, limit: flo
 
 
 def parts_of(phases: Phases) -> list[tuple[str, float]]:
-    """The phases of a step in their order, those that were not measured left out."""
+    """Return the phases of a step in their order, those that were not measured left out."""
     parts = [
         ("data", phases.data_wait_ns),
         ("forward", phases.forward_ns),
@@ -168,7 +168,7 @@ def columns_of(values: Sequence[float], width: int) -> list[int]:
 
 
 def phase_bar(phases: Phases, width: int, glyphs: Glyphs, coloured: bool) -> Line:
-    """A step as one stacked bar; a part that has room carries its name and share."""
+    """Return a step as one stacked bar; a part that has room carries its name and share."""
     parts = parts_of(phases)
     total = sum(value for _, value in parts) or 1.0
     cells = []
@@ -190,7 +190,7 @@ def phase_bar(phases: Phases, width: int, glyphs: Glyphs, coloured: bool) -> Lin
 
 
 def phase_legend(phases: Phases, glyphs: Glyphs, coloured: bool) -> list[Line]:
-    """One entry a phase: its sign, its name, its time; in the order of the step."""
+    """Return one entry a phase: its sign, its name, its time; in the order of the step."""
     entries: list[Line] = []
     for name, value in parts_of(phases):
         sign = glyphs.full if coloured else PHASE_LETTERS[name]
@@ -201,7 +201,7 @@ def phase_legend(phases: Phases, glyphs: Glyphs, coloured: bool) -> list[Line]:
 
 
 def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
-    """How hot a lateness is drawn, 0 to 4; None where it is not known."""
+    """Return how hot a lateness is drawn, 0 to 4; None where it is not known."""
     if late_ns is None or not step_ns:
         return None
     return sum(late_ns / step_ns >= bound for bound in LATE_SHARES)

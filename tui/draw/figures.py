@@ -39,7 +39,7 @@ _BINARY = ((1.0, "B"), (2.0**10, "KiB"), (2.0**20, "MiB"), (2.0**30, "GiB"), (2.
 
 
 def duration(ns: float | None) -> str:
-    """A measured duration: ``198 ms``; from two minutes on as a span."""
+    """Return a measured duration: ``198 ms``; from two minutes on as a span."""
     if ns is not None and ns >= 120e9:
         return span(ns)
     if ns is not None and 0 <= ns < 0.5:
@@ -48,7 +48,7 @@ def duration(ns: float | None) -> str:
 
 
 def span(ns: float | None) -> str:
-    """A time that passes: whole seconds, minutes, hours."""
+    """Return a time that passes: whole seconds, minutes, hours."""
     if ns is None:
         return UNKNOWN
     seconds = max(0, int(ns // 1e9))
@@ -62,7 +62,7 @@ def span(ns: float | None) -> str:
 
 
 def clock(ns: float) -> str:
-    """A place in a recording: ``3:07``, ``1:02:09``."""
+    """Return a place in a recording: ``3:07``, ``1:02:09``."""
     seconds = max(0, int(ns // 1e9))
     hours, minutes = seconds // 3600, seconds % 3600 // 60
     return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
@@ -85,7 +85,7 @@ def bandwidth(bytes_per_s: float | None) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """A ratio as percent: whole, below 10 % with one digit."""
+    """Return a ratio as percent: whole, below 10 % with one digit."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     percent = 100 * ratio
@@ -95,17 +95,17 @@ def share(ratio: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A figure that is percent already."""
+    """Return a figure that is percent already."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.0f} %"
 
 
 def count(value: int | None) -> str:
-    """A whole number, thousands grouped."""
+    """Return a whole number, thousands grouped."""
     return UNKNOWN if value is None else f"{value:,}"
 
 
 def calls(value: float | None) -> str:
-    """How often something happens: whole where it is."""
+    """Return how often something happens: whole where it is."""
     return count(int(value)) if value is not None and value == int(value) else three(value)
 
 
@@ -116,17 +116,17 @@ def _with_unit(value: float | None, unit: str) -> str:
 
 
 def watts(value: float | None) -> str:
-    """A power."""
+    """Return a power."""
     return _with_unit(value, "W")
 
 
 def megahertz(value: float | None) -> str:
-    """A clock."""
+    """Return a clock."""
     return _with_unit(value, "MHz")
 
 
 def degrees(celsius: float | None) -> str:
-    """A temperature, whole degrees."""
+    """Return a temperature, whole degrees."""
     return UNKNOWN if celsius is None or not math.isfinite(celsius) else f"{celsius:.0f} °C"
 
 

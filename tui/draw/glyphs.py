@@ -81,7 +81,7 @@ _PLAIN = str.maketrans({"—": "-", "…": "~", "µ": "u", "°": " ", "·": "-",
 
 
 def plain_text(text: str) -> str:
-    """The same number of columns in ASCII; what has no likeness becomes a question mark."""
+    """Return the same number of columns in ASCII; what has no likeness becomes a question mark."""
     if text.isascii():
         return text
     from rich.cells import get_character_cell_size

@@ -71,7 +71,7 @@ class Palette:
     _cache: dict[str, Style] = field(default_factory=dict, compare=False, repr=False)
 
     def style(self, role: str) -> Style:
-        """The style of a role; raises KeyError for a role that does not exist."""
+        """Return the style of a role; raises KeyError for a role that does not exist."""
         known = self._cache.get(role)
         if known is None:
             known = self.styles[role.rstrip("!")]
@@ -82,7 +82,7 @@ class Palette:
 
 
 def palette_of(tone: Tone) -> Palette:
-    """The palette of a tone."""
+    """Return the palette of a tone."""
     if tone == "none":
         return Palette("", "", _colourless())
     hues = _DARK if tone == "dark" else _LIGHT

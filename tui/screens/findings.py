@@ -36,7 +36,7 @@ def paint_findings(view: View, width: int, height: int) -> Painting:
 
 
 def finding_rows(view: View) -> list[FindingView]:
-    """The findings that the filter leaves: those that hold first, the worst first."""
+    """Return the findings that the filter leaves: those that hold first, the worst first."""
     words = view.filter.lower().split()
     rows = [found for found in view.snapshot.findings if all(word in _searched(found.finding) for word in words)]
     return sorted(

@@ -27,7 +27,7 @@ class Tab:
 
 
 def title_line(view: View, width: int) -> Line:
-    """Which run this is, what state it is in, how old the figures are."""
+    """Return which run this is, what state it is in, how old the figures are."""
     snapshot = view.snapshot
     right: list[Cell] = []
     if snapshot.source != "live":
@@ -98,7 +98,7 @@ def _playback(view: View) -> str:
 
 
 def tab_line(view: View, tabs: Sequence[Tab], page: str, width: int) -> tuple[Line, tuple[Target, ...]]:
-    """The pages with their keys; the one that is shown stands out, as does one with news."""
+    """Return the pages with their keys; the one that is shown stands out, as does one with news."""
     titles = [(tab, _news(view.snapshot, tab.page)) for tab in tabs]
     for short in (False, True):
         cells: list[Cell] = [Cell(" ")]
@@ -128,7 +128,7 @@ def _news(snapshot: Snapshot, page: str) -> str:
 
 
 def key_line(view: View, keys: Sequence[tuple[str, str]], width: int) -> Line:
-    """The keys that do something here, or the filter that is being typed, or what a key has just done."""
+    """Return the keys that do something here, or the filter that is being typed, or what a key has just done."""
     if view.typing:
         return line(
             Cell(" filter: ", "key"),
@@ -154,7 +154,7 @@ def key_line(view: View, keys: Sequence[tuple[str, str]], width: int) -> Line:
 def framed(
     view: View, tabs: Sequence[Tab], keys: Sequence[tuple[str, str]], page: str, body: Painting, width: int
 ) -> Painting:
-    """A page between its frame's lines."""
+    """Return a page between its frame's lines."""
     tabbed, targets = tab_line(view, tabs, page, width)
     return Painting(
         tuple(

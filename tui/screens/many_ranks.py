@@ -41,7 +41,7 @@ class Node:
         return (not rank.culprit, rank.alive or rank.state == "finished", -(heat or 0))
 
     def told(self) -> str:
-        """What is the matter, in words that are the same for nodes that are alike."""
+        """Return what is the matter, in words that are the same for nodes that are alike."""
         ranks = len(self.ranks)
         gone = sum(not rank.alive and rank.state != "finished" for rank in self.ranks)
         late = sum((heat or 0) > 0 for rank, heat in zip(self.ranks, self.heat, strict=True) if not rank.culprit)
@@ -65,7 +65,7 @@ class NodeRow:
 
 
 def is_big(view: View) -> bool:
-    """Whether the ranks are shown by their nodes: until the user filters or sorts them."""
+    """Return whether the ranks are shown by their nodes: until the user filters or sorts them."""
     return len(view.snapshot.ranks) > MANY and not view.filter and not view.cursor.sort
 
 
@@ -84,7 +84,7 @@ def paint_many_ranks(view: View, width: int, height: int) -> Painting:
 
 
 def nodes_of(view: View) -> list[Node]:
-    """The nodes in the order of their first rank; ranks of which no host and no node is known are of one."""
+    """Return the nodes in the order of their first rank; ranks of which no host and no node is known are of one."""
     by_name: dict[str, list[RankView]] = {}
     for rank in view.snapshot.ranks:
         node = "" if rank.node is None else f"node {rank.node}"
@@ -93,7 +93,8 @@ def nodes_of(view: View) -> list[Node]:
 
 
 def node_rows(nodes: Sequence[Node]) -> list[NodeRow]:
-    """A row for each node, the worst first; more than a few that are alike are one, and those that are well the last.
+    """Return a row for each node, the worst first; more than a few that are alike are one, and those that are well the
+    last.
 
     The order is by what is drawn and not by the figures themselves, so that it does not change with every look.
     """

@@ -114,14 +114,14 @@ def _pair(name: str, first: str, first_unit: str, second: str, second_unit: str)
 
 
 def step_course(view: View, width: int) -> Line:
-    """The course of the median step time on one line."""
+    """Return the course of the median step time on one line."""
     values = newest(view.snapshot.history.step_p50_ns, width - 15)
     high, _ = ceiling_of(values, ())
     return line(Cell("  its course  ", "dim"), *sparkline(values, width - 15, view.glyphs, high))
 
 
 def step_chart(view: View, width: int, height: int) -> list[Line]:
-    """The course of the median step time, with its scale at the left and its span below."""
+    """Return the course of the median step time, with its scale at the left and its span below."""
     history, glyphs = view.snapshot.history, view.glyphs
     labels = 8
     columns = width - labels - 2
@@ -144,7 +144,7 @@ def _reach(snapshot: Snapshot, columns: int) -> str:
 
 
 def step_phases(view: View, width: int) -> list[Line]:
-    """Where the time of a step goes: one bar and its legend."""
+    """Return where the time of a step goes: one bar and its legend."""
     snapshot = view.snapshot
     phases = snapshot.phases
     remark = "" if phases is None else f"{duration(phases.step_ns)}, mean of all ranks"

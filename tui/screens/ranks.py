@@ -68,7 +68,7 @@ def _strips(rows: list[RankRow], view: View, width: int) -> list[Line]:
 
 
 def rank_rows(view: View) -> list[RankRow]:
-    """The ranks that the filter leaves, culprits first."""
+    """Return the ranks that the filter leaves, culprits first."""
     gpus = {rank: gpu for gpu in view.snapshot.gpus for rank in gpu.ranks}
     words = view.filter.lower().split()
     rows = []

@@ -24,7 +24,7 @@ VERDICT_MOST = 3
 
 
 def heading(title: str, width: int, glyphs: Glyphs, right: str = "", right_role: str = "dim") -> Line:
-    """A title on a horizontal rule, with a remark at its right end."""
+    """Return a title on a horizontal rule, with a remark at its right end."""
     title = cut(title, max(4, width - 6), glyphs.dots)
     room = width - cell_len(title) - 8
     end = f" {cut(right, room, glyphs.dots)} " if right and room > 3 else ""
@@ -39,7 +39,7 @@ def heading(title: str, width: int, glyphs: Glyphs, right: str = "", right_role:
 
 
 def aged_heading(title: str, view: View, at_ns: int | None, width: int, remark: str = "") -> Line:
-    """A heading that says how old the figures below it are once they are stale."""
+    """Return a heading that says how old the figures below it are once they are stale."""
     freshness, words = view.age(at_ns)
     if freshness == "stale":
         return heading(title, width, view.glyphs, words, "warning")
@@ -54,7 +54,7 @@ def as_fresh(lines: Sequence[Line], view: View, at_ns: int | None) -> list[Line]
 
 
 def verdict_lines(view: View, width: int, most: int) -> list[Line]:
-    """What is wrong, for how long, why, and what to do; of the reasons no more than fit into ``most`` lines."""
+    """Return what is wrong, for how long, why, and what to do; of the reasons no more than fit into ``most`` lines."""
     verdict, snapshot = view.snapshot.verdict, view.snapshot
     role = VERDICT_ROLES[verdict.state]
     word = "STALLED" if snapshot.state == "stalled" else VERDICT_WORDS[verdict.state]
@@ -95,7 +95,7 @@ def since_when(found: FindingView, snapshot: Snapshot) -> str:
 
 
 def finding_line(found: FindingView, view: View, width: int) -> Line:
-    """One finding on one line: how bad, what, since when."""
+    """Return one finding on one line: how bad, what, since when."""
     finding = found.finding
     role = SEVERITY_ROLES[finding.severity]
     over = found.until_ns is not None
@@ -132,6 +132,6 @@ def stack_lines(stack: Sequence[Frame], width: int, view: View) -> list[Line]:
 
 
 def right_aligned(left: Line, right: Line, width: int) -> Line:
-    """Two pieces at the two ends of a line; the left one is cut when they do not fit."""
+    """Return two pieces at the two ends of a line; the left one is cut when they do not fit."""
     room = max(0, width - width_of(right))
     return (*fitted(left, room), *right)

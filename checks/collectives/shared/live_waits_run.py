@@ -44,7 +44,7 @@ class LiveWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def longest_waits(record: RunRecord) -> tuple[LiveWait, ...]:
-    """The longest wait of each group; none for groups whose ranks are not all observed."""
+    """Return the longest wait of each group; none for groups whose ranks are not all observed."""
     return _longest_waits(ByIdentity(record))
 
 

@@ -48,7 +48,7 @@ def tell_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attr
 
 
 def counter_of(loop: ast.For) -> str:
-    """The name that counts the epochs; empty when the loop does not count, or counts in another variable."""
+    """Return the name that counts the epochs; empty when the loop does not count, or counts in another variable."""
     iterable: ast.expr = loop.iter
     while isinstance(iterable, ast.Call) and _last_name(iterable.func) in _WRAPPING and iterable.args:
         iterable = iterable.args[0]
@@ -58,7 +58,7 @@ def counter_of(loop: ast.For) -> str:
 
 
 def name_bound_before(module: Module, node: ast.AST, loop: ast.For) -> str:
-    """The name that an object is bound to, once, before a loop and in its block or one around it; or empty."""
+    """Return the name that an object is bound to, once, before a loop and in its block or one around it; or empty."""
     statement = module.parents.get(node)
     if not isinstance(statement, ast.Assign) or statement.value is not node or len(statement.targets) != 1:
         return ""

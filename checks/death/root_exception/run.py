@@ -14,7 +14,7 @@ MESSAGE_CHARACTERS = 200
 
 
 def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException, str] | None:
-    """The ranks, the first exception and its message, where all ranks that failed raised the same at one line.
+    """Return the ranks, the first exception and its message, where all ranks that failed raised the same at one line.
 
     None in a rehearsal, whose own section tells it unless a last batch that was cut brought it about, where the ranks
     part, and for messages that a check of their own speaks for.

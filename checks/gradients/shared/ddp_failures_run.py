@@ -40,7 +40,7 @@ class WrapperAttribute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ready_twice(record: RunRecord) -> ReadyTwice | None:
-    """The first exception about a parameter that was marked ready twice."""
+    """Return the first exception about a parameter that was marked ready twice."""
     failed = _ranks_with(record, "ready-twice")
     if not failed:
         return None
@@ -57,7 +57,7 @@ def ready_twice(record: RunRecord) -> ReadyTwice | None:
 
 
 def wrapper_attribute(record: RunRecord) -> WrapperAttribute | None:
-    """The first exception about an attribute that the wrapped model has and its wrapper has not."""
+    """Return the first exception about an attribute that the wrapped model has and its wrapper has not."""
     failed = _ranks_with(record, "wrapper-attribute")
     if not failed:
         return None

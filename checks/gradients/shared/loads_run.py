@@ -35,7 +35,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def loads(record: RunRecord) -> tuple[Load, ...]:
-    """What was loaded before or after the first step, one entry for each object that all ranks have.
+    """Return what was loaded before or after the first step, one entry for each object that all ranks have.
 
     A late load is left out where nothing shows what came of it.
     """
@@ -73,7 +73,7 @@ def loads(record: RunRecord) -> tuple[Load, ...]:
 
 
 def lone_loads(record: RunRecord) -> tuple[Load, ...]:
-    """The loads that left the ranks with different states."""
+    """Return the loads that left the ranks with different states."""
     return tuple(load for load in loads(record) if load.others and load.differs)
 
 

@@ -33,7 +33,8 @@ class NodeThreads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def crowded_node(record: RunRecord) -> NodeThreads | None:
-    """The threads of a node that has far too few cores for them; None where it has enough, or nothing could be less.
+    """Return the threads of a node that has far too few cores for them; None where it has enough, or nothing could be
+    less.
 
     Raises NotStated where nobody has said what the node is and it matters.
     """

@@ -26,7 +26,7 @@ class CorePressure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def core_pressure(record: RunRecord) -> CorePressure | None:
-    """The ranks whose main threads wait for a core, where the job itself runs more threads than there are cores.
+    """Return the ranks whose main threads wait for a core, where the job itself runs more threads than there are cores.
 
     What other programs do to the cores is not the job's, and neither is a short moment.
     """
@@ -44,7 +44,7 @@ def core_pressure(record: RunRecord) -> CorePressure | None:
 
 
 def full_shared_memory(record: RunRecord) -> tuple[HostUse, ...]:
-    """The ranks that hold something in a /dev/shm that is, or was, almost full."""
+    """Return the ranks that hold something in a /dev/shm that is, or was, almost full."""
     return tuple(
         use
         for use in record.host_uses

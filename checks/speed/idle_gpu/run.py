@@ -13,7 +13,7 @@ UNEXPLAINED_SHARE = 0.6
 
 
 def idle_gpus(record: RunRecord) -> tuple[GpuUse, ...]:
-    """The GPUs that compute for less of the training than they should.
+    """Return the GPUs that compute for less of the training than they should.
 
     Data wait (input-bound) and exposed communication have findings of their own and are no reason here.
     """

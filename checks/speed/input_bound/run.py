@@ -28,7 +28,7 @@ class DataWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def data_wait(record: RunRecord) -> DataWait | None:
-    """The wait for data if it takes more of the step than it may, on half of the ranks or more.
+    """Return the wait for data if it takes more of the step than it may, on half of the ranks or more.
 
     One rank whose data come late is a straggler and keeps the others waiting elsewhere. Raises TooLittleEvidence where
     too few steps were measured.

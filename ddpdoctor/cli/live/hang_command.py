@@ -41,7 +41,7 @@ OUTPUT_FILE = "on-hang.log"
 
 
 def read_command(text: str) -> tuple[str, ...]:
-    """The words of a command as a shell would divide them; raises UsageError when there is no such program."""
+    """Return the words of a command as a shell would divide them; raises UsageError when there is no such program."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:

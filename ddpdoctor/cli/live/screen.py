@@ -58,7 +58,7 @@ def show_autopsy(examination: Examination) -> None:
 
 
 def explanation_of(code: str) -> str:
-    """The documentation of a check; empty for one that is not known."""
+    """Return the documentation of a check; empty for one that is not known."""
     from ddpdoctor.catalogue.registry import find, load, read_catalogue
     from ddpdoctor.report.explanation import as_text
 

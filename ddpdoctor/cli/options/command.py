@@ -23,7 +23,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def result_option(*names: str, help: str, text: Callable[[click.Context], str]) -> Callable[[Decorated], Decorated]:
-    """An option that writes a text to stdout and ends the command."""
+    """Return an option that writes a text to stdout and ends the command."""
 
     def show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
@@ -45,7 +45,7 @@ def paths_argument(name: str, metavar: str) -> Callable[[Decorated], Decorated]:
 
 
 def help_option() -> Callable[[Decorated], Decorated]:
-    """The option ``--help``."""
+    """Return the option ``--help``."""
     return result_option("--help", "-h", help="Show this message and exit.", text=lambda ctx: ctx.get_help())
 
 

@@ -13,7 +13,7 @@ from ddpdoctor.launch.request import Launch, LaunchLine
 
 
 def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) -> LaunchLine:
-    """What is to be examined; of several paths, which only ``--static`` takes, the first.
+    """Return what is to be examined; of several paths, which only ``--static`` takes, the first.
 
     Raises UsageError when nothing is named, when two things are, and for a launch command that is not understood.
     """
@@ -42,7 +42,7 @@ def _is_launch_line(words: tuple[str, ...]) -> bool:
 
 
 def script_path(line: LaunchLine) -> Path:
-    """The file that is examined; raises UsageError when there is no such module."""
+    """Return the file that is examined; raises UsageError when there is no such module."""
     if not line.launch.module:
         return Path(line.target)
     from ddpdoctor.launch.rehearsal_plan import module_places

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run_directory(run: str | None) -> Path:
-    """The directory of a run: a path, or the name of a kept run; by default the newest.
+    """Return the directory of a run: a path, or the name of a kept run; by default the newest.
 
     Raises UsageError where there is none.
     """
@@ -28,7 +28,7 @@ def run_directory(run: str | None) -> Path:
 
 
 def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
-    """What was recorded of a run that is over.
+    """Return what was recorded of a run that is over.
 
     Raises UsageError where it goes on, or is a rehearsal, and RecordError where it cannot be read.
     """

@@ -18,7 +18,7 @@ MOST_SAMPLES = 1_000_000_000
 
 
 def rehearsal_options(function: Decorated) -> Decorated:
-    """How many ranks, batches and samples, on what, and with what held back."""
+    """Return how many ranks, batches and samples, on what, and with what held back."""
     return _all(
         function,
         click.option(
@@ -85,7 +85,7 @@ def rehearsal_options(function: Decorated) -> Decorated:
 
 
 def judging_options(function: Decorated) -> Decorated:
-    """Which checks count, and from which severity on."""
+    """Return which checks count, and from which severity on."""
     return _all(
         function,
         click.option(
@@ -104,7 +104,7 @@ def judging_options(function: Decorated) -> Decorated:
 
 
 def words(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of options that take several, separated by commas or given again."""
+    """Return the words of options that take several, separated by commas or given again."""
     return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
 
 

@@ -14,7 +14,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def report_option(kinds: Sequence[str]) -> Callable[[Decorated], Decorated]:
-    """The option, for these kinds of reports; its parameter is ``reports``."""
+    """Return the option, for these kinds of reports; its parameter is ``reports``."""
     return click.option(
         "--report",
         "reports",

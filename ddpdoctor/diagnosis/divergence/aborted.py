@@ -79,7 +79,7 @@ def find_aborted(record: RunRecord, matcher: Matcher) -> Aborted | None:
 
 
 def call_it_died_in(record: RunRecord, rank: Rank) -> Call | None:
-    """The explicit collective that a dead rank was in; None where it was in none, or had left it."""
+    """Return the explicit collective that a dead rank was in; None where it was in none, or had left it."""
     call = _last_call(record, rank.rank)
     if call is None or call.over:
         return None
@@ -94,7 +94,7 @@ def call_it_died_in(record: RunRecord, rank: Rank) -> Call | None:
 
 
 def aborted_culprit(aborted: Aborted) -> tuple[int | None, str]:
-    """The rank that may be blamed, by the others' majority or by what was done before, and why."""
+    """Return the rank that may be blamed, by the others' majority or by what was done before, and why."""
     callers, absent = aborted.callers, aborted.absent
     if aborted.difference or aborted.outsiders or not absent:
         return None, ""
@@ -108,7 +108,7 @@ def aborted_culprit(aborted: Aborted) -> tuple[int | None, str]:
 
 
 def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blocked]) -> tuple[NextCall, ...]:
-    """What each rank of which it is known did, by rank."""
+    """Return what each rank of which it is known did, by rank."""
     known = {rank.rank: rank for rank in record.ranks}
     turns = [
         NextCall(
@@ -143,7 +143,7 @@ def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blo
 
 
 def last_stack(record: RunRecord, rank: Rank) -> tuple[Frame, ...]:
-    """The main thread's stack when a signal ended a rank; empty where none did, or it could not say."""
+    """Return the main thread's stack when a signal ended a rank; empty where none did, or it could not say."""
     told = any(dump.of_the_end for dump in record.stacks if dump.rank == rank.rank and dump.main)
     return main_stack(record, rank.rank) if told or rank.signal in CRASHES else ()
 

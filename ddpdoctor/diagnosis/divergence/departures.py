@@ -32,7 +32,7 @@ def find_departed_rank(record: RunRecord, matcher: Matcher, blocked: Mapping[int
 
 
 def root_exception(rank: Rank) -> RankException | None:
-    """The first exception of a rank that ended by one."""
+    """Return the first exception of a rank that ended by one."""
     return min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
 
 

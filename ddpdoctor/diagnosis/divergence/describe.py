@@ -100,7 +100,7 @@ def whereabouts(record: RunRecord) -> str:
 
 
 def disputed_call(divergence: Divergence) -> str:
-    """The call that some ranks make and others do not: ``all_reduce at train.py:57``."""
+    """Return the call that some ranks make and others do not: ``all_reduce at train.py:57``."""
     turns = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
     if divergence.form == "aborted":
         turns = [turn for turn in turns if _is_call(turn)]
@@ -109,14 +109,14 @@ def disputed_call(divergence: Divergence) -> str:
 
 
 def ranks(divergence: Divergence) -> tuple[int, ...]:
-    """The culprit alone if it may be named, otherwise all ranks that part."""
+    """Return the culprit alone if it may be named, otherwise all ranks that part."""
     if divergence.culprit is not None:
         return (divergence.culprit,)
     return tuple(turn.rank for turn in divergence.turns)
 
 
 def locations(divergence: Divergence) -> tuple[Location, ...]:
-    """The lines at which the ranks part, the culprit's first, then what the others wait in."""
+    """Return the lines at which the ranks part, the culprit's first, then what the others wait in."""
     turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
     found: dict[Location, None] = {}
     for turn in (*turns, *divergence.proof):
@@ -127,7 +127,7 @@ def locations(divergence: Divergence) -> tuple[Location, ...]:
 
 
 def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
-    """The last common entry, what each rank did next with its line and stack, and why a rank is blamed."""
+    """Return the last common entry, what each rank did next with its line and stack, and why a rank is blamed."""
     told = []
     if divergence.last_common is not None:
         last = divergence.last_common

@@ -99,7 +99,7 @@ class Lane:
         return self.rows[position - self.base]
 
     def column(self, values: array[int], start: int, stop: int) -> array[int]:
-        """The values of a track's column at the positions ``start`` to ``stop``, exclusive."""
+        """Return the values of a track's column at the positions ``start`` to ``stop``, exclusive."""
         low, high = start - self.base, stop - self.base
         first, last = self.rows[low], self.rows[high - 1]
         if last - first == high - 1 - low:

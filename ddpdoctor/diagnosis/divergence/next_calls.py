@@ -112,7 +112,7 @@ class Lanes:
         return own == held.row or (same_lane and track.site[own] == track.site[held.row])
 
     def turn(self, rank: int, position: int, waiting: bool) -> NextCall | None:
-        """What a rank did at a position, if it got there."""
+        """Return what a rank did at a position, if it got there."""
         row = self.row(rank, position)
         if row is None:
             return None
@@ -230,13 +230,13 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
 
 
 def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:
-    """The last stack of the main thread of a rank, innermost frame first."""
+    """Return the last stack of the main thread of a rank, innermost frame first."""
     dump = _main_dump(record, rank)
     return () if dump is None else dump.frames
 
 
 def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | None:
-    """The thread or exit handler that keeps the process of a rank whose script is over, and where it stands.
+    """Return the thread or exit handler that keeps the process of a rank whose script is over, and where it stands.
 
     None where the script is not over.
     """
@@ -309,7 +309,7 @@ def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
 
 
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames of a stack that are in the user's files."""
+    """Return the frames of a stack that are in the user's files."""
     files = {frame.file for site in record.sites for frame in site.frames} | {record.job.script}
     beside = os.path.dirname(record.job.script) + os.sep
     mine = tuple(frame for frame in stack if frame.file in files or _is_beside(frame.file, beside))

@@ -94,7 +94,7 @@ def explains(record: RunRecord, turns: Iterable[NextCall]) -> bool:
 
 
 def missing_gradients(record: RunRecord) -> tuple[MissingGradient, ...]:
-    """What was recorded of missing gradients; of a job that nobody asked about them, what DDP's error says."""
+    """Return what was recorded of missing gradients; of a job that nobody asked about them, what DDP's error says."""
     return record.missing_gradients or tuple(_reported(record))
 
 

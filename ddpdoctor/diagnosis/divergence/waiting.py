@@ -61,7 +61,7 @@ def open_calls(record: RunRecord) -> dict[int, OpenCall]:
 
 
 def missing_peer(record: RunRecord, track: CollectiveTrack, row: int) -> tuple[int, ...] | None:
-    """The peer that has not made the matching call yet, nobody when it has; None where it cannot be known.
+    """Return the peer that has not made the matching call yet, nobody when it has; None where it cannot be known.
 
     The n-th send from one rank to another in a group matches the n-th receive there; a receive from any source, on
     either side, may match anything.
@@ -198,7 +198,7 @@ def is_echo(rank: Rank) -> bool:
 
 
 def left_ns(rank: Rank) -> int:
-    """When a rank left: the time of its first exception if it raised, else the end of its process."""
+    """Return when a rank left: the time of its first exception if it raised, else the end of its process."""
     if rank.end == "raised" and rank.exceptions:
         return min(entry.time_ns for entry in rank.exceptions)
     return rank.ended_ns

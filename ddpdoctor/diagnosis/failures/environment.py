@@ -79,7 +79,7 @@ class Lack(msgspec.Struct, frozen=True):
 
 
 def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack | None:
-    """What the environment lacked, where that raised an exception; None where the script has to answer for it.
+    """Return what the environment lacked, where that raised an exception; None where the script has to answer for it.
 
     With a record, a file that the ranks themselves made, or whose directory they made, is the script's own affair.
     """
@@ -105,7 +105,7 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
 
 
 def install_line(module: str) -> str:
-    """The command that installs the package of a module; empty for one that is built from its sources."""
+    """Return the command that installs the package of a module; empty for one that is built from its sources."""
     top = module.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(top, top)
     return f"pip install {distribution}" if distribution else ""

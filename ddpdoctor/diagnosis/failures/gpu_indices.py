@@ -35,13 +35,13 @@ def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
 
 
 def gpus_of_the_node(raised: RankException) -> int | None:
-    """How many GPUs the pretended node has, where an exception came of asking for more."""
+    """Return how many GPUs the pretended node has, where an exception came of asking for more."""
     match = _NO_SUCH_GPU.search(raised.message)
     return None if match is None else int(match[2])
 
 
 def wrong_index(record: RunRecord) -> WrongIndex | None:
-    """The first rank that asked for a GPU by its global rank."""
+    """Return the first rank that asked for a GPU by its global rank."""
     for rank in record.ranks:
         for raised in rank.exceptions:
             match = _NO_SUCH_GPU.search(raised.message)

@@ -39,7 +39,7 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def killed_rank(record: RunRecord) -> Killed | None:
-    """The first rank that was killed while others were at work; None where that cannot be told.
+    """Return the first rank that was killed while others were at work; None where that cannot be told.
 
     Processes that all vanish at the same moment were ended together, by their launcher or the user, and those of a job
     that was told to end by that: nothing is said.

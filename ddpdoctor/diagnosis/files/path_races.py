@@ -37,7 +37,7 @@ class Race(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def races(record: RunRecord) -> tuple[Race, ...]:
-    """Every race of a run, at most one for a path, in the order of the paths' first accesses."""
+    """Return every race of a run, at most one for a path, in the order of the paths' first accesses."""
     return _races(ByIdentity(record))
 
 
@@ -114,7 +114,7 @@ class _Path:
         self._training_ns = min(steps, default=0)
 
     def race(self) -> Race | None:
-        """The race at this path, the most specific one first."""
+        """Return the race at this path, the most specific one first."""
         return self._prepared() or self._read_early() or self._in_the_way()
 
     def _prepared(self) -> Race | None:

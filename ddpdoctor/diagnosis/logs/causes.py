@@ -73,7 +73,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The user's frames of a traceback, innermost first."""
+    """Return the user's frames of a traceback, innermost first."""
     return tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
 
 

@@ -24,7 +24,7 @@ from ddpdoctor.record.model import RunRecord
 
 
 def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str]) -> Iterator[Finding]:
-    """The first cause, where this check speaks for it, and the echoes that it speaks for; echoes are advice."""
+    """Yield the first cause, where this check speaks for it, and the echoes that it speaks for; echoes are advice."""
     for told in causes_of(record):
         if told.trouble == check.stands_for:
             is_cause = told.role == "cause" and not explains_the_death(record)
@@ -47,7 +47,7 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str
 def from_dumps(
     check: Check, record: RunRecord, remedy: Callable[[Divergence], str], severity: Severity | None = None
 ) -> Iterator[Finding]:
-    """Where the ranks' collectives part by the flight recorder's dumps, if this check speaks for it."""
+    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check speaks for it."""
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
@@ -73,7 +73,7 @@ class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parting_of(record: RunRecord) -> DumpParting | None:
-    """The one divergence that dumps, or the stacks of living ranks, show.
+    """Return the one divergence that dumps, or the stacks of living ranks, show.
 
     Of dumps: among the ranks that left one, and only then with those that did not.
     """

@@ -17,7 +17,7 @@ PROFILE = "`ddpdoctor profile -- COMMAND` records all of this while the job runs
 
 
 def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple[str, ...]:
-    """What would have told more, most telling first; nothing where the first cause is plain.
+    """Return what would have told more, most telling first; nothing where the first cause is plain.
 
     ``explained`` tells that the dumps show where the ranks part.
     """

@@ -12,7 +12,7 @@ _SIGHUP = 1
 
 
 def of_killing(told: Told) -> str:
-    """What to do about a process that was killed."""
+    """Return what to do about a process that was killed."""
     first = told.first
     if first.kind == "killed-by-kernel" or any(one.kind == "killed-by-kernel" for one in told.behind):
         return "Give the job more memory (container limit, --mem), or let it hold less: loader workers, caches."
@@ -53,7 +53,7 @@ def of_killing(told: Told) -> str:
 
 
 def of_timeout(told: Told) -> str:
-    """What to do about a collective that timed out."""
+    """Return what to do about a collective that timed out."""
     if told.absent:
         return (
             f"Look at what {rank_list(told.absent)} did meanwhile (py-spy, or `ddpdoctor autopsy --live` next time): "

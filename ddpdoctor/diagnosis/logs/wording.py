@@ -66,20 +66,20 @@ def title(told: Told) -> str:
 
 
 def said(one: Incident) -> str:
-    """What an exception's message says, in one line."""
+    """Return what an exception's message says, in one line."""
     raised = RankException(time_ns=0, type=one.type, message=one.message or "")
     text = " ".join((headline(raised) or one.type).split())
     return text if len(text) <= MESSAGE_CHARACTERS else f"{text[: MESSAGE_CHARACTERS - 1]}…"
 
 
 def locations(told: Told) -> tuple[Location, ...]:
-    """The user's lines, the first incident's first."""
+    """Return the user's lines, the first incident's first."""
     found = [location_of(frame) for one in (*told.incidents, *told.behind) for frame in user_frames(one.frames)[:1]]
     return tuple(dict.fromkeys(place for place in found if place is not None))
 
 
 def facts(told: Told) -> Iterator[Fact]:
-    """Where the logs hold it, on which ranks, and what else bears on it."""
+    """Yield where the logs hold it, on which ranks, and what else bears on it."""
     incidents = told.incidents
     for one in incidents[:FACTS_OF_RANKS]:
         numbers: dict[str, int | float] = {}

@@ -28,7 +28,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[int, Lateness]:
-    """How late each rank is that met others."""
+    """Return how late each rank is that met others."""
     met = tuple(meetings)
     phases = _Phases(ranks, met)
     late_ns: dict[int, float] = {rank: 0.0 for meeting in met for rank in meeting.ranks}
@@ -80,7 +80,7 @@ class _Phases:
         self._sorted: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 
     def longest(self, rank: int, members: tuple[int, ...], step: int, least_ns: float) -> str:
-        """The phase that exceeded most what it took the other members since the ranks had met before.
+        """Return the phase that exceeded most what it took the other members since the ranks had met before.
 
         Empty where that was less than ``least_ns``. What lies between is the optimizer and the code behind it of the
         step before, and all up to the meeting of this one. Of a meeting that comes after this step's optimizer nothing

@@ -41,7 +41,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_uses(record: RunRecord) -> tuple[GpuUse, ...]:
-    """The use of every GPU that ranks train on and that was looked at while they did."""
+    """Return the use of every GPU that ranks train on and that was looked at while they did."""
     tracks = {track.rank: track for track in record.step_tracks if len(track)}
     newest_ns = max((track.ended_at_ns[-1] for track in tracks.values()), default=0)
     found = (_use(gpu, tracks, newest_ns - WINDOW_NS, spins=waits_on_the_gpu(record)) for gpu in record.gpus)

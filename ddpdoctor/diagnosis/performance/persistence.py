@@ -21,7 +21,7 @@ HOLDS_IN = 3
 
 
 def enough_steps(record: RunRecord) -> RunSummary:
-    """The figures of a run; raises TooLittleEvidence where too few steps were measured to judge by them."""
+    """Return the figures of a run; raises TooLittleEvidence where too few steps were measured to judge by them."""
     summary = summarise(record)
     if summary.steps < FEWEST_STEPS:
         raise TooLittleEvidence(f"{summary.steps} steps were measured after the warm-up, and it takes {FEWEST_STEPS}")
@@ -36,7 +36,7 @@ def holds(record: RunRecord, claim: Callable[[RunSummary], bool]) -> bool:
 
 
 def typical(record: RunRecord, figure: Callable[[RunSummary], float]) -> RunSummary:
-    """The figures of the quarter in the middle by one of them, so that a single long moment counts for nothing.
+    """Return the figures of the quarter in the middle by one of them, so that a single long moment counts for nothing.
 
     Of the two in the middle it is the lower one: what ``holds`` is true of it.
     """
@@ -45,7 +45,7 @@ def typical(record: RunRecord, figure: Callable[[RunSummary], float]) -> RunSumm
 
 
 def quarters(record: RunRecord) -> tuple[RunSummary, ...]:
-    """The figures of four parts of the run, each with the same number of sampled steps."""
+    """Return the figures of four parts of the run, each with the same number of sampled steps."""
     return _quarters(ByIdentity(record))
 
 

@@ -21,7 +21,7 @@ class LostScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lost_scaling(record: RunRecord) -> LostScaling | None:
-    """How far a job falls short; None where it does not.
+    """Return how far a job falls short; None where it does not.
 
     Raises TooLittleEvidence where no run on one rank is known, or too few steps were measured.
     """

@@ -49,7 +49,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def straggler(record: RunRecord) -> Straggler | None:
-    """The ranks that the others wait for, if there are such; at most half of those that wait for each other.
+    """Return the ranks that the others wait for, if there are such; at most half of those that wait for each other.
 
     Ranks are told apart by how long they wait themselves: a straggler hardly does. Where ranks take turns in being late
     all wait alike and nobody is one. Ranks that the record does not see may come later still: there, who is held up for
@@ -102,7 +102,7 @@ def _straggler(key: ByIdentity) -> Straggler | None:
 
 
 def late_ranks(summary: RunSummary, share: float) -> tuple[tuple[int, ...], float] | None:
-    """The ranks that wait less than all others by a ``share`` of the step or more, and by how much."""
+    """Return the ranks that wait less than all others by a ``share`` of the step or more, and by how much."""
     ranks = sorted((rank for rank in summary.ranks if rank.waiting_ns is not None), key=_waiting_ns)
     if len(ranks) < 2:
         return None

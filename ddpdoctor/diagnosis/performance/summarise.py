@@ -19,7 +19,8 @@ from ddpdoctor.record.streams.measured import StepTrack
 
 
 def summarise(record: RunRecord) -> RunSummary:
-    """The figures of all steps in the record that count; of the last ones with ``summarise(recent(record, ns))``.
+    """Return the figures of all steps in the record that count; of the last ones with ``summarise(recent(record,
+    ns))``.
 
     The first steps of a run and those after a pause are left out. Throughput is that of the steps, pauses left out.
     """
@@ -27,7 +28,7 @@ def summarise(record: RunRecord) -> RunSummary:
 
 
 def percentile(values: Sequence[int], share: float) -> float:
-    """The value below which a share of the values lies, by the nearest rank."""
+    """Return the value below which a share of the values lies, by the nearest rank."""
     ordered = sorted(values)
     return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 

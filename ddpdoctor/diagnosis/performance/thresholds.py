@@ -31,5 +31,5 @@ above which it takes too much.
 
 
 def threshold(record: RunRecord, name: str) -> float:
-    """The threshold of the check called ``name`` for this run."""
+    """Return the threshold of the check called ``name`` for this run."""
     return record.job.thresholds.get(name, DEFAULTS[name])

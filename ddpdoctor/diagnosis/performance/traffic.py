@@ -27,7 +27,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def link_of(record: RunRecord, ranks: Collection[int]) -> Link | None:
-    """The link of a group of ranks.
+    """Return the link of a group of ranks.
 
     None where it is not known: ranks without a GPU of their own that this node's driver knows, as on several nodes, and
     backends that do not send from GPU to GPU.

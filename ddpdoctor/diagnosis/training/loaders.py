@@ -76,7 +76,7 @@ def feeds_ddp(record: RunRecord, loader: Loader) -> bool:
 
 
 def training_loader(record: RunRecord) -> Loader | None:
-    """The loader whose batches the first rank trained on most, or the only one that it made; None if neither."""
+    """Return the loader whose batches the first rank trained on most, or the only one that it made; None if neither."""
     first = min((loader.rank for loader in record.loaders), default=None)
     own = [loader for loader in record.loaders if loader.rank == first]
     backwards: dict[int, int] = {}

@@ -52,7 +52,7 @@ class LuckyBroadcast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forward_ranks(record: RunRecord) -> dict[Line, frozenset[int]]:
-    """The ranks that ran a forward of a DDP module from each line."""
+    """Return the ranks that ran a forward of a DDP module from each line."""
     found: dict[Line, set[int]] = {}
     for forward in record.forwards:
         frame = record.site(forward.site).innermost

@@ -67,7 +67,7 @@ def parameters_around_steps(record: RunRecord, wrap: int, ranks: tuple[int, ...]
 
 
 def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Backward, ...]:
-    """The backwards whose gradients a step uses, in order of time: those since the gradients were cleared."""
+    """Return the backwards whose gradients a step uses, in order of time: those since the gradients were cleared."""
     found: list[Backward] = []
     for backward in reversed(record.backwards):
         if backward.rank == step.rank and backward.time_ns < step.time_ns and wrap in backward.wraps:

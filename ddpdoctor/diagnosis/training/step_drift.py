@@ -115,7 +115,7 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackwa
 
 
 def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
-    """The ranks that live and wait in a backward for one that does not come.
+    """Return the ranks that live and wait in a backward for one that does not come.
 
     Of ranks that part for good one whose reduction is not over waits, be it that its pulse has not said so yet.
     """

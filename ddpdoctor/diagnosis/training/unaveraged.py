@@ -55,7 +55,7 @@ class Unaveraged(msgspec.Struct, frozen=True, kw_only=True):
     """At least one training forward of the wrap let DDP reduce."""
 
     def facts(self, basis: Basis) -> tuple[Fact, ...]:
-        """The numbers that prove it, the step that uses the gradients, and the wrap."""
+        """Return the numbers that prove it, the step that uses the gradients, and the wrap."""
         numbers = {
             "parameters": self.unequal,
             "compared": self.compared,

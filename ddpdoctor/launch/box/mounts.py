@@ -41,13 +41,13 @@ class Mount(NamedTuple):
 
 
 def read_mountinfo() -> bytes:
-    """The kernel's list of this process's mounts; raises OSError where there is none."""
+    """Return the kernel's list of this process's mounts; raises OSError where there is none."""
     with open("/proc/self/mountinfo", "rb") as file:
         return file.read()
 
 
 def visible_mounts(mountinfo: bytes) -> tuple[Mount, ...]:
-    """The mounts that a path can reach, parents before what is mounted in them.
+    """Return the mounts that a path can reach, parents before what is mounted in them.
 
     A later mount hides an earlier one at the same place and below it: the kernel lists them in that order.
     """

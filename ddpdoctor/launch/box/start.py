@@ -79,7 +79,8 @@ class Box:
             self._alive = -1
 
     def written(self) -> Iterator[tuple[str, Path]]:
-        """The files that were written or made in the box: the path that the script knows, and where its content lies.
+        """Yield the files that were written or made in the box: the path that the script knows, and where its content
+        lies.
 
         What was deleted, directories, and what was held in memory are left out.
         """
@@ -120,7 +121,7 @@ def _inner_pid(outer: int) -> int | None:
 
 
 def mount_points() -> dict[str, bool]:
-    """Where file systems are mounted out here, and whether they are read-only."""
+    """Return where file systems are mounted out here, and whether they are read-only."""
     try:
         return {mount.point: mount.read_only for mount in visible_mounts(read_mountinfo())}
     except OSError:

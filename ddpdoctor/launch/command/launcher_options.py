@@ -43,7 +43,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 

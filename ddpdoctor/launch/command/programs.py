@@ -30,7 +30,8 @@ def program_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def python_of(word: str, environment: Mapping[str, str]) -> str:
-    """The Python that runs a launcher: its first line names it, or it lies beside it; empty when it is not known.
+    """Return the Python that runs a launcher: its first line names it, or it lies beside it; empty when it is not
+    known.
 
     Raises UsageError for a path at which there is no program.
     """

@@ -45,7 +45,7 @@ def ranks_of_job(parsed: Parsed, name: str) -> int | None:
 
 
 def most_nodes(parsed: Parsed, name: str) -> int:
-    """The upper end of ``--nnodes``, which is a number or a range."""
+    """Return the upper end of ``--nnodes``, which is a number or a range."""
     text = parsed.options.get("--nnodes", "1")
     numbers = text.split(":")
     if len(numbers) > 2 or not all(number.isdigit() and int(number) for number in numbers):

@@ -63,7 +63,7 @@ def without_wrappers(words: Sequence[str]) -> Wrapped:
 
 
 def refuse(words: Sequence[str]) -> UsageError:
-    """The error for a command that is none of those that are understood, with what to write instead."""
+    """Return the error for a command that is none of those that are understood, with what to write instead."""
     name = Path(words[0]).name
     if name in _SHELLS or name.endswith((".sh", ".bash")):
         return _shell(words)

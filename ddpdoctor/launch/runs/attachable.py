@@ -12,7 +12,7 @@ from ddpdoctor.record.plan import read_plan
 
 
 def find_run(named: str | None) -> tuple[Path, tuple[Path, ...]]:
-    """The run to attach to, and the other live runs of this user, newest first.
+    """Return the run to attach to, and the other live runs of this user, newest first.
 
     Raises UsageError when none runs, and RecordError when the named one cannot be read.
     """

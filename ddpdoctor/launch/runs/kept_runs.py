@@ -47,7 +47,8 @@ def new_run_directory(named: str | None) -> Path:
 
 
 def unmade_run_directory(named: str | None) -> Path:
-    """The run directory for a job that others start: the one that the user names, or a new name among the kept runs.
+    """Return the run directory for a job that others start: the one that the user names, or a new name among the kept
+    runs.
 
     The job's first process makes it, so that a job which never starts leaves none behind. Raises UsageError and
     ConfigurationError as ``new_run_directory`` does.
@@ -59,7 +60,7 @@ def unmade_run_directory(named: str | None) -> Path:
 
 
 def kept_runs_directory() -> Path:
-    """Where the kept runs are; raises ConfigurationError where this user has no home."""
+    """Return where the kept runs are; raises ConfigurationError where this user has no home."""
     try:
         return state_directory() / "runs"
     except RuntimeError as error:
@@ -75,7 +76,7 @@ def named_run(name: str) -> Path:
 
 
 def kept_runs() -> list[Path]:
-    """The kept runs, newest first."""
+    """Return the kept runs, newest first."""
     try:
         found = [path for path in kept_runs_directory().glob(f"{_PREFIX}*") if (path / layout.JOB_FILE).is_file()]
     except (OSError, ConfigurationError):

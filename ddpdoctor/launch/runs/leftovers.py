@@ -44,7 +44,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def leftovers() -> list[Leftover]:
-    """What is left of rehearsals, oldest first; removes the run directories of those that left nothing."""
+    """Return what is left of rehearsals, oldest first; removes the run directories of those that left nothing."""
     found = []
     for directory in rehearsal_directories():
         owner = owner_of(directory)
@@ -90,7 +90,7 @@ def _plan(directory: Path) -> dict[str, object]:
 
 
 def told(found: list[Leftover]) -> str:
-    """One line that says what is left, and how to be rid of it; empty when there is nothing to be told."""
+    """Return one line that says what is left, and how to be rid of it; empty when there is nothing to be told."""
     paths = [path for leftover in found if not leftover.foreign for path in leftover.files.made]
     paths += [left.path for leftover in found if not leftover.foreign for left in leftover.unclear]
     if not paths:

@@ -30,7 +30,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def this_process() -> Owner:
-    """The owner of what this process makes."""
+    """Return the owner of what this process makes."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -52,7 +52,7 @@ def sign(directory: Path) -> None:
 
 
 def owner_of(directory: Path) -> Owner | None:
-    """Who made a run directory; None where that is not known."""
+    """Return who made a run directory; None where that is not known."""
     try:
         return msgspec.convert(json.loads((directory / OWNER_FILE).read_bytes()), Owner)
     except (OSError, ValueError, msgspec.ValidationError):

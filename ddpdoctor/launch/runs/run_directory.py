@@ -20,7 +20,7 @@ _KEPT = "kept-for-cleaning"
 
 
 def state_directory() -> Path:
-    """Where the tool keeps its state: ``$XDG_STATE_HOME/ddpdoctor``, by default under ``~/.local/state``.
+    """Return where the tool keeps its state: ``$XDG_STATE_HOME/ddpdoctor``, by default under ``~/.local/state``.
 
     Raises RuntimeError where this user has no home.
     """
@@ -59,7 +59,7 @@ def keep_for_cleaning(directory: Path) -> None:
 
 
 def rehearsal_directories() -> list[Path]:
-    """The run directories of rehearsals that run, or were killed; oldest first."""
+    """Return the run directories of rehearsals that run, or were killed; oldest first."""
     places = [(Path(os.environ.get("TMPDIR") or "/tmp"), f"ddpdoctor-{_PREFIX}")]  # gettempdir() would write there
     try:
         places.append((state_directory() / "runs", _PREFIX))

@@ -41,7 +41,7 @@ class GpuSampler:
         threading.Thread(target=self._run, name="ddpdoctor-gpus", daemon=True).start()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs with their samples, without the ranks that use them; empty where there are none."""
+        """Return the GPUs with their samples, without the ranks that use them; empty where there are none."""
         with self._lock:
             return tuple(
                 msgspec.structs.replace(gpu, samples=tuple(samples))

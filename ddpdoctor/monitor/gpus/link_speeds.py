@@ -10,7 +10,7 @@ _NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 
 
 def pcie_bytes_per_s(generation: int | None, width: int | None) -> float | None:
-    """A PCIe link of so many lanes; None where the generation or the width is not known."""
+    """Return a PCIe link of so many lanes; None where the generation or the width is not known."""
     lane = None if generation is None else _PCIE_LANE_BYTES_PER_S.get(generation)
     return None if lane is None or not width else lane * width
 

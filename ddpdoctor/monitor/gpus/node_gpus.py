@@ -24,7 +24,7 @@ class NodeGpus:
         self._sampler.start()
 
     def added_to(self, record: RunRecord) -> RunRecord:
-        """The record with the newest samples; returns at once, whatever the driver does."""
+        """Return the record with the newest samples; returns at once, whatever the driver does."""
         gpus = self._sampler.gpus()
         if not gpus:
             state = StreamState("absent", self._sampler.note() or _NO_GPUS_WITHOUT)
@@ -35,7 +35,7 @@ class NodeGpus:
         )
 
     def note(self) -> str:
-        """Why there are no figures, or no new ones; empty when all is well."""
+        """Return why there are no figures, or no new ones; empty when all is well."""
         return self._sampler.note()
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class Driver:
         self._events = self._event_set()
 
     def describe(self, device: Device) -> Gpu:
-        """What does not change while a job runs."""
+        """Return what does not change while a job runs."""
         memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
         capability = self._ask("nvmlDeviceGetCudaComputeCapability", device.whole)
         return Gpu(

@@ -30,7 +30,7 @@ class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_ranks(gpus: tuple[Gpu, ...], ranks: Iterable[RankProcess]) -> tuple[Gpu, ...]:
-    """The GPUs with the ranks that use them; a rank whose GPU cannot be told is on none."""
+    """Return the GPUs with the ranks that use them; a rank whose GPU cannot be told is on none."""
     users: dict[int, list[int]] = {}
     for rank in ranks:
         position = _position(gpus, rank)

@@ -39,7 +39,7 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_last_words(directory: Path, pid: int) -> LastWords | None:
-    """What a process wrote at its end; None where it did not, or had no time to."""
+    """Return what a process wrote at its end; None where it did not, or had no time to."""
     try:
         with (directory / layout.last_words_name(pid)).open("rb") as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
@@ -66,7 +66,7 @@ def read_last_words(directory: Path, pid: int) -> LastWords | None:
 def with_last_words(
     record: RunRecord, words: Mapping[int, LastWords | None], training_threads: Mapping[int, int]
 ) -> RunRecord:
-    """The record with the stacks of the ranks that a signal ended.
+    """Return the record with the stacks of the ranks that a signal ended.
 
     ``training_threads``: by process the thread that trains, where that is not the main thread.
     """

@@ -46,7 +46,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recordings(ranks: Sequence[RunningRank]) -> list[Recording]:
-    """The recording of each rank, all of them asked at once."""
+    """Return the recording of each rank, all of them asked at once."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         return list(pool.map(_recording, ranks))
 

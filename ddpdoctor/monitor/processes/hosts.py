@@ -30,7 +30,7 @@ class Hosts:
         self._uses: dict[int, HostUse] = {}
 
     def look(self, pids: Mapping[int, int], now_ns: int) -> tuple[HostUse, ...]:
-        """What is known of the processes, given by rank; they are looked at every few seconds."""
+        """Return what is known of the processes, given by rank; they are looked at every few seconds."""
         if now_ns - self._looked_at_ns >= LOOK_EVERY_NS:
             self._looked_at_ns = now_ns
             for rank, pid in pids.items():

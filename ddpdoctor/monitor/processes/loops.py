@@ -33,7 +33,7 @@ class LoopDetector:
         self._since_ns = self._wanted_ns = 0
 
     def look(self, wait: LastingWait | None, record: RunRecord, now_ns: int) -> int | None:
-        """The process that seems to be in an endless loop; None while none does."""
+        """Return the process that seems to be in an endless loop; None while none does."""
         rank = next((rank for rank in record.ranks if wait is not None and rank.rank == wait.late), None)
         if wait is None or wait.place is None or rank is None:
             self._place = None

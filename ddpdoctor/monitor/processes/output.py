@@ -22,7 +22,7 @@ def rank_outputs(directory: Path) -> Path:
 
 
 def tail_of_rank(directory: Path, local_rank: int) -> str:
-    """The last lines that a rank wrote: its stderr, or its stdout when that is empty."""
+    """Return the last lines that a rank wrote: its stderr, or its stdout when that is empty."""
     for stream in ("stderr.log", "stdout.log"):
         for path in sorted(rank_outputs(directory).glob(f"*/attempt_0/{local_rank}/{stream}")):
             text = tail(path)
@@ -32,7 +32,7 @@ def tail_of_rank(directory: Path, local_rank: int) -> str:
 
 
 def tail(path: Path) -> str:
-    """The last lines of a file, whatever bytes are in it."""
+    """Return the last lines of a file, whatever bytes are in it."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -52,7 +52,7 @@ def _shortened(line: str) -> str:
 
 
 def script_output(directory: Path) -> str:
-    """What a script that starts its own ranks printed, without the launcher's own lines."""
+    """Return what a script that starts its own ranks printed, without the launcher's own lines."""
     lines = tail(launcher_output(directory)).splitlines()
     return "\n".join(line for line in lines if not _LAUNCHER_NOISE.search(line))
 

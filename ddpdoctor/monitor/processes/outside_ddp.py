@@ -18,7 +18,7 @@ _LAUNCHERS = {"horovodrun": "Horovod", "bpslaunch": "BytePS"}
 
 
 def library_of(script: str, program: str) -> str:
-    """What people call the library that a script needs, or whose launcher starts it; empty where there is none.
+    """Return what people call the library that a script needs, or whose launcher starts it; empty where there is none.
 
     A script needs what it imports before anything else is decided, in column 0: an import under ``try`` or ``if`` is
     of a library that a DDP job may do without.

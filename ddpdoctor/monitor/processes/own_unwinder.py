@@ -33,7 +33,7 @@ print(json.dumps([{
 
 
 def read_stack(pid: int) -> tuple[bytes, str]:
-    """The stacks of a process in py-spy's JSON; where there are none, an empty one and why, as a clause."""
+    """Return the stacks of a process in py-spy's JSON; where there are none, an empty one and why, as a clause."""
     try:
         interpreter = os.readlink(f"/proc/{pid}/exe")
         done = subprocess.run(

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def probe_logs(directory: Path) -> list[str]:
-    """One text for each such process."""
+    """Return one text for each such process."""
     return [path.read_text(encoding="utf-8", errors="replace").strip() for path in directory.glob("probe-*.log")]

@@ -62,7 +62,7 @@ class _Thread(msgspec.Struct):
 
 
 def find_py_spy() -> str | None:
-    """The program; None where it is not installed."""
+    """Return the program; None where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 

@@ -108,7 +108,7 @@ class SignalledStacks:
             return 0
 
     def take(self, pid: int, rank: int) -> tuple[StackDump, ...]:
-        """What a process wrote when it was asked last."""
+        """Return what a process wrote when it was asked last."""
         if pid in self._asked:
             size, asked_ns = self._asked[pid]
             try:
@@ -132,7 +132,7 @@ def _signal_thread(pid: int, thread: int) -> None:
 
 
 def parse_faulthandler(text: str, rank: int) -> list[StackDump]:
-    """The stacks in what ``faulthandler`` wrote; the last thread it lists is the main thread."""
+    """Return the stacks in what ``faulthandler`` wrote; the last thread it lists is the main thread."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
@@ -146,7 +146,7 @@ def parse_faulthandler(text: str, rank: int) -> list[StackDump]:
 
 
 def with_training_thread(stacks: Iterable[StackDump], thread: int) -> list[StackDump]:
-    """The stacks of which the one of the thread that trains counts as the main one; 0 for the main thread."""
+    """Return the stacks of which the one of the thread that trains counts as the main one; 0 for the main thread."""
     if not thread:
         return list(stacks)
     name = f"0x{thread:016x}"
@@ -154,7 +154,7 @@ def with_training_thread(stacks: Iterable[StackDump], thread: int) -> list[Stack
 
 
 def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
-    """The stacks without our own lines and threads."""
+    """Return the stacks without our own lines and threads."""
     kept = []
     for stack in stacks:
         # What a thread was started with; ours also stand inside of the user's calls.
@@ -165,5 +165,5 @@ def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
 
 
 def without_ours(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """A stack without our own lines."""
+    """Return a stack without our own lines."""
     return tuple(frame for frame in frames if not frame.file.startswith(_OURS))

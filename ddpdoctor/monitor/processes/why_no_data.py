@@ -55,7 +55,7 @@ class Silence:
             self._complaint = next(self._complaints(self._launcher or 0), "")
 
     def reason(self, book: RankBook, record: RunRecord, *, ended: bool) -> str:
-        """Why no step was measured, as a sentence without a full stop; empty while that may yet change."""
+        """Return why no step was measured, as a sentence without a full stop; empty while that may yet change."""
         if any(len(track) for track in record.step_tracks):
             return ""
         age_ns = record.job.ended_ns - record.job.started_ns

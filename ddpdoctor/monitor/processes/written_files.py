@@ -58,14 +58,14 @@ def left_notes(left: Iterable[Left]) -> Iterator[str]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     all_names = list(names)
     shown = [name if len(name) <= 60 else f"{name[:59]}…" for name in all_names[:3]]
     return "; ".join(shown) + (f"; {len(all_names) - 3} more" if len(all_names) > 3 else "")
 
 
 def programs(commands: list[str]) -> str:
-    """The first few commands, and the other programs by name: each may have changed files."""
+    """Return the first few commands, and the other programs by name: each may have changed files."""
     shown = [f"`{listed((command,))}`" for command in commands[:3]]
     names = sorted({os.path.basename(command.split(maxsplit=1)[0]) for command in commands[3:] if command.strip()})
     return "; ".join(shown) + (f"; and {len(commands) - 3} more commands of {', '.join(names)}" if names else "")

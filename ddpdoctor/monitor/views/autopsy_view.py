@@ -17,7 +17,7 @@ class AutopsySource:
         self._snapshot = snapshot_of(examination, time.time_ns())
 
     def snapshot(self) -> Snapshot:
-        """The one that there is."""
+        """Return the one that there is."""
         return self._snapshot
 
     def ask_for_stacks(self, rank: int) -> None:
@@ -31,7 +31,7 @@ class AutopsySource:
 
 
 def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
-    """What the screen shows: the first cause as the standstill, the echoes among the findings."""
+    """Return what the screen shows: the first cause as the standstill, the echoes among the findings."""
     cause = next((finding for finding in examination.findings if finding.role == "cause"), None)
     section = examination.autopsy
     ranks = () if section is None else section.ranks

@@ -25,7 +25,7 @@ def overdue_ns(ranks: Sequence[RankView], times: StepTimes | None, now_ns: int) 
 
 
 def meanwhile(ranks: Sequence[RankView], now_ns: int) -> str:
-    """What the ranks do, those that do the same together: ``ranks 0-7 evaluating at train.py:88 for 40 s``."""
+    """Return what the ranks do, those that do the same together: ``ranks 0-7 evaluating at train.py:88 for 40 s``."""
     alike: dict[str, list[RankView]] = {}
     for rank in ranks:
         at = f" at {place(rank.where)}" if rank.where is not None else ""

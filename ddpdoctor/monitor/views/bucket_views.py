@@ -11,7 +11,7 @@ from ddpdoctor.record.streams.measured import BucketLayout
 
 
 def bucket_views(record: RunRecord) -> tuple[BucketView, ...]:
-    """The newest buckets of each DDP module, first ready first.
+    """Return the newest buckets of each DDP module, first ready first.
 
     They are the first rank's: DDP lets it decide for all. Of modules that the same line wraps one after the other, as
     for each fold of a cross-validation, the newest stands for all.

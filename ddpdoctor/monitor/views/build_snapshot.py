@@ -43,7 +43,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_snapshot(look: Look, series: Series, name: str, run_directory: str) -> Snapshot:
-    """What the faces are shown."""
+    """Return what the faces are shown."""
     record, summary, job = look.record, look.summary, look.record.job
     utilisation, computing = mean_utilisation(record)
     # Advice on a rank that is slower in all it does blames no phase of it.

@@ -39,7 +39,7 @@ def rank_views(
     culprits: Collection[int] = (),
     lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
 ) -> tuple[RankView, ...]:
-    """One view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
+    """Return one view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
     pulses = {pulse.rank: pulse for pulse in record.pulses}
     figures = {entry.rank: entry for entry in summary.ranks}
     steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
@@ -79,7 +79,7 @@ def rank_views(
 
 
 def state_of(rank: Rank, pulse: Pulse | None, now_ns: int) -> str:
-    """What a rank does, as a predicate."""
+    """Return what a rank does, as a predicate."""
     if rank.end != "running":
         return _end_of(rank)
     if rank.stopped:

@@ -35,7 +35,7 @@ class LastWait:
         )
 
     def at_end(self, record: RunRecord, exit_code: int | None) -> tuple[LastingWait, str] | None:
-        """The wait in which the job was ended, and what to say of it; None where it ended otherwise."""
+        """Return the wait in which the job was ended, and what to say of it; None where it ended otherwise."""
         if self._last is None or exit_code == 0 or all(rank.main_finished for rank in record.ranks):
             return None
         wait, seen_ns = self._last

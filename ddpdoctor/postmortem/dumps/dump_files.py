@@ -59,7 +59,7 @@ MOST_NOTES = 8
 
 
 def rank_of(name: str) -> int | None:
-    """The last number in the name of a dump."""
+    """Return the last number in the name of a dump."""
     match = _NUMBER.search(_SUFFIXES.sub("", PurePath(name).name))
     return int(match[1]) if match else None
 

@@ -95,7 +95,7 @@ class Dumps:
         self._known: list[tuple[bytes, Dump]] = []
 
     def read(self, content: bytes) -> tuple[Dump, bool]:
-        """The dump, and whether it is one that was read before but for its times; raises DumpError."""
+        """Return the dump, and whether it is one that was read before but for its times; raises DumpError."""
         if len(content) > LARGEST_BYTES:
             raise DumpError(f"it has more than {LARGEST_BYTES >> 20} MiB, which no flight recorder writes")
         if content[:1] != b"\x80":
@@ -111,7 +111,7 @@ class Dumps:
 
 
 def timeless(content: bytes) -> bytes:
-    """A pickle without its time stamps and thread ids: equal for ranks that did the same."""
+    """Return a pickle without its time stamps and thread ids: equal for ranks that did the same."""
     first, *rest = content.split(_TIME)
     if rest and min(map(len, rest)) < _TIME_BYTES:
         rest = _mended(rest)
@@ -186,7 +186,7 @@ def _checked(dump: Dump) -> Dump:
 
 
 def ranks_of(config: GroupConfig) -> tuple[int, ...]:
-    """The ranks of a group, sorted; empty where the dump does not say."""
+    """Return the ranks of a group, sorted; empty where the dump does not say."""
     if isinstance(config.ranks, list):
         return tuple(sorted(set(config.ranks)))
     return tuple(sorted({int(number) for number in re.findall(r"\d{1,7}", config.ranks[:1_000_000])}))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def integers(index: Any) -> list[int]:
-    """An index or a batch of them as 64-bit integers; other keys by their hash."""
+    """Return an index or a batch of them as 64-bit integers; other keys by their hash."""
     if isinstance(index, (list, tuple)):
         return [number for item in index for number in integers(item)]
     try:
@@ -27,5 +27,5 @@ def base_indices(dataset: Any, drawn: array[int], torch: Any) -> array[int]:
 
 
 def digest_of(indices: array[int]) -> str:
-    """A digest of a list of indices, in its order."""
+    """Return a digest of a list of indices, in its order."""
     return hashlib.blake2b(indices.tobytes(), digest_size=8).hexdigest()

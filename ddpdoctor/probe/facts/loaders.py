@@ -30,7 +30,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
 
 
 def sharding_sampler(loader: Any) -> Any:
-    """The sampler or batch sampler of a loader that knows ranks; None when there is none."""
+    """Return the sampler or batch sampler of a loader that knows ranks; None when there is none."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     for candidate in (getattr(batch_sampler, "sampler", None), batch_sampler, getattr(loader, "sampler", None)):
         for replicas, rank in (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank")):
@@ -40,7 +40,7 @@ def sharding_sampler(loader: Any) -> Any:
 
 
 def length_of(loader: Any, ask: Any) -> Optional[int]:
-    """A loader's length as ``ask``, its class's own method, says; None when it has none."""
+    """Return a loader's length as ``ask``, its class's own method, says; None when it has none."""
     asked = getattr(loader, "_IterableDataset_len_called", None)
     try:
         return int(ask(loader))

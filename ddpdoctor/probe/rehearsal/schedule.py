@@ -175,7 +175,7 @@ class Schedule:
         self.on_pace(self._left_of(feeding[-1]) if feeding else STEPS_WITHOUT_LOADER - steps)
 
     def length(self, loader: int, true: int, *, turns: bool = False) -> int:
-        """The length to tell a loop that ends by it; the pass will keep to it."""
+        """Return the length to tell a loop that ends by it; the pass will keep to it."""
         trail = next((trail for trail in list(self._open.values()) if trail.loader == loader), None)
         if trail is not None:
             planned = int(min(true, self._planned(trail.brief, trail.patient)))

@@ -94,7 +94,7 @@ class Devices:
         return self.current if parsed.index is None else int(parsed.index)
 
     def checked(self, index: int) -> int:
-        """The index, where there is such a GPU; otherwise the error that CUDA raises."""
+        """Return the index, where there is such a GPU; otherwise the error that CUDA raises."""
         if not 0 <= index < self.count():
             if self.count() == 0:
                 raise RuntimeError("No CUDA GPUs are available")

@@ -12,7 +12,7 @@ Handler = Callable[..., Any]
 
 
 def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) -> Any:
-    """The mode; ``note_truth`` is called when the user's code may have read where a tensor is.
+    """Return the mode; ``note_truth`` is called when the user's code may have read where a tensor is.
 
     A class inside a function, because its base exists only once torch is imported.
     """

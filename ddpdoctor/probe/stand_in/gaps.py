@@ -26,7 +26,8 @@ class Gaps:
         raise StandInGap(f"{name} needs a real GPU; the CUDA stand-in of this rehearsal cannot serve it")
 
     def standing_for(self, name: str, real: Any) -> Any:
-        """What stands in the place of ``real`` until it is used: a function for a function, and a class for a class.
+        """Return what stands in the place of ``real`` until it is used: a function for a function, and a class for a
+        class.
 
         A class is a subclass of the real one: annotations (``CUDAGraph | None``) and ``isinstance`` go on as before.
         """
@@ -46,7 +47,7 @@ class Gaps:
         return NotServed
 
     def function(self, name: str) -> Callable[..., Any]:
-        """A function that stands where ``name`` would be, and raises when it is called."""
+        """Return a function that stands where ``name`` would be, and raises when it is called."""
 
         def not_served(*arguments: Any, **options: Any) -> NoReturn:
             self.missing(name)

@@ -134,7 +134,7 @@ def asks_for_nccl(backend: str) -> bool:
 
 
 def on_gloo(backend: Any) -> Any:
-    """The backend that serves instead; what does not ask for NCCL stays, and None means both, so gloo."""
+    """Return the backend that serves instead; what does not ask for NCCL stays, and None means both, so gloo."""
     return "gloo" if backend is None or asks_for_nccl(str(backend)) else backend
 
 

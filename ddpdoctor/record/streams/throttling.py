@@ -26,7 +26,7 @@ _BITS = (
 
 
 def reasons_in_words(bits: int) -> tuple[str, ...]:
-    """The reasons that are set, worst first.
+    """Return the reasons that are set, worst first.
 
     The hardware's slowdown is also set when it is too hot or braked by the power supply, and then says nothing more.
     """

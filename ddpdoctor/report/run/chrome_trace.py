@@ -23,7 +23,7 @@ _GPUS = 1_000_000
 
 
 def encode(record: RunRecord) -> bytes:
-    """The trace of a record, compressed by gzip."""
+    """Return the trace of a record, compressed by gzip."""
     trace = {
         "displayTimeUnit": "ms",
         "otherData": {"tool": "ddpdoctor", "phases": "lengths are measured, their order within a step is not"},
@@ -33,7 +33,7 @@ def encode(record: RunRecord) -> bytes:
 
 
 def events(record: RunRecord) -> Iterator[dict[str, Any]]:
-    """The events of a trace; times are in microseconds since the first of them."""
+    """Yield the events of a trace; times are in microseconds since the first of them."""
     starts = [track.started_at_ns[0] for track in record.step_tracks if len(track)]
     starts += [track.entered_at_ns[0] for track in record.call_tracks if len(track)]
     origin_ns = min(starts, default=0)

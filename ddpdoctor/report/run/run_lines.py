@@ -43,7 +43,7 @@ class RunLines:
         self._holding: dict[tuple[str, str, int], FindingView] = {}
 
     def news(self, snapshot: Snapshot) -> list[str]:
-        """What is worth saying since the last call, in order."""
+        """Return what is worth saying since the last call, in order."""
         lines = [*self._new_notes(snapshot), *self._findings(snapshot), *self._stalled(snapshot)]
         lines += self._waiting(snapshot)
         every_ns = STALLED_EVERY_NS if snapshot.stall is not None else PROGRESS_EVERY_NS
@@ -116,7 +116,7 @@ def _same_stall(known: StallView, stall: StallView) -> bool:
 
 
 def progress(snapshot: Snapshot) -> str:
-    """One line: where the job is, how fast, and what its steps are spent on."""
+    """Return one line: where the job is, how fast, and what its steps are spent on."""
     parts = [f"step {snapshot.steps:,}" if snapshot.steps is not None else "no step yet"]
     if snapshot.stall is not None:
         stands_ns = snapshot.now_ns - snapshot.stall.since_ns
@@ -144,7 +144,7 @@ def progress(snapshot: Snapshot) -> str:
 
 
 def finding_lines(finding: Finding, root: str) -> list[str]:
-    """A finding that has arisen: what, where, and what to do."""
+    """Return a finding that has arisen: what, where, and what to do."""
     place = finding.location
     where = f" at {one_line(shown_path(place.file, root))}:{place.line}" if place is not None else ""
     ranks = f" on {named_ranks(finding.ranks)}" if finding.ranks else ""
@@ -153,7 +153,7 @@ def finding_lines(finding: Finding, root: str) -> list[str]:
 
 
 def stall_lines(stall: StallView, root: str) -> list[str]:
-    """The verdict on a standstill: what, who, where, and what to do."""
+    """Return the verdict on a standstill: what, who, where, and what to do."""
     lines = [f"STALLED: {one_line(stall.title)}{' (it may go on by itself)' if stall.may_go_on else ''}"]
     for side in stall.sides:
         mark = "culprit: " if side.culprit else ""

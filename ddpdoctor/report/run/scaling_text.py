@@ -84,7 +84,7 @@ def as_json(result: MeasuredScaling) -> str:
 
 
 def as_svg(result: MeasuredScaling, width: int = 640, height: int = 420) -> str:
-    """The speed-up by ranks, beside the perfect one."""
+    """Return the speed-up by ranks, beside the perfect one."""
     points = [point for point in result.points if point.speedup is not None]
     most = max((point.run.ranks for point in points), default=1)
     base = points[0].run.ranks if points else 1

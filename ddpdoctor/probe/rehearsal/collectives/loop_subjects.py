@@ -51,7 +51,7 @@ class Subjects:
         self._named = 0
 
     def subject_of(self, site: int, frame: FrameType) -> str:
-        """What the collective that starts at ``frame`` is about; empty where no loop tells."""
+        """Return what the collective that starts at ``frame`` is about; empty where no loop tells."""
         if site not in self._loops:
             self._loops[site] = None
             self._loops[site] = self._find(frame)

@@ -12,12 +12,12 @@ TREES_KEPT = 8
 
 
 def tree_around(frame: FrameType) -> ast.AST:
-    """The file that a frame runs."""
+    """Return the file that a frame runs."""
     return _parsed("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
 
 
 def covering(tree: ast.AST, line: int) -> list[ast.AST]:
-    """The statements and expressions that a line is part of."""
+    """Return the statements and expressions that a line is part of."""
     return [node for node in ast.walk(tree) if _covers(node, line)]
 
 

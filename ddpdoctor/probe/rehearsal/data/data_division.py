@@ -96,7 +96,7 @@ class Division:
 
 
 def described(sampler: Any, dataset: Any) -> dict[str, Any]:
-    """Where a loader's sharding sampler was made, and which noted subset the data set is."""
+    """Return where a loader's sharding sampler was made, and which noted subset the data set is."""
     return {"sampler_site": getattr(sampler, _SITE, -1), "part": getattr(dataset, _PART, -1)}
 
 

@@ -96,7 +96,7 @@ def read(tree: ast.AST, *, alone: bool = False) -> Source:
 
 
 def purpose_of(node: ast.AST, source: Source) -> Purpose:
-    """What an expression, a length, is used for; empty where there is a use that a shorter one could break."""
+    """Return what an expression, a length, is used for; empty where there is a use that a shorter one could break."""
     uses = set(_uses(node, source, _MOST_NAMES))
     if "other" in uses or not uses & {"end", "turns"}:
         return ""

@@ -36,7 +36,7 @@ class Owner(Protocol):
         """Tell whether a ``for`` statement of the user's draws the batch."""
 
     def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
-        """The batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
+        """Return the batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
         """The pass is over."""

@@ -37,7 +37,7 @@ def need_of(parameters: Iterable[Any], ranks: int) -> Need:
 
 
 def free_bytes(root: str = "/") -> Optional[int]:
-    """What this machine and the container around us still give; None where neither says."""
+    """Return what this machine and the container around us still give; None where neither says."""
     limits = [_of_machine(root), *(_of_cgroup(root, *names) for names in _CGROUPS)]
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -84,7 +84,7 @@ class Accesses:
         self._libraries = tuple({os.path.realpath(root) + os.sep + "lib" for root in (sys.prefix, sys.base_prefix)})
 
     def listeners(self) -> dict[str, Callable[[tuple[Any, ...]], None]]:
-        """What to call for which audit event."""
+        """Return what to call for which audit event."""
         return {
             "open": self._opened,
             "os.mkdir": lambda given: self._named("make", given[0], _at(given, 2)),

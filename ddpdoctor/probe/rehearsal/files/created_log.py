@@ -210,7 +210,7 @@ class CreatedFiles:
             return self._replay.maker(path, status)
 
     def entry(self, path: str) -> Made | None:
-        """What the log knows of a path, whatever lies there now."""
+        """Return what the log knows of a path, whatever lies there now."""
         with self._lock:
             self._follow()
             return self._replay.entries.get(path)

@@ -32,7 +32,7 @@ class Followed(io.FileIO):
         return int(self._seen(lambda: io.FileIO.truncate(self, size)))
 
     def fileno(self) -> int:
-        """The descriptor, through which may be written from now on."""
+        """Return the descriptor, through which may be written from now on."""
         if self._account is not None:
             self._account.unseen()
         return super().fileno()

@@ -37,12 +37,12 @@ class Identity(NamedTuple):
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """The state that a file is in."""
+    """Return the state that a file is in."""
     return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def decoded(numbers: object) -> Optional[Identity]:
-    """The state that five numbers describe; None for none; raises ValueError for anything else."""
+    """Return the state that five numbers describe; None for none; raises ValueError for anything else."""
     if numbers is None:
         return None
     if not isinstance(numbers, list) or len(numbers) != 5 or not all(type(number) is int for number in numbers):
@@ -101,7 +101,7 @@ class Made:
                 self.identities = [*(each for each in self.identities if each != identity), identity][-_MOST_STATES:]
 
     def renamed(self, replaced: Optional[Made]) -> Made:
-        """The same under another name, at which the ranks may have made something before."""
+        """Return the same under another name, at which the ranks may have made something before."""
         moved = Made(self.kind, self.time_ns)
         moved.identities = [each._replace(ctime_ns=0) for each in self.identities[-_LAST_STATES:]]
         moved._announced, moved._writers = dict(self._announced), dict(self._writers)

@@ -36,7 +36,7 @@ def caused(error: BaseException, mount_points: Optional[Mapping[str, bool]]) -> 
 
 
 def mount_of(path: str, mount_points: Mapping[str, bool]) -> str:
-    """The mount point outside the box that a real path lies below."""
+    """Return the mount point outside the box that a real path lies below."""
     within = (point for point in mount_points if (path + "/").startswith(point.rstrip("/") + "/"))
     return max(within, key=len, default="/")
 

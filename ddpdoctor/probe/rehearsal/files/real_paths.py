@@ -29,7 +29,7 @@ def name_path(path: object, dir_fd: object = None) -> str | None:
 
 
 def described_path(path: object) -> object:
-    """What a descriptor is open on, where the system tells; anything else as it is."""
+    """Return what a descriptor is open on, where the system tells; anything else as it is."""
     if not isinstance(path, int) or isinstance(path, bool):
         return path
     try:

@@ -53,5 +53,5 @@ def is_absence(error: BaseException) -> bool:
 
 
 def short_name(path: Any) -> str:
-    """The last name of a path or of a repository."""
+    """Return the last name of a path or of a repository."""
     return os.path.basename(str(path).rstrip("/")) or str(path)

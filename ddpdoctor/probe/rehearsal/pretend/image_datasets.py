@@ -232,6 +232,6 @@ def _load(loader: Callable[[str], Any], path: str) -> Any:
 
 
 def picture(path: str, side: Optional[int] = None) -> Any:
-    """A picture in colours that is the same whenever it is asked for by its path."""
+    """Return a picture in colours that is the same whenever it is asked for by its path."""
     blocks = importlib.import_module("PIL.Image").frombytes("RGB", (16, 16), random.Random(path).randbytes(16 * 16 * 3))
     return blocks.resize((side or SIDE, side or SIDE))

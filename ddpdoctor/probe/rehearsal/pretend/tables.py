@@ -86,7 +86,7 @@ def serve_datasets(module: Any, note: Note, directory: str) -> None:
 
 
 def columns_of(path: str, name: str) -> Optional[dict[str, Any]]:
-    """The columns of a data set by its name and configuration; None for one that is not known."""
+    """Return the columns of a data set by its name and configuration; None for one that is not known."""
     if path in _BUILDERS:
         return {"text": "text"} if path == "text" else _OF_FILES
     words = f"{short_name(path)} {name}".lower().replace("-", "_")
@@ -179,7 +179,7 @@ class Metric:
         """Take a batch."""
 
     def compute(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """The values that metrics of classification have."""
+        """Return the values that metrics of classification have."""
         return dict.fromkeys((self.name, "accuracy", "f1", "precision", "recall"), 0.5)
 
 

@@ -120,7 +120,7 @@ class Modules:
         return adding, too_late
 
     def backward_ended(self, retained: bool) -> dict[int, str]:
-        """How the gradients fared of each wrap that got some; see ``Reduction.backward_ended``."""
+        """Return how the gradients fared of each wrap that got some; see ``Reduction.backward_ended``."""
         fates = {}
         for ddp, reduction in list(self._wraps.items()):
             fates[reduction.number] = fate = reduction.backward_ended(retained)
@@ -146,7 +146,7 @@ class Modules:
         return known[1:] if known is not None and known[0]() is parameter else None
 
     def parameters(self) -> Iterator[tuple[int, str, Any]]:
-        """Every parameter that wrapped modules hold by now: its wrap, its name, and itself."""
+        """Yield every parameter that wrapped modules hold by now: its wrap, its name, and itself."""
         for ddp, reduction in list(self._wraps.items()):
             for name, parameter in ddp.module.named_parameters():
                 yield reduction.number, name, parameter

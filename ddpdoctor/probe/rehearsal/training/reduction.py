@@ -55,7 +55,7 @@ class Reduction:
             self.arrived.add(parameter)
 
     def backward_ended(self, retained: bool) -> Optional[str]:
-        """How the gradients of the backward that just ended fared; None when none of them was this wrap's.
+        """Return how the gradients of the backward that just ended fared; None when none of them was this wrap's.
 
         An empty string: DDP reduced them. ``no-sync``: the forward ran under ``no_sync``. ``again``: they came after
         the reduction, from a graph that was kept or from a second forward. ``twice``: some came twice in this backward.

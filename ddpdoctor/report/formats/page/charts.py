@@ -71,7 +71,7 @@ def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
 
 
 def budget_rows(section: GateSection) -> tuple[BudgetRow, ...]:
-    """The figures of a gate, each with two bars on a scale of its own."""
+    """Return the figures of a gate, each with two bars on a scale of its own."""
     return tuple(map(_budget_row, section.figures))
 
 
