@@ -13,7 +13,7 @@ from ddpdoctor.record.model import Rank, RunRecord
 FORGOTTEN_AFTER_NS = 3_000_000_000
 """A standstill that no look has found for so long is over, even without a step since: a rank works again."""
 _SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException"})
-"""What Ctrl-C and a launcher that is told to end raise."""
+"""What Ctrl-C and a launcher that is told to end raise, beside what a script's own handler of a signal does."""
 _OF_THE_END = ("collectives", "death")
 """Families of errors that tell why a job ended: where a standstill was ended, that is the reason, and the only one."""
 _TOLD_BY_THE_END = frozenset({"early-exit", "killed", "exception"})
@@ -118,7 +118,8 @@ def _proves(stall: StallView, divergence: Divergence | None, record: RunRecord) 
 def _raised_its_own(rank: Rank) -> bool:
     """Tell whether a rank failed by something that nobody sent it."""
     first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
-    return first is not None and not is_echo(rank) and first.type not in _SENT_FROM_OUTSIDE
+    sent = first is not None and (first.by_signal > 0 or first.type in _SENT_FROM_OUTSIDE)
+    return first is not None and not is_echo(rank) and not sent
 
 
 def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:

@@ -173,6 +173,6 @@ class Journal:
         if self.plan.get("kind") == "run":
             self.hold()  # A loader's workers are made anew in each epoch.
             self.writer = EventWriter(self.run_directory, lazily=True)
-            return
-        self.writer.open()
+        else:
+            self.writer.open()
         self.event("process", pid=os.getpid(), parent=parent, of_rank=rank, kind="fork")

@@ -38,6 +38,14 @@ def end_with_parent(parent: int) -> None:
 RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"
 """Process id of the rank; its children inherit the variable and know by it that they are not the rank."""
 
+_OF_ITS_OWN_CLOCK = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD})
+"""Signals that a script lets come to itself; the last tells it of a child."""
+_MOST_CHAINED = 50
+_TAKES_MORE = 0x04
+"""A function with ``*arguments``, as ``inspect`` says, which takes milliseconds to import."""
+_FORKED_PROCESS = os.path.join("multiprocessing", "popen_fork.py")
+"""Its processes leave by ``os._exit`` when their function has returned."""
+
 _PEER_LEFT = re.compile(
     r"connection (closed|reset) by peer|broken pipe|connection refused|socket.*(closed|timeout)|"
     r"gloo/transport|timed out waiting|recv.*timeout|remote process exited|nccl.*(abort|remote)|"
@@ -97,6 +105,10 @@ class ProcessEnd:
         self._hook_exceptions()
         self._hook_exits()
 
+    def belongs_here(self) -> None:
+        """This process is a rank, perhaps one that was forked off where the hooks were installed: tell of its end."""
+        self._pid = os.getpid()
+
     def report(self, error: BaseException, *, of_a_thread: bool = False) -> None:
         """Write an exception that ends the rank, once; one that ends a thread is one only if the process ends."""
         if id(error) in self._reported or self.ended_by_rehearsal:
@@ -128,6 +140,7 @@ class ProcessEnd:
             communication=is_echo(message),
             attribute_owner=self._journal.guarded(self.owner_of_attribute, error, harms=()) or "",
             of_a_thread=of_a_thread,
+            by_signal=self._journal.guarded(_signal_below, error, harms=()) or 0,
         )
 
     def _hook_exceptions(self) -> None:
@@ -163,7 +176,10 @@ class ProcessEnd:
 
         def _exit(status: int) -> NoReturn:
             if os.getpid() == self._pid and self._journal.rank is not None:
-                self._journal.event("os_exit", code=status, site=self._journal.here())
+                if sys._getframe(1).f_code.co_filename.endswith(_FORKED_PROCESS):
+                    self._journal.event("exit", code=status, finished=status == 0)
+                else:
+                    self._journal.event("os_exit", code=status, site=self._journal.here())
                 self._journal.guarded(self.before_os_exit)
             leave(status)
 
@@ -234,6 +250,36 @@ def _ends_the_process() -> bool:
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name == "<module>"
+
+
+def _signal_below(error: BaseException) -> int:
+    """The signal whose handler has raised an exception, or the one that it followed; 0 for none, and for a timer's."""
+    left: list[Optional[BaseException]] = [error]
+    for known in left:
+        trace = None if known is None else known.__traceback__
+        while trace is not None:
+            number = _handled_by(trace.tb_frame)
+            if number and number not in _OF_ITS_OWN_CLOCK:
+                return number
+            trace = trace.tb_next
+        if known is not None and len(left) < _MOST_CHAINED:
+            left += (known.__cause__, known.__context__)
+    return 0
+
+
+def _handled_by(frame: FrameType) -> int:
+    """The signal that a function handles: it was called with the signal's number and the frame that it interrupts."""
+    if frame.f_back is None:
+        return 0
+    code, values = frame.f_code, frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & _TAKES_MORE:
+        more = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += more if isinstance(more, tuple) else ()
+    for number, interrupted in zip(given, given[1:]):
+        if interrupted is frame.f_back and isinstance(number, int):
+            return int(number)
+    return 0
 
 
 def is_echo(message: str) -> bool:

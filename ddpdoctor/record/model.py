@@ -173,6 +173,8 @@ class RankException(msgspec.Struct, frozen=True, kw_only=True):
     """True when it only echoes that a peer left ("Connection closed by peer")."""
     attribute_owner: str = ""
     """Class of the wrapped model whose attribute was asked of the DDP object around it, where that is what failed."""
+    by_signal: int = 0
+    """The signal whose handler raised it; 0 for none. What a timer of the script's own sends is none."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

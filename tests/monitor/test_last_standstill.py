@@ -50,8 +50,8 @@ def record(*ranks: Rank, completed: int = 40, at_ns: int = 10**10) -> RunRecord:
     return RunRecord(job=Job(kind="run", world_size=2, ended_ns=at_ns), ranks=every, pulses=pulses)
 
 
-def raised(rank: int, kind: str, *, communication: bool = False) -> Rank:
-    error = RankException(time_ns=9, type=kind, message="", communication=communication)
+def raised(rank: int, kind: str, *, communication: bool = False, by_signal: int = 0) -> Rank:
+    error = RankException(time_ns=9, type=kind, message="", communication=communication, by_signal=by_signal)
     return Rank(rank=rank, end="raised", ended_ns=9, exceptions=(error,))
 
 
@@ -122,6 +122,13 @@ def test_a_culprit_that_fails_by_itself_is_a_cause_of_its_own() -> None:
     last = stood()
     assert last.look(None, None, None, record(raised(1, "TimeoutError")), told_to_end=False, ended=True) is None
     assert not last.holds
+
+
+def test_what_a_handler_of_a_signal_raises_was_sent_from_outside() -> None:
+    last = stood()
+    ended = record(raised(1, "Preempted", by_signal=15), Rank(rank=0, end="signalled", signal=15, ended_ns=9))
+    assert last.look(None, None, None, ended, told_to_end=False, ended=True) is not None
+    assert last.holds
 
 
 def test_a_waiting_rank_that_gives_up_is_none() -> None:

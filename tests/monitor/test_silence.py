@@ -102,6 +102,15 @@ def test_two_runs_in_one_directory_are_told_from_ranks_that_were_started_again()
     assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 2))).startswith("a further job has begun here")
 
 
+def test_a_process_that_has_its_rank_s_work_done_by_another_is_no_launcher_of_a_further_job() -> None:
+    below = _book((0, 10, 1), (1, 11, 1), (0, 20, 10))
+    assert two_runs(below) == two_runs(below, at_once=True) == ""
+    further = _book((0, 10, 1), (1, 11, 1))
+    further.take(20, {"event": "process", "parent": 15, "owner": 10, "kind": "start"})
+    further.take(20, {"event": "world", "rank": 0, "local_rank": 0, "world_size": 2, "backend": "gloo"})
+    assert two_runs(further) == ""
+
+
 def test_ranks_that_never_reported_are_counted() -> None:
     assert missing_ranks(RunRecord(job=Job(kind="run", world_size=2, ranks_reported=(0, 1)))) == ""
     assert missing_ranks(RunRecord(job=Job(kind="run", world_size=8, ranks_reported=(0, 1)))).startswith("2 of 8 ranks")

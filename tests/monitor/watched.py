@@ -34,10 +34,10 @@ torch.manual_seed(0)
 
 
 @contextmanager
-def job(folder: Path, body: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def job(folder: Path, body: str, head: str = HEAD) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Two ranks that run the script; its process and the run directory. What is left of it is killed at the end."""
     script, run = folder / "train.py", folder / "run"
-    script.write_text(HEAD + textwrap.dedent(body))
+    script.write_text(head + textwrap.dedent(body))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
     with (folder / "output").open("wb") as output:

@@ -64,6 +64,15 @@ def test_a_launcher_whose_ranks_have_ended_and_one_that_wraps_another_are_no_riv
     assert rival_launchers(book((10, 0, 1, True), (15, 0, 10, True)), lambda pid: True) == frozenset()
 
 
+def test_a_child_that_a_rank_has_forked_to_train_is_the_rank_and_no_rival_of_its_parent() -> None:
+    made = book((10, 0, 1, False), (11, 1, 1, False))
+    for pid, parent, rank in ((20, 10, 0), (21, 11, 1)):
+        made.take(pid, {"event": "process", "parent": parent, "of_rank": rank, "kind": "fork", "time_ns": pid})
+        made.take(pid, {"event": "world", "rank": rank, "local_rank": rank, "world_size": 2, "backend": "gloo"})
+    assert rival_launchers(made, lambda pid: True) == frozenset()
+    assert superseded(made) == {10, 11}
+
+
 def _written(run: Path, pid: int, rank: int, parent: int, steps: int) -> None:
     events: list[dict[str, object]] = [
         {"event": "process", "pid": pid, "parent": parent, "kind": "start", "rank": rank},

@@ -13,6 +13,7 @@ from ddpdoctor.launch.interpreter import has_torch
 from ddpdoctor.monitor.processes.outside_ddp import library_of, sentence
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.assembly.restarts import ancestors
 from ddpdoctor.record.model import RankException, RunRecord
 
 COMPLAINS_AFTER_NS = 10_000_000_000
@@ -111,11 +112,12 @@ class Silence:
 def two_runs(book: RankBook, *, at_once: bool = False) -> str:
     """Say that several jobs share the directory, as a sentence; empty when they do not.
 
-    A launcher that starts a rank again runs the same job; ``at_once`` says that jobs of two launchers run together.
+    A launcher that starts a rank again runs the same job, as does a process that has the rank's own work done by one
+    that it starts; ``at_once`` says that jobs of two launchers run together.
     """
     parents: dict[int, set[int]] = {}
-    for entry in book.processes.values():
-        if entry.rank is not None:
+    for pid, entry in book.processes.items():
+        if entry.rank is not None and all(book.rank_of(above) != entry.rank for above in ancestors(book, pid)):
             parents.setdefault(entry.rank, set()).add(entry.parent)
     if all(len(launchers) < 2 for launchers in parents.values()):
         return ""

@@ -60,6 +60,11 @@ class PulseThread:
         self._gauges = gauges
         self._note_progress = note_progress
         self._meet = meet
+        self._finished = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing yet of the training thread, in a process where no thread of ours runs."""
         self._clock: Optional[int] = None
         self._watched = 0
         self._stack: tuple[int, ...] = ()
@@ -67,7 +72,7 @@ class PulseThread:
         self._answered = 0
         self._site = -1
         self._clocks = OwnClocks()
-        self._standing = StandingLine(observer.journal.user_code)
+        self._standing = StandingLine(self._observer.journal.user_code)
         self._step = self._stepped_ns = 0
         """The newest step, and when it was first seen."""
         self._progress: tuple[int, ...] = ()
@@ -77,9 +82,13 @@ class PulseThread:
         self._idle_dump_ns = 0
         self._postponed = ""
         """Why the flight recorder should be read as soon as nobody imports."""
-        self._finished = False
         self._beating = threading.Lock()
         self._holding_frames = threading.Lock()
+
+    def become_forked_child(self) -> None:
+        """Our thread does not exist in a child, which may be a rank of its own; it may have held the locks."""
+        self._finished = False
+        self._begin()
 
     def start(self, thread: int) -> None:
         """Start to watch a thread of this process, or watch another one from now on; ours dies with the process."""

@@ -77,6 +77,7 @@ class Live:
         self._process_end.trains_here = observer.is_training_thread
         self._process_end.after_telling = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
+        os.register_at_fork(after_in_child=self._pulse.become_forked_child)
         if journal.rank is not None:
             # A rank that its launcher has named: it may stand before there is a world.
             observer.open_rings()
@@ -106,6 +107,7 @@ class Live:
     def world_made(self, rank: int, world_size: int) -> None:
         """This process is a rank: measure it."""
         self._journal.rank = rank
+        self._process_end.belongs_here()
         self._journal.release()
         if self._groups is not None:
             self._groups.note_world()

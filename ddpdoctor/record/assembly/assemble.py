@@ -14,7 +14,7 @@ from ddpdoctor.record.assembly.completeness import Completeness
 from ddpdoctor.record.assembly.lines import LineRows
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.pre_rank_events import EarlyEvents
-from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.assembly.ranks import RankBook, exception_of
 from ddpdoctor.record.assembly.restarts import second_claims
 from ddpdoctor.record.assembly.setup import SetupRows
 from ddpdoctor.record.assembly.states import StateRows
@@ -168,7 +168,7 @@ class Assembly:
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
             streams=self._completeness.states(self._lines.state(), job.kind),
-            ranks=self.book.ranks(self._exception, *self._heartbeats(), without=doubles),
+            ranks=self.book.ranks(*self._heartbeats(), without=doubles),
             groups=tuple(self._groups),
             waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items())
             if paired
@@ -227,7 +227,7 @@ class Assembly:
 
     def early_exceptions(self) -> tuple[RankException, ...]:
         """Exceptions of processes that never became a rank, first in time first."""
-        return tuple(self._exception(event) for event in self.book.early_exceptions())
+        return tuple(exception_of(event) for event in self.book.early_exceptions())
 
     def _heartbeats(self) -> tuple[dict[int, int], dict[int, int]]:
         """The row that each process waits in, and the end of the sleep that it is in."""
@@ -487,14 +487,3 @@ class Assembly:
             rank=self._rank(pid), operation=str(event["operation"]), site=self._site(pid, event["site"])
         )
         self._rows["outsider_calls"].append(call)
-
-    def _exception(self, event: dict[str, Any]) -> RankException:
-        return RankException(
-            time_ns=event["time_ns"],
-            type=str(event["type"]),
-            message=str(event["message"]),
-            frames=tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]),
-            traceback=str(event["traceback"]),
-            communication=bool(event["communication"]),
-            attribute_owner=str(event.get("attribute_owner", "")),
-        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
+from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RankEnd, RankException
 from ddpdoctor.record.streams.machine import Node
 
@@ -166,7 +167,6 @@ class RankBook:
 
     def ranks(
         self,
-        exception: Callable[[dict[str, Any]], RankException],
         waiting_rows: Mapping[int, int],
         sleeping: Mapping[int, int],
         without: Container[int] = (),
@@ -201,7 +201,7 @@ class RankBook:
                     signal=-status if status is not None and status < 0 else None,
                     main_finished=bool(entry.exit and entry.exit.get("finished")),
                     ended_ns=ended_ns,
-                    exceptions=tuple(exception(event) for event in raised),
+                    exceptions=tuple(map(exception_of, raised)),
                     waiting_in=waiting if waiting >= 0 and end in ("running", "signalled") else None,
                     sleeps_until_ns=sleeping.get(pid, 0) if end == "running" else 0,
                 )
@@ -236,3 +236,17 @@ def _exit_code(entry: ProcessEntry) -> int | None:
             return int(event["code"])
     status = entry.exit_status
     return status if status is not None and status >= 0 else None
+
+
+def exception_of(event: dict[str, Any]) -> RankException:
+    """An exception as a process told it."""
+    return RankException(
+        time_ns=event["time_ns"],
+        type=str(event["type"]),
+        message=str(event["message"]),
+        frames=tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]),
+        traceback=str(event["traceback"]),
+        communication=bool(event["communication"]),
+        attribute_owner=str(event.get("attribute_owner", "")),
+        by_signal=int(event.get("by_signal", 0)),
+    )

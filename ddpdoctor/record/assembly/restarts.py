@@ -21,7 +21,7 @@ def superseded(
     for pids in claims.values():
         kept = _newest(book, [pid for pid in pids if pid not in dropped] or pids)
         dropped.update(pid for pid in pids if pid != kept)
-    served = {pid for pid in book.processes if not dropped.isdisjoint(_ancestors(book, pid))}
+    served = {pid for pid in book.processes if not dropped.isdisjoint(ancestors(book, pid))}
     kept_ranks = {pid for pids in claims.values() for pid in pids if pid not in dropped}
     return frozenset(dropped | (served - kept_ranks))
 
@@ -45,7 +45,7 @@ def rival_launchers(book: RankBook, is_alive: Callable[[int], bool]) -> frozense
     rivals = set()
     for pids in _claims(book).values():
         newest = _newest(book, pids)
-        own = {newest, book.processes[newest].parent, *_ancestors(book, newest)}
+        own = {newest, book.processes[newest].parent, *ancestors(book, newest)}
         for pid in pids:
             parent = book.processes[pid].parent
             if parent not in own and pid not in own and not _serves_a_rank(book, pid) and is_alive(pid):
@@ -88,10 +88,10 @@ def _started_ns(book: RankBook, pid: int) -> int:
 
 
 def _serves_a_rank(book: RankBook, pid: int) -> bool:
-    return any(ancestor in book.worlds for ancestor in _ancestors(book, pid))
+    return any(ancestor in book.worlds for ancestor in ancestors(book, pid))
 
 
-def _ancestors(book: RankBook, pid: int) -> list[int]:
+def ancestors(book: RankBook, pid: int) -> list[int]:
     """The processes above one, as far as they are known."""
     found: list[int] = []
     left = [pid]
