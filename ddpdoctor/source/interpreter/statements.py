@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
@@ -31,7 +32,11 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, own_iterable, own_test
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
+
+
+_HAS_RANKS = re.compile(r"^(is_|use_)?(distributed|ddp)$")
+"""Name of a flag that tells a job with ranks."""
 
 
 def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
@@ -317,6 +322,11 @@ def _delete(machine: Machine, statement: ast.Delete) -> None:
 
 def _assert(machine: Machine, statement: ast.Assert) -> None:
     evaluate(machine, statement.test)
+    parts = statement.test.values if isinstance(statement.test, ast.BoolOp) else [statement.test]
+    if not (isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.Or)):
+        denied = (part.operand for part in parts if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not))
+        if any(_HAS_RANKS.search(last_name(part)) for part in denied):
+            machine.leave_program(statement, raising=True)  # What is read is a job with ranks, which ends here.
 
 
 def _match(machine: Machine, statement: ast.Match) -> None:

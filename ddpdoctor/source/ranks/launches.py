@@ -7,6 +7,7 @@ import ast
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
+    RANKS,
     UNIFORM,
     BoundMethod,
     Function,
@@ -14,7 +15,10 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
+    is_guessed,
+    on_rank,
     options_of,
+    per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 
@@ -41,8 +45,11 @@ def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Valu
     )
     if target is None:
         return
-    known = isinstance(arguments, SequenceValue) and not arguments.open
-    positional = list(arguments.values) if isinstance(arguments, SequenceValue) and known else []
+    lanes = [entry for entry in (on_rank(arguments, rank) for rank in RANKS) if isinstance(entry, SequenceValue)]
+    known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
+    known = known and not any(lane.open for lane in lanes)
+    columns = zip(*(lane.values for lane in lanes), strict=True) if known else ()
+    positional = [per_rank(column, is_guessed(arguments)) for column in columns]
     index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)
