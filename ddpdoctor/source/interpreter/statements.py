@@ -34,7 +34,6 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, own_iterable, own_test
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
-
 _HAS_RANKS = re.compile(r"^(is_|use_)?(distributed|ddp)$")
 """Name of a flag that tells a job with ranks."""
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
+    DictValue,
     ExternalObject,
     PerRank,
     Value,
     constant,
     is_varying,
     options_of,
+    parts_of,
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
@@ -135,7 +137,9 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     for event in projection.in_course("call"):
         if event.node in seen or not _is_report(event):
             continue
-        said = [value for value in (*event.positional, *event.named.values()) if is_local(value)]
+        given = (*event.positional, *event.named.values())
+        parts = (part for value in given for part in (parts_of(value) if isinstance(value, DictValue) else (value,)))
+        said = [value for value in parts if is_local(value)]
         if not said:
             continue
         in_pass = _is_in_pass(event)
