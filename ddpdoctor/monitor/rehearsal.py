@@ -281,7 +281,6 @@ class _Rehearsal:
         ranks = tuple(msgspec.structs.replace(rank, output_tail=self._output_of(rank)) for rank in record.ranks)
         job = msgspec.structs.replace(
             record.job,
-            training_started_ns=_training_started_ns(record),
             not_held_back=self._not_held_back(record),
             pretended=tuple(sorted(self._assembly.pretended)),
             notes=self._notes(record),
@@ -322,9 +321,3 @@ class _Rehearsal:
 
 def _with_notes(record: RunRecord, notes: Iterable[str]) -> RunRecord:
     return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, notes=(*record.job.notes, *notes)))
-
-
-def _training_started_ns(record: RunRecord) -> int:
-    times = [forward.time_ns for forward in record.forwards if forward.gradients]
-    times += [track.started_ns[0] for track in record.collectives if len(track)]
-    return min(times, default=0)

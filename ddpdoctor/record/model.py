@@ -155,8 +155,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     one_rank_samples_per_s: float | None = None
     """Throughput of the same training on one rank, where a run of it was recorded."""
     started_ns: int = 0
-    training_started_ns: int = 0
-    """First collective or training forward of any rank; 0 when there was none."""
     ended_ns: int = 0
 
 

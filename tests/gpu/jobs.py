@@ -92,7 +92,6 @@ def gpu(index: int, samples: tuple[GpuSample, ...], *ranks: int, limit_w: float 
         power_limit_w=limit_w,
         default_power_limit_w=700,
         maximum_sm_clock_mhz=1980,
-        compute_capability=(9, 0),
         ranks=ranks or (index,),
         samples=samples,
     )

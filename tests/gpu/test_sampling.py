@@ -28,8 +28,7 @@ def test_two_healthy_gpus_are_described_and_sampled(library: Path, tmp_path: Pat
     assert first.name == "NVIDIA H100 80GB HBM3"
     assert first.memory_total_bytes == 85_899_345_920
     assert (first.power_limit_w, first.default_power_limit_w) == (700.0, 700.0)
-    assert (first.maximum_sm_clock_mhz, first.slowdown_temperature_c) == (1980, 89)
-    assert first.compute_capability == (9, 0)
+    assert first.maximum_sm_clock_mhz == 1980
     assert first.nvlink_bytes_per_s == pytest.approx(18 * 26.562e9)
     assert first.pcie_bytes_per_s == pytest.approx(63e9, rel=0.01)
     sample = look.newest(0)
@@ -73,7 +72,7 @@ def test_a_driver_that_hangs_from_the_start(library: Path, tmp_path: Path) -> No
 def test_an_old_driver_tells_what_it_can(old_library: Path, tmp_path: Path) -> None:
     with machine(old_library, tmp_path, HEALTHY | {"gpu.reasons": "0x80"}) as asked:
         look = asked.sampled()
-    assert (look.gpus[0].name, look.gpus[0].compute_capability) == ("NVIDIA H100 80GB HBM3", None)
+    assert look.gpus[0].name == "NVIDIA H100 80GB HBM3"
     assert (look.gpus[0].nvlink_bytes_per_s, look.gpus[0].pcie_bytes_per_s) == (None, None)
     sample = look.newest(0)
     assert (sample.utilisation_percent, sample.power_w) == (97.0, 512.5)

@@ -62,7 +62,6 @@ class Driver:
     def describe(self, device: Device) -> Gpu:
         """Return what does not change while a job runs."""
         memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability", device.whole)
         return Gpu(
             index=device.index,
             uuid=self._ask("nvmlDeviceGetUUID", device.handle) or "",
@@ -71,10 +70,6 @@ class Driver:
             power_limit_w=self._watts("nvmlDeviceGetEnforcedPowerLimit", device),
             default_power_limit_w=self._watts("nvmlDeviceGetPowerManagementDefaultLimit", device),
             maximum_sm_clock_mhz=self._ask("nvmlDeviceGetMaxClockInfo", device.whole, self._nvml.NVML_CLOCK_SM),
-            slowdown_temperature_c=self._ask(
-                "nvmlDeviceGetTemperatureThreshold", device.whole, self._nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-            ),
-            compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
             nvlink_bytes_per_s=self._nvlink(device),
             pcie_bytes_per_s=pcie_bytes_per_s(
                 self._ask("nvmlDeviceGetMaxPcieLinkGeneration", device.whole),

@@ -52,7 +52,6 @@ class Entry(msgspec.Struct, kw_only=True):
     time_created_ns: int = 0
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
-    output_sizes: list[list[int]] = []
     state: str = ""
     time_discovered_completed_ns: int | None = None
     retired: bool = False

@@ -176,9 +176,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     default_power_limit_w: float | None = None
     """What the power limit is when nobody has set it."""
     maximum_sm_clock_mhz: int | None = None
-    slowdown_temperature_c: float | None = None
-    """From here on the hardware slows itself down."""
-    compute_capability: tuple[int, int] | None = None
     nvlink_bytes_per_s: float | None = None
     """What its active NVLinks carry together in one direction; None without NVLink or where the driver does not
     tell."""

@@ -16,7 +16,6 @@ _PAIR = {"sentence1": "text", "sentence2": "text", "label": 2, "idx": "number"}
 _SENTENCE = {"sentence": "text", "label": 2, "idx": "number"}
 _ORDER = {"instruction": "text", "input": "text", "output": "text", "text": "text"}
 _TALK = {"messages": "talk", "conversations": "talk", "text": "text"}
-_IMAGE = {"image": "image", "img": "image", "label": 10}
 KNOWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mrpc", _PAIR),
     ("rte", _PAIR),
