@@ -433,3 +433,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             if step.rank == rank:
                 counts[step.optimizer] = counts.get(step.optimizer, 0) + 1
         return max(counts.values(), default=0)
+
+
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "pulses", "logs", "nodes")
+STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
+"""The names of the streams of a record, which are what a check's ``needs`` is compared with."""

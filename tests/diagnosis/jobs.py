@@ -8,6 +8,7 @@ from typing import Any
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import (
+    STREAMS,
     CollectiveTrack,
     Group,
     Job,
@@ -19,7 +20,6 @@ from ddpdoctor.record.model import (
     Site,
     StreamState,
 )
-from ddpdoctor.record.streams.stream_names import STREAMS
 from ddpdoctor.record.streams.waits import Wait
 
 SCRIPT = "/job/train.py"

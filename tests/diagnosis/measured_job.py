@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpdoctor.record.model import Group, Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.model import STREAMS, Group, Job, Rank, RunRecord, StreamState
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
-from ddpdoctor.record.streams.stream_names import STREAMS
 
 MILLISECOND_NS = 1_000_000
 GRADIENT_BYTES = 40_000_000

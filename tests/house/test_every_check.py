@@ -11,7 +11,7 @@ from ddpdoctor.catalogue.write_index import checks_directory, index_text
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.checks import BUILT_IN
 from ddpdoctor.finding import Severity
-from ddpdoctor.record.streams.stream_names import STREAMS
+from ddpdoctor.record.model import STREAMS
 from ddpdoctor.report.explanation import SECTIONS, sections, summary
 
 CHECKS = Path(__file__).parents[2] / "checks"

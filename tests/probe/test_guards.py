@@ -12,8 +12,7 @@ import pytest
 from ddpdoctor.examine.one_script import ExamineRequest, examine_and_record
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.record.assembly.assemble import Assembly
-from ddpdoctor.record.model import Job
-from ddpdoctor.record.streams.stream_names import STREAMS
+from ddpdoctor.record.model import STREAMS, Job
 
 PROBE = Path(__file__).parents[2] / "ddpdoctor" / "probe"
 ANYTHING = {"before_os_exit"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Container, Mapping, Set
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -16,12 +17,11 @@ from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.pre_rank_events import EarlyEvents
 from ddpdoctor.record.assembly.ranks import RankBook, exception_of
 from ddpdoctor.record.assembly.restarts import second_claims
-from ddpdoctor.record.assembly.setup import SetupRows
 from ddpdoctor.record.assembly.states import StateRows
 from ddpdoctor.record.assembly.stop_reasons import ending_of
 from ddpdoctor.record.model import (
+    STREAMS,
     CollectiveTrack,
-    Forward,
     Group,
     Job,
     RankException,
@@ -32,36 +32,64 @@ from ddpdoctor.record.model import (
     Wrap,
 )
 from ddpdoctor.record.reader import RunFiles
-from ddpdoctor.record.streams.collective_misuse import OutsiderCall, ReducedLoss
 from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
 from ddpdoctor.record.streams.files import FileEvent
+from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.stacks import StackDump
-from ddpdoctor.record.streams.stream_names import STREAMS
 from ddpdoctor.record.streams.training import (
-    Backward,
-    BufferState,
-    GradientsTaken,
     MissingGradient,
-    OptimizerStep,
-    StepDigest,
-    UnheldParameters,
     WrapChange,
-    WrittenAverages,
 )
 from ddpdoctor.record.streams.waits import Wait
 
-_ROWS: Mapping[str, tuple[str, type[Any]]] = {
-    "wrap_change": ("wrap_changes", WrapChange),
-    "forward": ("forwards", Forward),
-    "backward": ("backwards", Backward),
-    "optimizer_step": ("optimizer_steps", OptimizerStep),
-    "gradient_digests": ("gradient_digests", StepDigest),
-    "parameter_digests": ("parameter_digests", StepDigest),
-    "gradients_taken": ("gradients_taken", GradientsTaken),
-    "unheld_parameters": ("unheld_parameters", UnheldParameters),
-    "written_averages": ("written_averages", WrittenAverages),
+_ROWS = {
+    "wrap_change": "wrap_changes",
+    "loader": "loaders",
+    "forward": "forwards",
+    "backward": "backwards",
+    "optimizer_step": "optimizer_steps",
+    "buffers": "buffers",
+    "gradient_digests": "gradient_digests",
+    "parameter_digests": "parameter_digests",
+    "gradients_taken": "gradients_taken",
+    "unheld_parameters": "unheld_parameters",
+    "written_averages": "written_averages",
+    "reduced_loss": "reduced_losses",
+    "outsider_call": "outsider_calls",
 }
-"""Events that become a row of a stream as they are: the stream, and what its rows are."""
+"""Events that become a row of a stream as they are, and the stream."""
+_OF_CHILDREN = {
+    "seeding": "seedings",
+    "random_state": "random_states",
+    "part": "parts",
+    "holding": "holdings",
+    "setting": "settings",
+    "access": "accesses",
+    "device_use": "device_uses",
+    "device_choice": "device_choices",
+    "checkpoint_loaded": "checkpoint_loads",
+    "state_names": "state_names",
+    "forked_use": "forked_uses",
+    "cpu_threads": "cpu_threads",
+    "optimizer_size": "optimizer_sizes",
+    "bucket_layout": "bucket_layouts",
+    "gauge": "gauges",
+    "matmul_precision": "matmul_precisions",
+    "host_read": "host_reads",
+    "tensor_read": "tensor_reads",
+    "unused_search": "unused_searches",
+}
+"""The same of what counts in a process that works for a rank, too: its row is the rank's."""
+_LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})
+"""Streams that are lists of rows."""
+_SITES = frozenset({"site", "sampler_site", "backward_site"})
+"""Fields that number a call chain."""
+
+
+@cache
+def _row_types() -> dict[str, type[Any]]:
+    """Return what the rows of each stream are, as ``RunRecord`` says."""
+    return {name: get_args(hint)[0] for name, hint in get_type_hints(RunRecord).items() if name in _LISTED}
 
 
 class Assembly:
@@ -82,24 +110,25 @@ class Assembly:
         """Other machines that the script spoke to."""
         self.pretended: dict[str, None] = {}
         self.refusal: str = ""
+        """Sentence of the first thing that the no-touch rule refused."""
         self.stressed = False
         """The injected cause took effect."""
-        """Sentence of the first thing that the no-touch rule refused."""
         self._sites: dict[Site, int] = {}
         self._signatures: dict[Signature, int] = {}
         self._groups: dict[Group, int] = {}
         self._local: dict[tuple[int, str, int], int] = {}
         """(process, kind, number there) -> number here."""
         self._group_counts: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._rows: dict[str, list[Any]] = {name: [] for name in STREAMS}
+        self._rows: dict[str, list[Any]] = {name: [] for name in _LISTED}
+        self._gauges: dict[tuple[int, str], Gauge] = {}
+        """The newest of each rank and name."""
         self._samples: list[tuple[int, str, int, SampleProbe]] = []
         self._wraps: dict[tuple[int, int], Wrap] = {}
         self._passes: dict[tuple[int, int], Pass] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
         self._states = StateRows(self._converted, self._site)
-        self._setup = SetupRows(self.book.rank_or_parent, self._site)
-        self._early = EarlyEvents((*_ROWS, *self._setup.handlers))
+        self._early = EarlyEvents((*_ROWS, *_OF_CHILDREN))
         self._lines = LineRows(self.book.rank_of)
         self._handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
             "site": self._on_site,
@@ -111,14 +140,12 @@ class Assembly:
             "wrap": self._on_wrap,
             "communication_hook": self._on_communication_hook,
             "late_batch_norms": self._on_late_batch_norms,
-            "loader": self._on_loader,
             "sample": self._on_sample,
             "pass_begun": self._on_pass_begun,
             "pass_ended": self._on_pass_ended,
             "pass_trained": self._on_pass_trained,
             "pass_progress": self._on_pass_progress,
             "missing_gradients": self._on_missing,
-            "buffers": self._on_buffers,
             "file": self._on_file,
             "child": self._on_child,
             "refused": self._on_refused,
@@ -126,15 +153,13 @@ class Assembly:
             "stressed": self._on_stressed,
             "stack": self._on_stack,
             "probe_fault": self._on_fault,
-            **self._setup.handlers,
             **self._states.handlers,
             **self._lines.handlers,
             **dict.fromkeys(_ROWS, self._on_row),
+            **dict.fromkeys(_OF_CHILDREN, self._on_row_of_child),
             "lost": self._on_lost,
             "network": lambda pid, event: self.hosts.setdefault(str(event["host"])),
             "pretended": lambda pid, event: self.pretended.setdefault(str(event["what"])),
-            "reduced_loss": self._on_reduced_loss,
-            "outsider_call": self._on_outsider_call,
             **self.live.handlers,
         }
 
@@ -160,8 +185,9 @@ class Assembly:
 
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far."""
-        rows, paired = self._rows, job.kind != "run" or not self.has_gaps
-        setup: dict[str, Any] = self._setup.rows()
+        paired = job.kind != "run" or not self.has_gaps
+        rows: dict[str, Any] = {name: tuple(found) for name, found in self._rows.items()}
+        rows |= {"loaders": self._loaders(), "gauges": tuple(self._gauges.values())}
         doubles = second_claims(self.book)
         return RunRecord(
             job=job,
@@ -174,31 +200,15 @@ class Assembly:
             if paired
             else (),
             wraps=tuple(self._wraps.values()),
-            wrap_changes=tuple(rows["wrap_changes"]),
-            loaders=self._loaders(),
             passes=tuple(self._passes.values()),
             collectives=self._tracks(doubles) if paired else (),
-            forwards=tuple(rows["forwards"]),
-            backwards=tuple(rows["backwards"]),
-            optimizer_steps=tuple(rows["optimizer_steps"]),
-            missing_gradients=tuple(rows["missing_gradients"]),
-            buffers=tuple(rows["buffers"]),
-            gradient_digests=tuple(rows["gradient_digests"]),
-            parameter_digests=tuple(rows["parameter_digests"]),
-            gradients_taken=tuple(rows["gradients_taken"]),
             training_states=self._states.rows(),
-            unheld_parameters=tuple(rows["unheld_parameters"]),
-            written_averages=tuple(rows["written_averages"]),
-            files=tuple(rows["files"]),
-            stacks=tuple(rows["stacks"]),
             lines=self._lines.rows(),
-            **setup,
-            reduced_losses=tuple(rows["reduced_losses"]),
-            outsider_calls=tuple(rows["outsider_calls"]),
             step_tracks=self.live.step_tracks(),
             call_tracks=self.live.call_tracks() if paired else (),
             pulses=self.live.pulses(),
             nodes=self.book.nodes(),
+            **rows,
         )
 
     def _tracks(self, without: Container[int]) -> tuple[CollectiveTrack, ...]:
@@ -320,11 +330,6 @@ class Assembly:
                 )
             )
 
-    def _on_loader(self, pid: int, event: dict[str, Any]) -> None:
-        loader = self._converted(pid, event, Loader)
-        sampler_site = self._site(pid, event.get("sampler_site"))
-        self._rows["loaders"].append(msgspec.structs.replace(loader, sampler_site=sampler_site))
-
     def _on_sample(self, pid: int, event: dict[str, Any]) -> None:
         probe = SampleProbe(
             index=event["index"],
@@ -346,15 +351,7 @@ class Assembly:
         return tuple(found)
 
     def _on_pass_begun(self, pid: int, event: dict[str, Any]) -> None:
-        self._passes[pid, event["number"]] = Pass(
-            rank=self._rank(pid),
-            loader=event["loader"],
-            ordinal=event["ordinal"],
-            site=self._site(pid, event["site"]),
-            set_epoch=event["set_epoch"],
-            true_length=event["true_length"],
-            joined=bool(event.get("joined", False)),
-        )
+        self._passes[pid, event["number"]] = self._converted(pid, event, Pass)
 
     def _on_pass_ended(self, pid: int, event: dict[str, Any]) -> None:
         indices = self._indices(str(event.get("indices", "")))
@@ -393,15 +390,28 @@ class Assembly:
         return tuple(column)
 
     def _on_row(self, pid: int, event: dict[str, Any]) -> None:
-        stream, row = _ROWS[event["event"]]
-        self._rows[stream].append(self._converted(pid, event, row))
+        stream = _ROWS[event["event"]]
+        self._rows[stream].append(self._converted(pid, event, _row_types()[stream]))
 
-    def _converted(self, pid: int, event: dict[str, Any], kind: type[Any]) -> Any:
-        """An event as a struct of the record, with the record's own numbers for rank and call chain."""
-        fields = {name: event[name] for name in kind.__struct_fields__ if name in event}
-        fields["rank"] = self._rank(pid)
-        if "site" in kind.__struct_fields__:
-            fields["site"] = self._site(pid, event["site"])
+    def _on_row_of_child(self, pid: int, event: dict[str, Any]) -> None:
+        rank = self.book.rank_or_parent(pid)
+        if rank is None:
+            return
+        stream = _OF_CHILDREN[event["event"]]
+        row = self._converted(pid, event, _row_types()[stream], rank)
+        if isinstance(row, Gauge):
+            self._gauges[rank, row.name] = row
+        else:
+            self._rows[stream].append(row)
+
+    def _converted(self, pid: int, event: dict[str, Any], kind: type[Any], rank: int | None = None) -> Any:
+        """Return an event as a struct of the record, with the record's own numbers for rank and call chains."""
+        names = kind.__struct_fields__
+        fields = {name: event[name] for name in names if name in event}
+        fields["rank"] = self._rank(pid) if rank is None else rank
+        if "site" in names and rank is None:
+            fields["site"] = event["site"]  # An event without one is damaged.
+        fields |= {name: self._site(pid, event.get(name)) for name in _SITES.intersection(names)}
         return msgspec.convert(fields, kind)
 
     def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
@@ -416,12 +426,6 @@ class Assembly:
             parameters=self._missing.get(key, ()),
         )
         self._rows["missing_gradients"].append(missing)
-
-    def _on_buffers(self, pid: int, event: dict[str, Any]) -> None:
-        state = BufferState(
-            rank=self._rank(pid), wrap=event["wrap"], forward=event["forward"], digests=dict(event["digests"])
-        )
-        self._rows["buffers"].append(state)
 
     def _file(self, pid: int, event: dict[str, Any], action: Any, path: str, detail: str = "") -> None:
         rank = self.book.rank_or_parent(pid)
@@ -477,13 +481,3 @@ class Assembly:
 
     def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
         self._completeness.lost(pid, int(event["events"]))
-
-    def _on_reduced_loss(self, pid: int, event: dict[str, Any]) -> None:
-        sites = {"site": self._site(pid, event["site"]), "backward_site": self._site(pid, event["backward_site"])}
-        self._rows["reduced_losses"].append(ReducedLoss(rank=self._rank(pid), **sites))
-
-    def _on_outsider_call(self, pid: int, event: dict[str, Any]) -> None:
-        call = OutsiderCall(
-            rank=self._rank(pid), operation=str(event["operation"]), site=self._site(pid, event["site"])
-        )
-        self._rows["outsider_calls"].append(call)

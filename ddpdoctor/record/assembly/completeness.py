@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.model import RunKind, StreamState
+from ddpdoctor.record.model import STREAMS, RunKind, StreamState
 from ddpdoctor.record.reader import RunFiles
-from ddpdoctor.record.streams.stream_names import STREAMS
 
 _LIVE = frozenset(
     {
