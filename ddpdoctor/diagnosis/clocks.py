@@ -17,11 +17,14 @@ import msgspec
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import StepTrack
 
 DRIFT = 1e-4
 """By so much two clocks may part in time, at the most, when nothing more is known: twice what quartz does."""
 BOUNDS_KEPT = 256
 STEPS_COMPARED = 64
+STEPS_LOOKED_AT = 1_024
+"""Of a rank: what is known of another node is some seconds older, which may be hundreds of steps."""
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -100,11 +103,12 @@ def bounds_of_steps(first: RunRecord, other: RunRecord) -> Iterator[Bound]:
     No rank has the sum of gradients before the last gradient of every other rank was ready. On a GPU the CPU knows
     neither of these moments, so that nothing is yielded.
     """
-    everyone = {track.rank for track in (*first.step_tracks, *other.step_tracks)}
+    here, there = ({track.rank: track for track in record.step_tracks} for record in (first, other))
     for members in replica_sets(first):
-        meeting = set(members) | (everyone if set(members) == {track.rank for track in first.step_tracks} else set())
-        ours = [_samples(first, rank) for rank in meeting if rank in first.rank_numbers()]
-        theirs = [_samples(other, rank) for rank in meeting if rank in other.rank_numbers()]
+        # Where no wrap tells more, all ranks meet: those of the other record, too.
+        meets_all = here.keys() == set(members)
+        ours = [_samples(track) for rank, track in here.items() if meets_all or rank in members]
+        theirs = [_samples(track) for rank, track in there.items() if meets_all or rank in members]
         ours, theirs = [one for one in ours if one], [one for one in theirs if one]
         if not ours or not theirs:
             continue
@@ -115,15 +119,18 @@ def bounds_of_steps(first: RunRecord, other: RunRecord) -> Iterator[Bound]:
             yield Bound(max(one[step][1] for one in theirs), low_ns, high_ns)
 
 
-def _samples(record: RunRecord, rank: int) -> dict[int, tuple[int, int]]:
-    """By step when the rank's last gradient was ready, and when the last bucket was reduced."""
-    track = next((track for track in record.step_tracks if track.rank == rank), None)
-    if track is None:
-        return {}
+def _samples(track: StepTrack) -> dict[int, tuple[int, int]]:
+    """By step when the rank's last gradient was ready, and when the last bucket was reduced; of its newest ones."""
+    start = max(0, len(track) - STEPS_LOOKED_AT)
+    rows = zip(
+        track.step[start:],
+        track.ready_at_ns[start:],
+        track.reduced_at_ns[start:],
+        track.device_forward_ns[start:],
+        strict=True,
+    )
     return {
         step: (ready_ns, reduced_ns)
-        for step, ready_ns, reduced_ns, device_ns in zip(
-            track.step, track.ready_at_ns, track.reduced_at_ns, track.device_forward_ns, strict=True
-        )
+        for step, ready_ns, reduced_ns, device_ns in rows
         if ready_ns > 0 and reduced_ns > 0 and device_ns < 0
     }

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 class Pace:
     """When one kind of work is due again: the dearer it was, the later."""
 
-    def __init__(self, every_ns: int, at_most_ns: int, share: float) -> None:
+    def __init__(self, every_ns: int, at_most_ns: int, share: float, most_share: float = 1.0) -> None:
         """``every_ns`` apart, and further while the work takes more than ``share`` of a core; ``at_most_ns`` apart.
 
-        What the first time costs tells nothing of the next: it pays for what is imported then.
+        Further than that only while it would take more than ``most_share``, as with thousands of ranks. What the first
+        time costs tells nothing of the next: it pays for what is imported then.
         """
+        self._most_share = most_share
         self._every_ns = every_ns
         self._at_most_ns = at_most_ns
         self._share = share
@@ -34,4 +36,5 @@ class Pace:
         finally:
             cost_ns = 0 if self._is_first else time.thread_time_ns() - began_ns
             self._is_first = False
-            self._due_at_ns = now_ns + min(self._at_most_ns, max(self._every_ns, int(cost_ns / self._share)))
+            wanted_ns = min(self._at_most_ns, max(self._every_ns, int(cost_ns / self._share)))
+            self._due_at_ns = now_ns + max(wanted_ns, int(cost_ns / self._most_share))

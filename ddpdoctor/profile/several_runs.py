@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -77,10 +78,40 @@ def _refuse_others(first: Path, record: RunRecord, other: Path, other_record: Ru
             f"{first} is of a job of {sizes[0]} ranks, and {other} of one of {sizes[1]}",
             "Name runs of different nodes of one job.",
         )
+    met, other_met = _meeting_place(record), _meeting_place(other_record)
+    if met and other_met and _differ(met, other_met):
+        raise UsageError(
+            f"{first} and {other} are of two jobs: the ranks of one met at {':'.join(met)}, those of the other at "
+            f"{':'.join(other_met)}",
+            "Name runs of different nodes of one job.",
+        )
     if (began > other_ended or other_began > ended) and not (other / layout.CLOCK_FILE).exists():
         raise UsageError(
             f"{first} and {other} were recorded at different times", "Name runs of different nodes of one job."
         )
+
+
+def _meeting_place(record: RunRecord) -> tuple[str, str] | None:
+    """MASTER_ADDR and MASTER_PORT of a record's ranks; None where they are not known."""
+    for node in record.nodes:
+        address, port = node.environment.get("MASTER_ADDR", ""), node.environment.get("MASTER_PORT", "")
+        if address and port:
+            return address, port
+    return None
+
+
+def _differ(place: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Tell whether ranks cannot have met at both; a machine may be called by its name here, and by a number there."""
+    kinds = [_address_kind(address) for address, _ in (place, other)]
+    return place[1] != other[1] or (place[0] != other[0] and kinds[0] == kinds[1] != "own")
+
+
+def _address_kind(address: str) -> str:
+    try:
+        number = ipaddress.ip_address(address)
+    except ValueError:
+        return "own" if address == "localhost" else "name"
+    return "own" if number.is_loopback else f"number {number.version}"
 
 
 def _clock(directory: Path, first: RunRecord, record: RunRecord) -> Clock:

@@ -145,7 +145,7 @@ class RunSource:
         self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)
         # While some rank makes no steps: a hang has to be named within seconds.
         self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
-        self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.006)
+        self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.006, most_share=0.3)
         self._judged_ns = JUDGED_WINDOW_NS
         self._checked_steps = 0
         self._recorded_at_ns = 0

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.jobs_of_tests import kill_marked, marked
@@ -79,13 +80,22 @@ class Machine:
         bucket = ("rate", rate, "burst", "64kb", "latency", "400ms")
         self.run("tc", "qdisc", "replace", "dev", self.interface, "root", "tbf", *bucket)
 
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal to all that runs there."""
+        listed = subprocess.run(("ip", "netns", "pids", self.space), check=True, capture_output=True, text=True)
+        for pid in listed.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), number)
+
     def cut(self, *, down: bool = True) -> None:
         """Take its interface down, or up again."""
         self.run("ip", "link", "set", self.interface, "down" if down else "up")
 
 
 @contextmanager
-def machines(directory: Path, count: int = 2, *, delay_ms: float = 0.0) -> Iterator[list[Machine]]:
+def machines(
+    directory: Path, count: int = 2, *, delay_ms: float = 0.0, only_ipv6: bool = False
+) -> Iterator[list[Machine]]:
     """So many machines on one bridge, ``node0`` and on; gone, with all that runs on them, afterwards.
 
     What goes to and comes from the last one takes ``delay_ms`` longer.
@@ -102,7 +112,8 @@ def machines(directory: Path, count: int = 2, *, delay_ms: float = 0.0) -> Itera
         for number in range(count):
             home = directory / f"node{number}"
             (home / "tmp").mkdir(parents=True)
-            machine = Machine(f"node{number}", f"ddpn{tag}{number}", f"{network}.{number + 1}", home)
+            address = f"fd00:77::{number + 1}" if only_ipv6 else f"{network}.{number + 1}"
+            machine = Machine(f"node{number}", f"ddpn{tag}{number}", address, home)
             _run("ip", "netns", "add", machine.space)
             made.append(machine)
             port = f"ddpp{tag}{number}"
@@ -111,7 +122,10 @@ def machines(directory: Path, count: int = 2, *, delay_ms: float = 0.0) -> Itera
             else:
                 _run(*switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", machine.space)
             _run(*switch, "link", "set", port, "master", bridge, "up")
-            machine.run("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
+            if only_ipv6:
+                machine.run("ip", "address", "add", f"{machine.address}/64", "dev", "eth0", "nodad")
+            else:
+                machine.run("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
             machine.run("ip", "link", "set", "eth0", "up")
             machine.run("ip", "link", "set", "lo", "up")
         hosts = "".join(f"{machine.address} {machine.name}\n" for machine in made)

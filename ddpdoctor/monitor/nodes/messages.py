@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -48,7 +49,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """What a message of every version has, so that one that differs is told instead of misread.
 
-    The same holds for ``number``, ``host`` and ``refused`` of an answer, and for zlib and MessagePack.
+    The same holds for ``number``, ``host`` and ``refused`` of an answer, and for zlib (not of answers) and MessagePack.
     """
 
     protocol: ShortText
@@ -163,6 +164,11 @@ def pack(message: msgspec.Struct) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(message), 1)
 
 
+def pack_answer(answer: Answer | Shown) -> bytes:
+    """An answer as it is sent: not compressed, for zlib lets other threads run, and they do not soon give back."""
+    return msgspec.msgpack.encode(answer)
+
+
 def unpack_update(content: bytes) -> Update:
     """Read an update; raises RecordError for anything else, and OtherVersion for that."""
     update: Update = decoded(content, _UPDATES)
@@ -172,7 +178,7 @@ def unpack_update(content: bytes) -> Update:
 def unpack_answer(content: bytes) -> Answer:
     """Read an answer; raises RecordError for anything else."""
     try:
-        answer: Answer = _ANSWERS.decode(unpacked(content))
+        answer: Answer = _ANSWERS.decode(content)
         return answer
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         raise RecordError(f"an answer that cannot be read: {error}") from error
@@ -235,15 +241,13 @@ def _unpacked_column(name: str, content: bytes, count: int) -> array[int]:
         return array("q", bytes(8 * count))
     if len(content) != 8 * count:
         raise RecordError(f"a column of {len(content)} bytes for {count} rows")
-    planes = [content[at * count : (at + 1) * count] for at in range(8)]
     whole = bytearray(8 * count)
-    for at, plane in enumerate(planes):
-        whole[at::8] = plane
-    column, value, unit = array("q"), 0, _UNIT_NS if name.endswith(_ROUNDED) else 1
-    for difference in memoryview(whole).cast("q"):
-        value += difference
-        column.append(-1 if value == -1 else value * unit)
-    return column
+    for at in range(8):
+        whole[at::8] = content[at * count : (at + 1) * count]
+    values = accumulate(memoryview(whole).cast("q"))
+    if not name.endswith(_ROUNDED):
+        return array("q", values)
+    return array("q", [value * _UNIT_NS if value != -1 else -1 for value in values])
 
 
 def _planes(content: bytes) -> bytes:

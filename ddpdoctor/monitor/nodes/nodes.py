@@ -44,6 +44,8 @@ NARROWED_EVERY_NS = 10_000_000_000
 """A clock is narrowed after a second, then after twice that, and so on up to this: it takes 10 ms a node."""
 UNHEARD_AFTER_NS = 15_000_000_000
 """Nodes that nobody watches are told of as such after so long."""
+FEW_LOST = 3
+"""Lost nodes that are told of one by one."""
 _SAME_CLOCK_NS = 200_000
 """Clocks that differ less are left as they were, so that nothing has to be moved anew."""
 
@@ -78,7 +80,8 @@ class Nodes:
         """The rank that was named to find the head."""
         self._said: tuple[str, ...] = ()
         """What the other nodes were told of the verdict, without its figures."""
-        self._was_lost: dict[str, str] = {}
+        self._was_lost: dict[str, int] = {}
+        """For how many seconds lost nodes had been silent when that was noticed."""
         self._narrowed: dict[str, tuple[int, int]] = {}
         """When each node's clock is to be narrowed again, and the pause that comes after that."""
         self._epoch: tuple[tuple[str, int], ...] = ()
@@ -359,17 +362,28 @@ class Nodes:
         assert self._head is not None
         notes = [note for note in (self._head.others, self._head.screens.others, self._head.trouble) if note]
         with self._head.lock:
-            for session, node in self._head.nodes.items():
-                if node.is_lost(now_ns):
-                    who = f"{node.host} ({rank_list(node.ranks)})"
-                    self._was_lost.setdefault(
-                        session,
-                        f"nothing was heard of {who} for {(now_ns - node.heard_ns) // 1_000_000_000} s: its monitor, "
-                        "its link or the machine is gone, and nothing is concluded of its ranks meanwhile",
-                    )
-                else:
-                    self._was_lost.pop(session, None)
-        return (*notes, *self._was_lost.values())
+            lost = [node for node in self._head.nodes.values() if node.is_lost(now_ns)]
+            for session in self._was_lost.keys() - {node.session for node in lost}:
+                del self._was_lost[session]
+            for node in lost:
+                self._was_lost.setdefault(node.session, (now_ns - node.heard_ns) // 1_000_000_000)
+        if not lost:
+            return tuple(notes)
+        if len(lost) <= FEW_LOST:
+            notes += [
+                f"nothing was heard of {node.host} ({rank_list(node.ranks)}) for {self._was_lost[node.session]} s: its "
+                "monitor, its link or the machine is gone, and nothing is concluded of its ranks meanwhile"
+                for node in lost
+            ]
+        else:
+            named = ", ".join(node.host for node in lost[:FEW_LOST])
+            ranks = sorted({rank for node in lost for rank in node.ranks})
+            notes.append(
+                f"nothing was heard of {len(lost)} nodes ({named} and {len(lost) - FEW_LOST} more, with {len(ranks)} "
+                "ranks) for a while: their monitors, links or machines are gone, or this one cannot keep up, and "
+                "nothing is concluded of their ranks meanwhile"
+            )
+        return tuple(notes)
 
     def _notes_of_agent(self, agent: Agent) -> tuple[str, ...]:
         if agent.trouble:

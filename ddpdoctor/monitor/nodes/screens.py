@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.nodes.messages import OtherVersion, Request, Shown, decoded, pack, unpacked
+from ddpdoctor.monitor.nodes.messages import OtherVersion, Request, Shown, decoded, pack_answer, unpacked
 from ddpdoctor.monitor.snapshot import Snapshot
 
 MOST_SNAPSHOT_BYTES = 64 << 20
@@ -45,7 +45,7 @@ def unpack_shown(parts: list[bytes]) -> tuple[Shown, Snapshot | None]:
     if not 1 <= len(parts) <= 2:
         raise RecordError("an answer of so many parts is none")
     try:
-        shown = _SHOWN.decode(unpacked(parts[0], MOST_REQUEST_BYTES))
+        shown = _SHOWN.decode(parts[0])
         if len(parts) == 1:
             return shown, None
         return shown, _SNAPSHOTS.decode(unpacked(parts[1], MOST_UNPACKED_BYTES))
@@ -91,13 +91,13 @@ class Screens:
             request = unpack_request(parts[0])
         except OtherVersion as other:
             self.others = f"a screen on {other.host} is of another ddpdoctor, and is shown nothing"
-            return pack(Shown(number=other.number, host=self._host, refused=other.reason))
+            return pack_answer(Shown(number=other.number, host=self._host, refused=other.reason))
         for known, held in list(self._screens.items()):
             if now_s - held.asked_s > FORGOTTEN_AFTER_S:
                 del self._screens[known]
         if screen not in self._screens and len(self._screens) >= MOST_SCREENS:
             reason = f"{MOST_SCREENS} screens are attached already"
-            return pack(Shown(number=request.number, host=self._host, refused=reason))
+            return pack_answer(Shown(number=request.number, host=self._host, refused=reason))
         held = self._screens.setdefault(screen, _Screen())
         held.asked_s, held.request = now_s, request
         return None
@@ -121,7 +121,7 @@ class Screens:
                 continue
             held.request, held.answered_s = None, now_s
             held.sent_ns = request.has_ns if has_newest else self._packed_ns
-            answer = pack(Shown(number=request.number, host=self._host))
+            answer = pack_answer(Shown(number=request.number, host=self._host))
             yield screen, [answer] if has_newest else [answer, content]
 
     def last_words(self) -> Iterator[tuple[bytes, list[bytes]]]:
@@ -129,7 +129,9 @@ class Screens:
         self._pack_at_s = 0.0
         content = self._content(0.0)
         for screen, held in self._screens.items():
-            answer = pack(Shown(number=held.request.number if held.request else 0, host=self._host, has_left=True))
+            answer = pack_answer(
+                Shown(number=held.request.number if held.request else 0, host=self._host, has_left=True)
+            )
             yield screen, [answer, content] if held.sent_ns < self._packed_ns else [answer]
 
     def _content(self, now_s: float) -> bytes:

@@ -1,0 +1,181 @@
+"""4,096 ranks on 512 nodes and a real head: ``python -m tests.nodes.scale [--nodes 512] [--seconds 40] [FAULT…]``.
+
+The first node is a run directory that simulated ranks write in real time, and the head is the monitor of it; what the
+agents of the other nodes send comes from ``tests.nodes.simulated_nodes``. Of each fault it prints the share of a core
+and the memory of the head, how long it takes to give a snapshot, and what it says after how many seconds; it exits with
+1 where the head takes more than a core or 2 GB, or says something else than what is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.profile.watch import live_source
+from ddpdoctor.record import layout
+from tests.benchmarks.simulated_ranks import BEATS_PER_S, SimulatedRank
+from tests.nodes.simulated_nodes import FAULTS, RANKS_OF_A_NODE, SLOW_NODE, STRAGGLER, length_ns, step_row
+from tests.scratch import scratch_directory
+
+SAID = {
+    "healthy": "",
+    "straggler": f"rank {STRAGGLER} on node{STRAGGLER // RANKS_OF_A_NODE} keeps",
+    "slow node": f"ranks {SLOW_NODE * RANKS_OF_A_NODE}-{SLOW_NODE * RANKS_OF_A_NODE + RANKS_OF_A_NODE - 1} on "
+    f"node{SLOW_NODE} keep",
+    "slow link": "backward waits for gradients on their way",
+}
+"""How the verdict begins."""
+MOST_CORES = 1.0
+MOST_MB = 2_000
+LOOKED_EVERY_S = 0.25
+
+
+class OwnRank(SimulatedRank):
+    """A rank of the first node, in the steps of all nodes."""
+
+    def prepare(self, fault: str, began_ns: int) -> None:
+        """Begin with the first step of the job."""
+        self._fault, self._began_ns = fault, began_ns
+        self._started_ns, self._step_ns = began_ns, length_ns(fault)
+
+    def _make_step(self) -> None:
+        self.made += 1
+        row = step_row(self.made, 0, self._rank % 4, self._fault, self._began_ns)
+        self._steps.put(tuple(row[name] for name in layout.STEP_FIELDS))
+
+
+def write_ranks(directory: Path, nodes: int, fault: str, began_ns: int) -> None:
+    """Write what the first node's ranks do, until stdin is closed."""
+    import select
+
+    sleepers = [subprocess.Popen(("sleep", "infinity")) for _ in range(RANKS_OF_A_NODE)]
+    try:
+        ranks = [
+            OwnRank(directory, rank, nodes * RANKS_OF_A_NODE, sleeper.pid, length_ns(fault), began_ns)
+            for rank, sleeper in enumerate(sleepers)
+        ]
+        for rank, sleeper in zip(ranks, sleepers, strict=True):
+            rank.prepare(fault, began_ns)
+            host = {"event": "host", "time_ns": began_ns, "name": "node0", "interfaces": ["lo"], "environment": {}}
+            with (directory / layout.events_name(sleeper.pid)).open("a") as file:
+                file.write(json.dumps(host) + "\n")
+        while True:
+            now_ns = time.time_ns()
+            for rank in ranks:
+                rank.make_steps(now_ns)
+                rank.beat(now_ns)
+            if select.select([sys.stdin], [], [], 1 / BEATS_PER_S)[0]:
+                return
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+
+
+def watch(directory: Path, nodes: int, fault: str, seconds: float) -> Mapping[str, Any]:
+    """Be the head, with the other nodes once it listens; what was measured."""
+    began_ns = int((directory / "began").read_text())
+    source = live_source(directory, head_at=("127.0.0.1", int((directory / "port").read_text())))
+    others = None
+    looks, named_s, text, began_s = [], -1.0, "", 0.0
+    try:
+        deadline = time.monotonic() + 120
+        while not (directory / layout.HEAD_KEY_FILE).exists() and time.monotonic() < deadline:
+            source.snapshot()
+            time.sleep(0.2)
+        words = (sys.executable, "-m", "tests.nodes.simulated_nodes", str(directory / layout.HEAD_KEY_FILE))
+        others = subprocess.Popen((*words, str(nodes), fault, str(began_ns)), stdin=subprocess.PIPE)
+        while len(source.snapshot().ranks) < nodes * RANKS_OF_A_NODE:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{len(source.snapshot().ranks)} ranks are seen: {source.snapshot().notes}")
+            time.sleep(LOOKED_EVERY_S)
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        while time.monotonic() - began_s < seconds:
+            before_s = time.thread_time()
+            snapshot = source.snapshot()
+            looks.append(time.thread_time() - before_s)
+            text = snapshot.verdict.text
+            right = text.startswith(SAID[fault]) and (fault == "healthy") == (snapshot.verdict.state == "healthy")
+            named_s = (time.monotonic() - began_s if named_s < 0 else named_s) if right else -1.0
+            time.sleep(LOOKED_EVERY_S)
+        cores = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
+        notes = snapshot.notes
+    finally:
+        if others is not None and others.stdin is not None:
+            others.stdin.close()
+            others.wait()
+        source.close()
+    work = sorted(look for look in looks if look > 0.001)
+    return {
+        "cores": cores,
+        "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "look_s": work[len(work) // 2] if work else 0.0,
+        "longest_look_s": max(looks),
+        "named_s": named_s,
+        "text": text,
+        "notes": notes,
+    }
+
+
+def measured(nodes: int, fault: str, seconds: float) -> Mapping[str, Any]:
+    """Start the ranks and the head of one job."""
+    with scratch_directory() as directory:
+        import socket
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            (directory / "port").write_text(str(probe.getsockname()[1]))
+        (directory / "job.json").write_text('{"version": 1, "kind": "run"}')
+        began_ns = time.time_ns() - 60 * length_ns(fault)
+        (directory / "began").write_text(str(began_ns))
+        here = (sys.executable, "-m", "tests.nodes.scale", "--directory", str(directory), "--nodes", str(nodes))
+        with subprocess.Popen((*here, "--role", "ranks", fault), stdin=subprocess.PIPE) as writer:
+            try:
+                words = (*here, "--role", "head", "--seconds", str(seconds), fault)
+                done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+            finally:
+                assert writer.stdin is not None
+                writer.stdin.close()
+    result: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> int:
+    """Print what was measured; 1 where a bound is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.nodes.scale")
+    parser.add_argument("--nodes", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--role", choices=("ranks", "head"), help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("faults", nargs="*", default=list(FAULTS), metavar="FAULT")
+    options = parser.parse_args()
+    if options.role == "ranks":
+        write_ranks(options.directory, options.nodes, options.faults[0], int((options.directory / "began").read_text()))
+        return 0
+    if options.role == "head":
+        print(json.dumps(watch(options.directory, options.nodes, options.faults[0], options.seconds)))
+        return 0
+    missed = False
+    for fault in options.faults:
+        found = measured(options.nodes, fault, options.seconds)
+        missed |= found["cores"] > MOST_CORES or found["mb"] > MOST_MB or found["named_s"] < 0
+        ranks = options.nodes * RANKS_OF_A_NODE
+        print(
+            f"{fault:<10} {ranks:,} ranks: {found['cores']:.2f} cores, {found['mb']:,.0f} MB, "
+            f"a look {found['look_s']:.2f} s (at most {found['longest_look_s']:.2f}); "
+            f"{'WRONG' if found['named_s'] < 0 else 'after'} {found['named_s']:.0f} s: {found['text']}",
+            flush=True,
+        )
+        for note in found["notes"]:
+            print(f"           {note}")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
