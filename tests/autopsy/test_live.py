@@ -48,8 +48,8 @@ BACKWARD = at(8, (AUTOGRAD, "_engine_run_backward"))
 def test_one_rank_outside_is_the_one_that_the_others_wait_for() -> None:
     parted = parted_stacks(record_of(seen(BARRIER, BARRIER, at(5))))
     assert parted is not None
-    divergence, code, doubt = parted
-    assert (divergence.culprit, code, doubt) == (2, "DDP305", "")
+    divergence, trouble, doubt = parted
+    assert (divergence.culprit, trouble, doubt) == (2, "hang", "")
 
 
 def test_a_rank_at_work_leaves_a_doubt() -> None:
@@ -66,7 +66,7 @@ def test_a_backward_that_computes_is_no_wait() -> None:
 def test_three_ranks_outvote_the_one_in_another_collective() -> None:
     parted = parted_stacks(record_of(seen(BARRIER, at(7, (C10D, "all_reduce")), BARRIER)))
     assert parted is not None
-    assert (parted[0].culprit, parted[1]) == (1, "DDP301")
+    assert (parted[0].culprit, parted[1]) == (1, "rank-branch")
 
 
 def test_two_ranks_in_two_collectives_are_both_told() -> None:
