@@ -147,6 +147,8 @@ class Machine:
         self.visited: set[ast.AST] = set()
         """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}
+        self.started: dict[ast.AST, set[tuple[object, ...]]] = {}
+        """The keys of the objects that ranks made, by the call that started them."""
         self.steps = 0
         """Statements and expressions walked so far."""
         self.effort = Effort()
@@ -437,7 +439,9 @@ class Machine:
         self.mask = 0
 
     def _note_exit(self, node: ast.AST, scope: int) -> None:
-        if self.guards and not self.quiet:
+        # A handler that raises what came to it is no decision: the failure itself ended the rank.
+        again = isinstance(node, ast.Raise) and self.frame.module.is_in_handler(node)
+        if self.guards and not self.quiet and not again:
             number = self.number()
             self.exits.append(Exit(number, node, self.frame.module, self.guards[-1], self.mask, scope))
 
@@ -455,15 +459,8 @@ class Machine:
 
         ``node`` and ``name`` say what it is that was not followed.
         """
-        lists: tuple[list[Any], ...] = (
-            self.frames,
-            self.loops,
-            self.calls,
-            self.guards,
-            self.conditions,
-            self.contexts,
-            self.own_tests,
-        )
+        lists: tuple[list[Any], ...]
+        lists = (self.frames, self.loops, self.calls, self.guards, self.conditions, self.contexts, self.own_tests)
         lengths = [len(entries) for entries in lists]
         counts = (self.mask, self.undecided, self.trying, self.inside_ddp)
         flags, journals = (self.gradients, self.synchronising, self.tentative, self.quiet), self.store.depth

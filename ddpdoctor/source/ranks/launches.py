@@ -61,8 +61,12 @@ def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Valu
     parent, machine.in_parent = machine.in_parent, False
     gone, raised, mask = machine.gone, machine.raised, machine.mask
     loops, machine.loops = machine.loops, []  # A loop that starts one process a turn is no loop of the rank.
+    for key in machine.started.pop(node, ()):
+        machine.objects.pop(key, None)  # That walk was taken back: what is made now is made later than what it made.
+    before = set(machine.objects)
     try:
         machine.apply(machine, node, target, positional, {}, complete=known)
     finally:
         machine.in_parent, machine.loops = parent, loops
+        machine.started[node] = machine.objects.keys() - before
         machine.gone, machine.raised, machine.mask = gone, raised, mask

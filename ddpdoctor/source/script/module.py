@@ -124,6 +124,11 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             node = parents[node]
             yield node
 
+    def is_in_handler(self, node: ast.AST) -> bool:
+        """Return whether a node stands in an ``except`` clause of its function."""
+        closing = (ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef)
+        return isinstance(next((one for one in self.ancestors(node) if isinstance(one, closing)), None), closing[0])
+
     def body_around(self, node: ast.AST) -> ast.AST:
         """The innermost function around a node; the whole tree at module level."""
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
