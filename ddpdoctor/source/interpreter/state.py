@@ -459,8 +459,8 @@ class Machine:
 
         ``node`` and ``name`` say what it is that was not followed.
         """
-        lists: tuple[list[Any], ...]
-        lists = (self.frames, self.loops, self.calls, self.guards, self.conditions, self.contexts, self.own_tests)
+        lists: list[list[Any]] = [self.frames, self.loops, self.calls, self.guards]
+        lists += [self.conditions, self.contexts, self.own_tests]
         lengths = [len(entries) for entries in lists]
         counts = (self.mask, self.undecided, self.trying, self.inside_ddp)
         flags, journals = (self.gradients, self.synchronising, self.tentative, self.quiet), self.store.depth
