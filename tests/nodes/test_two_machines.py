@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,34 @@ def test_a_machine_whose_monitor_dies_is_not_judged_any_more(tmp_path: Path, str
         assert any("nothing was heard of node1 (ranks 2 and 3) for " in note for note in ended["notes"])
         assert ended["verdict"]["state"] == "unknown"
         assert ended["verdict"]["text"] == "2 of 4 ranks are seen here, and nothing slow was found of these"
+
+
+@pytest.mark.full
+def test_machines_that_have_ipv6_alone_are_joined(tmp_path: Path, straggling: Any) -> None:
+    with machines(tmp_path, only_ipv6=True) as both:
+        for process in straggling(both, 120):
+            assert process.wait(timeout=240) == 0
+        assert report(both[0])["verdict"]["text"].startswith("rank 3 on node1 keeps the others waiting for ")
+        assert any("the verdict on all ranks is given on node0" in note for note in report(both[1])["notes"])
+
+
+@pytest.mark.full
+def test_a_link_that_is_cut_for_a_minute_ends_nothing_and_is_told(tmp_path: Path, straggling: Any) -> None:
+    with machines(tmp_path) as both:
+        first, second = both
+        started = straggling(both, 250)
+        until(lambda: "the verdict on all ranks is given on node0" in second.text())
+        until(lambda: "steps/s" in first.text())
+        second.cut()
+        cut_s = time.monotonic()
+        until(lambda: "nothing was heard of node1 (ranks 2 and 3) for " in first.text())
+        until(lambda: "node0 cannot be told of this node's ranks" in second.text())
+        time.sleep(max(0.0, cut_s + 60 - time.monotonic()))
+        assert "STALLED" not in first.text() + second.text()
+        second.cut(down=False)
+        for process in started:
+            assert process.wait(timeout=240) == 0
+        ended = report(first)
+        assert [rank["rank"] for rank in ended["ranks"]] == [0, 1, 2, 3]
+        assert ended["verdict"]["text"].startswith("rank 3 on node1 keeps the others waiting for ")
+        assert not any("nothing was heard" in note for note in ended["notes"])
