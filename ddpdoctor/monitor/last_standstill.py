@@ -11,7 +11,8 @@ from ddpdoctor.monitor.snapshot import FindingView, StallView
 from ddpdoctor.record.model import Rank, RunRecord
 
 FORGOTTEN_AFTER_NS = 3_000_000_000
-"""A standstill that no look has found for so long is over, even without a step since: a rank works again."""
+"""A standstill that no look has found for so long is over once its culprit is elsewhere: a rank works again."""
+_MOVED_NS = 500_000_000
 _SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException"})
 """What Ctrl-C and a launcher that is told to end raise, beside what a script's own handler of a signal does."""
 _OF_THE_END = ("collectives", "death")
@@ -26,6 +27,8 @@ class _Stood(msgspec.Struct, frozen=True, kw_only=True):
     finding: Finding
     divergence: Divergence
     headway: tuple[tuple[int, int, int], ...]
+    stands_since_ns: int
+    """Since when the culprit has been at its place; 0 where that is not known."""
     seen_ns: int
 
 
@@ -70,10 +73,13 @@ class LastStandstill:
                 finding=finding,
                 divergence=divergence,
                 headway=_headway(record),
+                stands_since_ns=_stands_since_ns(record, divergence.culprit),
                 seen_ns=record.job.ended_ns,
             )
         elif stood is not None and divergence is None and record.job.ended_ns - stood.seen_ns > FORGOTTEN_AFTER_NS:
-            self._stood = None
+            since_ns = _stands_since_ns(record, stood.divergence.culprit)
+            if not stood.stands_since_ns or since_ns - stood.stands_since_ns > _MOVED_NS:
+                self._stood = None
         return stall
 
     @property
@@ -94,6 +100,12 @@ class LastStandstill:
 def _headway(record: RunRecord) -> tuple[tuple[int, int, int], ...]:
     """How far each rank has come: its steps, and the collectives that it has completed."""
     return tuple((pulse.rank, pulse.step, pulse.completed) for pulse in record.pulses)
+
+
+def _stands_since_ns(record: RunRecord, number: int | None) -> int:
+    """Since when a rank has been at one place, as its newest pulse says; 0 for one that says nothing."""
+    pulse = next((pulse for pulse in record.pulses if pulse.rank == number), None)
+    return 0 if pulse is None else pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
 
 
 def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:

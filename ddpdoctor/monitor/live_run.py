@@ -21,7 +21,7 @@ from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
 from ddpdoctor.monitor.processes.hosts import Hosts
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
-from ddpdoctor.monitor.processes.loops import LoopDetector
+from ddpdoctor.monitor.processes.loops import LoopDetector, patience_of
 from ddpdoctor.monitor.processes.probe_logs import probe_logs
 from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
@@ -83,8 +83,15 @@ class LiveRun:
         self._epoch: tuple[tuple[str, int], ...] = ()
         """Of what other nodes sent, as it was compared last."""
         self._signalled = SignalledStacks(directory)
-        self._liveness = LivenessSampler(STALL_AFTER_S, heeds_clocks=True, written_for_us=self._signalled.written)
+        self._liveness = LivenessSampler(
+            STALL_AFTER_S,
+            heeds_clocks=True,
+            written_for_us=self._signalled.written,
+            trains_in_main=lambda pid: not self._assembly.book.training_thread(pid),
+        )
         self._stuck: frozenset[int] = frozenset()
+        self._restless: frozenset[int] = frozenset()
+        """Processes whose training thread stands while the rest of them does a little."""
         self._gpus = None if is_over else NodeGpus()
         self._hosts = Hosts()
         self._environment = plan.job.environment
@@ -178,7 +185,11 @@ class LiveRun:
         self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, since_ns[pid]) for pid in stopped}
         self._looked_ns = now_ns
         long = {pid for pid, since_ns in self._stopped_since_ns.items() if now_ns - since_ns >= STOPPED_AFTER_NS}
-        self._stuck = frozenset((stuck - stopped) | (stuck & long))
+        restless = self._liveness.restless()
+        self._restless = frozenset(restless) - stopped
+        tracks = {book.pids().get(track.rank): track for track in self.own_record.step_tracks}
+        tired = {pid for pid in self._restless if restless[pid] >= patience_of(tracks.get(pid))}
+        self._stuck = frozenset((stuck - stopped) | (stuck & long) | tired)
         for pid, ring in rings.items():
             entry = book.processes.get(pid)
             if entry is None or pid in stopped or not is_alive(pid):
@@ -365,13 +376,17 @@ class LiveRun:
         if by_signal:
             record = msgspec.structs.replace(record, stacks=(*record.stacks, *by_signal))
         stuck = self._stuck | ({self._looping} if self._looping is not None else set())
-        if not stuck:
+        if not stuck | self._restless:
             return record
         ranks = tuple(
             msgspec.structs.replace(
-                rank, stuck=True, stopped=rank.pid in self._stopped_since_ns, loops=rank.pid == self._looping
+                rank,
+                stuck=rank.pid in stuck,
+                restless=rank.pid in self._restless,
+                stopped=rank.pid in stuck & self._stopped_since_ns.keys(),
+                loops=rank.pid == self._looping,
             )
-            if rank.pid in stuck
+            if rank.pid in stuck | self._restless
             else rank
             for rank in record.ranks
         )

@@ -198,6 +198,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """The file that its main thread asks for again and again, in vain; set only where it is ``stuck``."""
     stuck: bool = False
     """Outside any collective it used no CPU, did no I/O and its stack did not change for the stall time."""
+    restless: bool = False
+    """Its training thread stands at one place and does nothing, while the rest of its process tree does a little."""
     loops: bool = False
     """It works at one place for so long without a step that it seems to be in an endless loop; it is ``stuck``, too."""
     stopped: bool = False

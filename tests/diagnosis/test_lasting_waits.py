@@ -17,7 +17,7 @@ LIBRARY = "/usr/lib/python3.11"
 IN_LOADER = Frame("/site-packages/torch/utils/data/dataloader.py", 1291, "_MultiProcessingDataLoaderIter._try_get_data")
 
 
-def said(*inside: Frame) -> str:
+def said(*inside: Frame, restless: bool = False) -> str:
     """Said of a wait for rank 1, which is at line 60, with these frames inside of it."""
     watch, job = Watch(), healthy_job()
     job.call(0, "barrier", 70)
@@ -26,9 +26,18 @@ def said(*inside: Frame) -> str:
     job.tick(14_000)
     job.streams["stacks"] = (StackDump(rank=1, thread="main", main=True, frames=(*inside, LOOP), time_ns=job.now_ns),)
     job.streams["pulses"] = (Pulse(rank=1, beat_at_ns=job.now_ns, site=site),)
-    assert live_verdict(watch, job.record(), job.now_ns) is None
+    record = job.record()
+    ranks = tuple(msgspec.structs.replace(rank, restless=restless and rank.rank == 1) for rank in record.ranks)
+    assert live_verdict(watch, msgspec.structs.replace(record, ranks=ranks), job.now_ns) is None
     assert watch.wait is not None
     return told_wait(watch.wait, job.now_ns)
+
+
+def test_a_rank_whose_process_does_a_little_beside_it_is_not_called_busy() -> None:
+    told = said(restless=True)
+    assert told.endswith("which stands in `train` at train.py:60 (its process still reads, writes or runs)")
+    in_queue = Frame(f"{LIBRARY}/queue.py", 171, "Queue.get")
+    assert said(in_queue, restless=True).endswith("which waits in `train` at train.py:60 for a queue")
 
 
 def test_a_rank_that_works_is_busy() -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.liveness import Sample, at_rest, judge_liveness
+from ddpdoctor.diagnosis.live.liveness import Sample, Standing, at_rest, judge_liveness, stands_on
 
 
 def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a") -> list[Sample]:
@@ -60,3 +61,40 @@ def test_a_rank_that_only_asks_and_sleeps_is_at_rest_whatever_its_stack() -> Non
 )
 def test_whoever_computes_or_reads_may_make_what_a_rank_asks_for(seen: list[Sample]) -> None:
     assert not at_rest(seen, 5.0)
+
+
+START = Sample(time_ns=0, cpu_ns=0, io_bytes=0, stack_hash="a", main_runs=0)
+
+
+def standing(seconds: int, **growing: int) -> Standing:
+    """What two samples a second make of a thread in one place, whose counters grow so much each second."""
+    found = None
+    for half in range(2 * seconds + 1):
+        counters = {name: half * each // 2 for name, each in growing.items()}
+        found = stands_on(found, msgspec.structs.replace(START, time_ns=half * 500_000_000, **counters))
+    assert found is not None
+    return found
+
+
+def test_a_thread_stands_on_whatever_little_the_rest_of_its_process_does() -> None:
+    quiet = standing(100)
+    assert (quiet.lasted_ns, quiet.restless) == (100 * 10**9, False)
+    for rest in ({"io_bytes": 40}, {"io_bytes": 900_000}, {"cpu_ns": 50_000_000}):
+        found = standing(100, **rest)
+        assert (found.lasted_ns, found.restless) == (100 * 10**9, True), rest
+
+
+@pytest.mark.parametrize(
+    "growing",
+    [{"main_runs": 1}, {"main_cpu_ns": 20_000_000}, {"cpu_ns": 200_000_000}, {"io_bytes": 3_000_000}, {"progress": 2}],
+    ids=lambda growing: next(iter(growing)),
+)
+def test_a_thread_that_gets_something_or_whose_process_works_stands_nowhere(growing: dict[str, int]) -> None:
+    assert standing(100, **growing).lasted_ns < 15 * 10**9
+
+
+def test_a_clock_another_place_and_an_unknown_thread_begin_a_standing_anew() -> None:
+    later = msgspec.structs.replace(START, time_ns=10**9)
+    assert stands_on(stands_on(None, START), later).lasted_ns == 10**9
+    for change in ({"main_wakes": True}, {"stack_hash": "b"}, {"stack_hash": ""}, {"main_runs": -1}):
+        assert stands_on(stands_on(None, START), msgspec.structs.replace(later, **change)).lasted_ns == 0, change

@@ -37,13 +37,13 @@ def finding(code: str, title: str = STALL.title, severity: Severity = Severity.E
 HANG = finding("DDP305", severity=Severity.WARNING)
 
 
-def record(*ranks: Rank, completed: int = 40, at_ns: int = 10**10) -> RunRecord:
+def record(*ranks: Rank, completed: int = 40, at_ns: int = 10**10, unchanged_ms: int = 9000) -> RunRecord:
     given = {rank.rank: rank for rank in ranks}
     every = tuple(given.get(number, Rank(rank=number, end="running")) for number in (0, 1))
     pulses = tuple(
         Pulse(
             rank=number, beat_at_ns=at_ns, phase="backward", phase_since_ns=1, step=40, collective="", sequence=-1,
-            enqueued=41, completed=completed, site=-1, main_cpu_ns=0, unchanged_ms=9000,
+            enqueued=41, completed=completed, site=-1, main_cpu_ns=0, unchanged_ms=unchanged_ms,
         )
         for number in (0, 1)
     )  # fmt: skip
@@ -116,6 +116,13 @@ def test_it_is_forgotten_when_no_look_finds_it_for_a_while() -> None:
     later = record(at_ns=10**10 + 2 * FORGOTTEN_AFTER_NS)
     assert last.look(None, None, None, later, told_to_end=False, ended=False) is None
     assert last.look(None, None, None, later, told_to_end=True, ended=True) is None
+
+
+def test_it_is_remembered_while_its_culprit_is_where_it_was() -> None:
+    last = stood()
+    later = record(at_ns=10**10 + 4 * FORGOTTEN_AFTER_NS, unchanged_ms=9000 + 4 * FORGOTTEN_AFTER_NS // 10**6)
+    assert last.look(None, None, None, later, told_to_end=False, ended=False) is None
+    assert last.look(None, None, None, later, told_to_end=True, ended=True) is not None
 
 
 def test_a_culprit_that_fails_by_itself_is_a_cause_of_its_own() -> None:

@@ -20,9 +20,11 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     """Return whether it is not proved yet that the ranks will stand for good.
 
     That is so for a sleep that ends before the group's timeout, for what another program may make, for a rank that
-    works, and in a live run for the first minute in which a rank that lives does nothing.
+    works, or whose process does beside the thread that stands, and in a live run for the first minute in which a rank
+    that lives does nothing.
     """
-    if any(turn.polls_for or turn.loops for turn in divergence.turns):
+    restless = {rank.rank for rank in record.ranks if rank.restless}
+    if any(turn.polls_for or turn.loops or (turn.rank in restless and not turn.waiting) for turn in divergence.turns):
         return True
     asleep = [turn for turn in divergence.turns if turn.sleeps_ns]
     timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0

@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked
 from ddpdoctor.diagnosis.live.hangs import told_sleep
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import Rank, RunRecord
 
 _WAITED_FOR = (
     (("torch/utils/data/dataloader.py",), frozenset({"_try_get_data", "_get_data"}), "its loader's workers"),
@@ -83,7 +83,7 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
         waiting=waiting,
         since_ns=since_ns,
         timeout_ns=timeout_ns,
-        doing=_UNSEEN if late in unseen else _doing(turn, at, _waited_for(record, turn, at), seen=late in known),
+        doing=_UNSEEN if late in unseen else _doing(turn, at, _waited_for(record, turn, at), known.get(late)),
         locations=tuple(dict.fromkeys(where for where in places if where is not None)),
         place=at,
         stacks=tuple(
@@ -103,8 +103,8 @@ def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
     return f"{rank_list(wait.waiting)} {has} waited {waited} for {whom}, {wait.doing}{when}"
 
 
-def _doing(turn: NextCall, at: Frame | None, waited_for: str, *, seen: bool) -> str:
-    if not seen:
+def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None) -> str:
+    if rank is None:
         return "of which nothing was heard"
     if turn.sleeps_ns:
         return told_sleep(turn, at)
@@ -114,6 +114,8 @@ def _doing(turn: NextCall, at: Frame | None, waited_for: str, *, seen: bool) -> 
         return "busy at an unknown line"
     if waited_for:
         return f"{'last seen waiting' if ago else 'which waits'}{within} at {place(at)}{ago} for {waited_for}"
+    if rank.restless and not ago:
+        return f"which stands{within} at {place(at)} (its process still reads, writes or runs)"
     return f"{'last seen' if ago else 'busy'}{within} at {place(at)}{ago}"
 
 

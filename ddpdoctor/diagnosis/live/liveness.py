@@ -11,6 +11,11 @@ IDLE_CPU_SHARE = 0.01
 """Share of one core below which a process tree does nothing."""
 POLLING_CPU_SHARE = 0.1
 """Share of one core below which a process tree does nothing but ask and sleep."""
+LITTLE_BYTES_PER_S = 1_000_000
+"""Less is read and written by what exports metrics or writes a log; files of data and checkpoints are more."""
+WOKEN_EVERY_NS = 4_000_000_000
+"""A thread that runs more often than this gets something; torch's loader asks every five seconds for its workers."""
+WOKEN_AT_FIRST = 2
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +30,63 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the main thread's stack; empty when it was not taken."""
     wakes: bool = False
     """Something in the tree runs, or will be woken by a clock that it set itself."""
+    main_cpu_ns: int = 0
+    """CPU time of the training thread."""
+    main_runs: int = -1
+    """How often the training thread was given a core; -1 where that is not known."""
+    progress: int = 0
+    """Forwards, backwards and steps of optimizers up to now."""
+    main_wakes: bool = False
+    """The training thread will be woken by a clock, or another one that it may wait for."""
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A training thread that has stood at one place since a sample, whatever the rest of its process does."""
+
+    first: Sample
+    newest: Sample
+    restless: bool = False
+    """The rest of the tree did something meanwhile."""
+    stuck: bool = False
+    """For some time it did not."""
+
+    @property
+    def lasted_ns(self) -> int:
+        """How long it is known to stand."""
+        return self.newest.time_ns - self.first.time_ns
+
+
+def stands_on(before: Standing | None, sample: Sample) -> Standing:
+    """Return what a sample makes of a standing: the same one goes on, or another one may begin.
+
+    It goes on while its stack is the same, the thread itself hardly runs and no clock of its own does, and the tree
+    does little: what computes, or moves files, may do what the thread waits for.
+    """
+    if before is None or not _stands(before.first, sample):
+        return Standing(first=sample, newest=sample)
+    last = before.newest
+    did = sample.io_bytes != last.io_bytes or sample.wakes or _worked(last, sample, IDLE_CPU_SHARE)
+    return msgspec.structs.replace(before, newest=sample, restless=before.restless or did)
+
+
+def _stands(first: Sample, sample: Sample) -> bool:
+    place, at = (first.stack_hash, first.progress), (sample.stack_hash, sample.progress)
+    if not sample.stack_hash or place != at or sample.main_wakes:
+        return False
+    lasted_ns = sample.time_ns - first.time_ns
+    if min(first.main_runs, sample.main_runs) < 0 or _worked(first, sample, POLLING_CPU_SHARE):
+        return False
+    if sample.main_runs - first.main_runs > WOKEN_AT_FIRST + lasted_ns // WOKEN_EVERY_NS:
+        return False
+    moved = abs(sample.io_bytes - first.io_bytes)
+    return sample.main_cpu_ns - first.main_cpu_ns <= IDLE_CPU_SHARE * lasted_ns and (
+        moved <= LITTLE_BYTES_PER_S * lasted_ns / 1e9
+    )
+
+
+def _worked(first: Sample, last: Sample, cpu_share: float) -> bool:
+    # Less than before: a process of the tree is gone, which had something to do.
+    return abs(last.cpu_ns - first.cpu_ns) > cpu_share * (last.time_ns - first.time_ns)
 
 
 def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["busy", "stuck"]:
@@ -59,6 +121,4 @@ def _is_idle(window: Sequence[Sample], cpu_share: float) -> bool:
     if not window:
         return False
     first, last = window[0], window[-1]
-    # Less than before: a process of the tree is gone, which had something to do.
-    worked = abs(last.cpu_ns - first.cpu_ns) > cpu_share * (last.time_ns - first.time_ns)
-    return not worked and last.io_bytes == first.io_bytes
+    return not _worked(first, last, cpu_share) and last.io_bytes == first.io_bytes

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from ddpdoctor.diagnosis.live.liveness import Sample, at_rest, judge_liveness
+import msgspec
+
+from ddpdoctor.diagnosis.live.liveness import Sample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.probe.live.timing.own_clock import clock_of
 from ddpdoctor.record.reader import Beating, Heartbeat
 
@@ -29,33 +31,51 @@ class LivenessSampler:
         *,
         heeds_clocks: bool = False,
         written_for_us: Callable[[int], int] = lambda pid: 0,
+        trains_in_main: Callable[[int], bool] = lambda pid: False,
     ) -> None:
         """``outer_pid`` gives the number out here of a process that knows itself by another one.
 
         ``heeds_clocks``: what runs, or will be woken by a clock that it set itself, is not stuck. ``written_for_us``
-        gives the bytes that a process has written because it was asked, beside those that it counts itself.
+        gives the bytes that a process has written because it was asked, beside those that it counts itself. Of a
+        process that ``trains_in_main`` its main thread, it is known how long that stands while others work.
         """
+        self._trains_in_main = trains_in_main
         self._written_for_us = written_for_us
         self._heeds_clocks = heeds_clocks
         self._stall_after_s = stall_after_s
         self._outer_pid = outer_pid
         self._samples: dict[int, deque[Sample]] = {}
+        self._standings: dict[int, Standing] = {}
         self._sampled_s = 0.0
         self.longest_sleep_ns = LONGEST_SLEEP_NS
         """The shortest timeout of the job's groups."""
 
     def look(self, rings: Mapping[int, Beating]) -> frozenset[int]:
-        """Take a sample when one is due; the processes that are stuck."""
+        """Take a sample when one is due; the processes that are stuck.
+
+        One whose training thread stands on stays so, whatever another of its threads writes to a log.
+        """
         now_s = time.monotonic()
         if now_s - self._sampled_s >= SAMPLE_EVERY_S:
             self._sampled_s = now_s
             for pid, ring in rings.items():
                 self._take(pid, ring)
-        return frozenset(
+        stuck = {
             pid
             for pid, samples in self._samples.items()
             if judge_liveness(tuple(samples), self._stall_after_s) == "stuck"
-        )
+        }
+        for pid in stuck & self._standings.keys():
+            self._standings[pid] = msgspec.structs.replace(self._standings[pid], stuck=True)
+        return frozenset(stuck | {pid for pid, standing in self._standings.items() if standing.stuck})
+
+    def restless(self) -> dict[int, int]:
+        """Return for how long, in ns, the training thread of a process has stood while the rest of it did a little."""
+        return {
+            pid: standing.lasted_ns
+            for pid, standing in self._standings.items()
+            if standing.restless and standing.lasted_ns >= self._stall_after_s * 1e9
+        }
 
     def at_rest(self, pids: Iterable[int]) -> bool:
         """Tell whether none of the processes has done anything for the stall time but ask for something and sleep."""
@@ -66,7 +86,7 @@ class LivenessSampler:
 
         outer = self._outer_pid(pid)
         if outer is None:
-            self._samples.pop(pid, None)
+            self._forget(pid)
             return
         try:
             beat = ring.heartbeat()
@@ -75,18 +95,27 @@ class LivenessSampler:
                 beat = ring.heartbeat()
                 use = self._use(outer, beat)
         except (psutil.Error, AttributeError, OSError):
-            self._samples.pop(pid, None)
+            self._forget(pid)
             return
         samples = self._samples.setdefault(pid, deque(maxlen=int(4 * self._stall_after_s / SAMPLE_EVERY_S) + 4))
-        samples.append(
-            Sample(
-                time_ns=time.monotonic_ns(),
-                cpu_ns=int(use.cpu_s * 1e9),
-                io_bytes=use.io_bytes - beat.own_bytes - self._written_for_us(pid),
-                stack_hash=f"{beat.stack_hash:x}",
-                wakes=use.wakes,
-            )
+        sample = Sample(
+            time_ns=time.monotonic_ns(),
+            cpu_ns=int(use.cpu_s * 1e9),
+            io_bytes=use.io_bytes - beat.own_bytes - self._written_for_us(pid),
+            stack_hash=f"{beat.stack_hash:x}",
+            wakes=use.wakes,
+            main_cpu_ns=beat.main_cpu_ns,
+            main_runs=_runs(outer) if self._trains_in_main(pid) else -1,
+            progress=beat.forwards + beat.backwards + beat.optimizer_steps,
+            main_wakes=self._is_in_time(beat.sleeps_until_ns),
         )
+        samples.append(sample)
+        if sample.main_runs >= 0:
+            self._standings[pid] = stands_on(self._standings.get(pid), sample)
+
+    def _forget(self, pid: int) -> None:
+        self._samples.pop(pid, None)
+        self._standings.pop(pid, None)
 
     def _use(self, pid: int, beat: Heartbeat) -> _Use:
         """What a process and all its children have used, and whether anything wakes one of them."""
@@ -119,6 +148,15 @@ class _Use(NamedTuple):
     cpu_s: float
     io_bytes: int
     wakes: bool
+
+
+def _runs(pid: int) -> int:
+    """How often the main thread of a process was given a core; -1 where nobody tells."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[2])
+    except (OSError, ValueError, IndexError):
+        return -1
 
 
 def _is_silent(beat: Heartbeat) -> bool:

@@ -46,9 +46,14 @@ class LoopDetector:
             self._place, self._since_ns, self._wanted_ns = place, now_ns, wanted_ns or 0
             return None
         lasted_ns = now_ns - self._since_ns
-        if lasted_ns < max(SHORTEST_NS, PAUSES * _longest_pause_ns(steps)):
+        if lasted_ns < patience_of(steps):
             return None
         return rank.pid if wanted_ns - self._wanted_ns >= _WORKING_SHARE * lasted_ns else None
+
+
+def patience_of(steps: StepTrack | None) -> int:
+    """Return for how long, in ns, a rank with these steps may be at one place before that is no usual pause."""
+    return max(SHORTEST_NS, PAUSES * _longest_pause_ns(steps))
 
 
 def _longest_pause_ns(steps: StepTrack | None) -> int:

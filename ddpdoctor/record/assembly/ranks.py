@@ -101,6 +101,11 @@ class RankBook:
         entry = self.processes.get(pid)
         return entry.rank if entry is not None else None
 
+    def training_thread(self, pid: int) -> int:
+        """Return the thread of a process that trains, by Python's number; 0 for the main thread."""
+        entry = self.processes.get(pid)
+        return 0 if entry is None else entry.training_thread
+
     def rank_or_parent(self, pid: int) -> int | None:
         """The rank that a process is or works for."""
         for _ in range(8):
