@@ -28,6 +28,7 @@ from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan
 from ddpdoctor.record.ring_reader import NumberedTail
@@ -302,7 +303,7 @@ class LiveRun:
     def faults(self, record: RunRecord) -> tuple[str, ...]:
         """Return what could not be observed or read, in sentences."""
         files = self._assembly.files
-        notes = [*self.nodes.notes(time.time_ns())]
+        notes = [*self.nodes.notes(epoch_ns())]
         told = self.nodes.tells_elsewhere or (self.nodes.may_yet_come and bool(self.living()))
         notes += [note for note in (self._two_runs, "" if told else missing_ranks(record)) if note]
         notes += probe_logs(self._directory)[:1]

@@ -45,6 +45,7 @@ from ddpdoctor.monitor.processes.probe_logs import probe_logs
 from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
 from ddpdoctor.monitor.watched_ranks import WatchedRanks
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
 
 LOOK_EVERY_S = 0.1
@@ -127,7 +128,7 @@ class _Rehearsal:
             batch_size=str(batch_size(request, device) or ""),
             ranks_expected=0 if request.spawns_ranks else request.nproc,
             overlay=request.overlay and not request.allow_writes,
-            started_ns=time.time_ns(),
+            started_ns=epoch_ns(),
         )
 
     @property
@@ -251,7 +252,7 @@ class _Rehearsal:
     def _ends_ns(self, seconds: float) -> int:
         """When the time limit of a rehearsal is over that has gone on for so many seconds."""
         ranks = max(self._request.nproc, *(size for size, _ in self._assembly.book.worlds.values()), 0)
-        return time.time_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
+        return epoch_ns() + int((time_limit_s(self._request, ranks) - seconds) * 1e9)
 
     def _phase(self, record: RunRecord) -> str:
         if self._assembly.book.first_ending_ns():
@@ -264,11 +265,11 @@ class _Rehearsal:
 
     def _since_our_ending_s(self) -> float:
         ended_ns = self._assembly.book.first_ending_ns()
-        return (time.time_ns() - ended_ns) / 1e9 if ended_ns else 0.0
+        return (epoch_ns() - ended_ns) / 1e9 if ended_ns else 0.0
 
     def _since_failure_s(self, record: RunRecord) -> float:
         times = [rank.ended_ns for rank in record.ranks if rank.end in ("raised", "left-by-exit", "signalled")]
-        return (time.time_ns() - min(times)) / 1e9 if times else 0.0
+        return (epoch_ns() - min(times)) / 1e9 if times else 0.0
 
     def _record(self, reason: StopReason, text: str) -> RunRecord:
         record = self._ranks.record(msgspec.structs.replace(self._job, stop_reason=reason, stop_text=text))

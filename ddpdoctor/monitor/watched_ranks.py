@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from ddpdoctor.launch.processes import is_alive, is_stopped
 from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record.assembly.assemble import Assembly
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.stacks import StackDump
 
@@ -52,7 +52,7 @@ class WatchedRanks:
         """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
         if self.assembly.book.first_ending_ns():
             return False
-        return live_verdict(self._matching, record, time.time_ns()) is not None
+        return live_verdict(self._matching, record, epoch_ns()) is not None
 
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far; what the ranks say of their world and of torch goes into the job."""
@@ -66,7 +66,7 @@ class WatchedRanks:
             torch_version=versions[0] if versions else job.torch_version,
             ranks_reported=book.reported(),
             stressed=self.assembly.stressed,
-            ended_ns=time.time_ns(),
+            ended_ns=epoch_ns(),
         )
         record = self.assembly.record(job)
         if not self._stuck and not self._polling:
@@ -80,7 +80,7 @@ class WatchedRanks:
             if not self._is_alive(pid):
                 if statuses is None:
                     statuses = self._exit_statuses()
-                self.assembly.book.gone(pid, time.time_ns(), statuses.get(pid))
+                self.assembly.book.gone(pid, epoch_ns(), statuses.get(pid))
 
     def collect_stacks(self, job: Job) -> tuple[StackDump, ...]:
         """Return the stacks of every living rank, written by itself or by its signal handler."""
@@ -106,7 +106,7 @@ class WatchedRanks:
     def _asking_in_vain(self) -> frozenset[int]:
         """Processes that do nothing but ask for a file in vain, while no rank does anything at all."""
         rings = self.assembly.files.rings
-        long_ns, now_ns = int(self._stall_after_s * 1e9), time.time_ns()
+        long_ns, now_ns = int(self._stall_after_s * 1e9), epoch_ns()
         asking = []
         for pid, ring in rings.items():
             since_ns, asked_ns = ring.polling()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import deque
 from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
 
+from ..record.clock import epoch_ns
 from ..record.writer import CollectiveRing, EventWriter
 from .user_code import UserCode
 
@@ -83,7 +83,7 @@ class Journal:
         """Write one event."""
         if self._held is not None:
             if len(self._held) < _MOST_HELD:
-                self._held.append((event, {"time_ns": time.time_ns(), **fields}))
+                self._held.append((event, {"time_ns": epoch_ns(), **fields}))
             return
         self.writer.write(event, **fields)
         if self.writer.lost and self.ring is not None:

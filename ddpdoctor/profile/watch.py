@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +43,7 @@ from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_m
 from ddpdoctor.monitor.views.stall_view import stall_view
 from ddpdoctor.monitor.views.wait_view import LastWait
 from ddpdoctor.profile.live_findings import LiveChecks
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
@@ -163,7 +163,7 @@ class RunSource:
     def snapshot(self) -> Snapshot:
         """Return the newest one; looks at the files once a second, and more often while the job may stand still."""
         with self._lock:
-            now_ns = time.time_ns()
+            now_ns = epoch_ns()
             pace = self._stall_pace if self._run.is_quiet else self._look_pace
             stands = 0 < self._run.quiet_at_ns < now_ns
             if self._newest is None or pace.is_due(now_ns) or stands:
@@ -176,14 +176,14 @@ class RunSource:
         with self._lock:
             if not self._run.living():  # Else it goes on, and only this monitor leaves.
                 self._run.nodes.await_ends()
-            self._newest = self._look(time.time_ns(), whole=True)
+            self._newest = self._look(epoch_ns(), whole=True)
             self._run.nodes.finish()
             return self._newest
 
     def record(self) -> RunRecord:
         """Return what is known of the run now, for a trace."""
         with self._lock:
-            return self._run.look(time.time_ns())
+            return self._run.look(epoch_ns())
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have the stack of one rank taken."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 import zlib
 from collections import deque
 
 from . import layout
+from .clock import epoch_ns
 from .descriptors import private_descriptor
 
 _CHECKSUM_BYTES = 4
@@ -28,7 +28,7 @@ class NumberedRing:
         self.next = 0
         """Number of the next row."""
         self._head = layout.IDENTITY.pack(
-            magic, layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, os.getpid(), time.time_ns()
+            magic, layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, os.getpid(), epoch_ns()
         )
         self.moved_bytes = 0
         """Bytes that were read from and written to the file."""

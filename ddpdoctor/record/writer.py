@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import zlib
 from array import array
 from typing import Any
 
 from . import layout
+from .clock import epoch_ns
 from .descriptors import private_descriptor
 
 MOST_EVENT_BYTES = 1 << 28
@@ -50,7 +50,7 @@ class EventWriter:
             self.lost += 1
             return
         fields["event"] = event
-        fields.setdefault("time_ns", time.time_ns())
+        fields.setdefault("time_ns", epoch_ns())
         try:
             line = json.dumps(fields, separators=(",", ":"), default=str) + "\n"
             if self.lost > self._told:
@@ -87,7 +87,7 @@ class CollectiveRing:
         except AttributeError:
             pass
         self._identity = layout.IDENTITY.pack(
-            layout.MAGIC, layout.VERSION, layout.ROW_BYTES, layout.RING_ROWS, os.getpid(), time.time_ns()
+            layout.MAGIC, layout.VERSION, layout.ROW_BYTES, layout.RING_ROWS, os.getpid(), epoch_ns()
         ).ljust(layout.COUNT_OFFSET, b"\0")
         self._count = 0
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class CollectiveRing:
     def append(self, group: int, sequence: int, signature: int, site: int, step: int, forward_site: int) -> int:
         """Log a collective that is about to start, which may end the process; its index."""
         with self._lock:
-            index, now_ns = self._count, time.time_ns()
+            index, now_ns = self._count, epoch_ns()
             rest = group, sequence, signature, site, step, forward_site
             checksum = zlib.crc32(layout.CHECKED.pack(index + 1, now_ns, *rest))
             self._bytes += self._put(layout.ROW.pack(index + 1, now_ns, 0, *rest, checksum), self._offset(index))
@@ -116,7 +116,7 @@ class CollectiveRing:
         """Note that the collective has ended."""
         with self._lock:
             if index + layout.RING_ROWS > self._count:
-                content = layout.COMPLETED.pack(time.time_ns())
+                content = layout.COMPLETED.pack(epoch_ns())
                 self._bytes += self._put(content, self._offset(index) + layout.COMPLETED_OFFSET)
 
     def beat(
@@ -141,7 +141,7 @@ class CollectiveRing:
         layout.HEARTBEAT.pack_into(
             head,
             layout.HEARTBEAT_OFFSET,
-            time.time_ns(),
+            epoch_ns(),
             main_cpu_ns,
             stack_hash,
             waiting_row,

@@ -28,7 +28,7 @@ FLAT_BYTES = 500_000
 
 def test_six_hours_need_no_more_memory_than_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_ns=STARTED_NS)
-    monkeypatch.setattr(watch, "time", SimpleNamespace(time_ns=lambda: clock.now_ns))
+    monkeypatch.setattr(watch, "epoch_ns", lambda: clock.now_ns)
     # The second rank needs a process that lives as well.
     ranks = [SimulatedRank(tmp_path, rank, 2, pid, STEP_NS, STARTED_NS) for rank, pid in enumerate((os.getpid(), 1))]
     source = watch.RunSource(tmp_path, RunPlan(), None)

@@ -7,7 +7,6 @@ from ddpdoctor.probe.live.timing.steps import Source, Steps
 from ddpdoctor.probe.live.timing.stopwatch import (
     BACKWARD,
     DATA_WAIT,
-    EPOCH_NS,
     EVALUATION,
     EXPLICIT,
     FORWARD,
@@ -16,6 +15,7 @@ from ddpdoctor.probe.live.timing.stopwatch import (
     Stopwatch,
 )
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import EPOCH_NS
 
 MS = 1_000_000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.launch.profile_command import ObservedCommand
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import epoch_ns
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.job import LaunchedJob
@@ -78,7 +78,7 @@ def _plan(
         commit=commit_of((here / script).parent if script is not None else here),
         interfaces=network_interfaces(),
         one_rank_samples_per_s=one_rank_samples_per_s,
-        started_ns=time.time_ns(),
+        started_ns=epoch_ns(),
     )
     outside = script is not None and not (here / script).resolve().is_relative_to(here.resolve())
     return {

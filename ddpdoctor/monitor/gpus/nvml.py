@@ -5,12 +5,12 @@ What a driver, a GPU or a user may not tell is None; only that there is nothing 
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
 
 from ddpdoctor.monitor.gpus.link_speeds import nvlink_bytes_per_s, pcie_bytes_per_s
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 from ddpdoctor.record.streams.throttling import reasons_in_words
 
@@ -86,7 +86,7 @@ class Driver:
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), device.whole
         )
         return GpuSample(
-            taken_at_ns=time.time_ns(),
+            taken_at_ns=epoch_ns(),
             utilisation_percent=None if utilisation is None else float(utilisation.gpu),
             memory_used_bytes=None if memory is None else int(memory.used),
             temperature_c=self._temperature(device),

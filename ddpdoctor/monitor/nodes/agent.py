@@ -37,6 +37,7 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_answer,
 )
 from ddpdoctor.monitor.nodes.threads import without_signals
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import CollectiveTrack, RunRecord
 
@@ -181,7 +182,7 @@ class Agent:
                     answer = self._received(own)
                     if answer is not None and answer.number == self._number:
                         # Of an update that was sent twice it is not known which one was received.
-                        self._take(answer, sent_ns if sends == 1 else 0, time.time_ns())
+                        self._take(answer, sent_ns if sends == 1 else 0, epoch_ns())
                         waiting_s, heard = 0.0, True
                 elif not heard and time.monotonic() - began_s > UNREACHED_AFTER_S:
                     return False
@@ -195,7 +196,7 @@ class Agent:
 
     def _send(self, own: zmq.Socket[bytes], content: bytes) -> int:
         """Send an update where there is a connection; when that was."""
-        sent_ns = time.time_ns()
+        sent_ns = epoch_ns()
         try:
             own.send(content, zmq.NOBLOCK)
             self.sent_bytes, self.sent_updates = self.sent_bytes + len(content), self.sent_updates + 1
@@ -261,7 +262,7 @@ class Agent:
             session=self._session,
             number=self._number,
             host=socket.gethostname()[:255],
-            sent_at_ns=time.time_ns(),
+            sent_at_ns=epoch_ns(),
             state="ended" if state == "ended" else "running",
             exit_code=exit_code,
             is_quiet=is_quiet,
@@ -287,7 +288,7 @@ class Agent:
             session=self._session,
             number=self._number + 1,
             host=socket.gethostname()[:255],
-            sent_at_ns=time.time_ns(),
+            sent_at_ns=epoch_ns(),
             state="left",
         )
 

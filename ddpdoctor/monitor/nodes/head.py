@@ -34,6 +34,7 @@ from ddpdoctor.monitor.nodes.messages import (
 from ddpdoctor.monitor.nodes.screens import Screens
 from ddpdoctor.monitor.nodes.threads import without_signals
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import epoch_ns
 
 WHOLE_ROWS = 400_000
 """Steps of all ranks together that are kept."""
@@ -173,7 +174,7 @@ class Head:
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        received_ns = time.time_ns()
+        received_ns = epoch_ns()
         identity, *parts = [frame.bytes for frame in frames]
         if frames[-1].get("User-Id") == self.keys.screens.client_key:
             said = self._heard(identity, parts)
@@ -216,7 +217,7 @@ class Head:
             return None
 
     def _refusal(self, number: int, reason: str) -> Answer:
-        return Answer(number=number, host=self._host, refused=reason, sent_at_ns=time.time_ns())
+        return Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
 
     def _drop_replaced(self, session: str, now_ns: int) -> None:
         """Forget the nodes of which nothing more will come, and whose ranks are told of by another monitor by now."""
@@ -255,7 +256,7 @@ class Head:
             host=self._host,
             verdict=self.verdict,
             asks=asks,
-            sent_at_ns=time.time_ns(),
+            sent_at_ns=epoch_ns(),
         )
 
 

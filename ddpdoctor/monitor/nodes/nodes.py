@@ -24,6 +24,7 @@ from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock, Joiner, NodePart
 from ddpdoctor.record.model import RunRecord
 
@@ -97,7 +98,7 @@ class Nodes:
         if self._head is None:
             return False
         with self._head.lock:
-            now_ns = time.time_ns()
+            now_ns = epoch_ns()
             return any(node.is_quiet and not node.is_silent(now_ns) for node in self._head.nodes.values())
 
     @property
@@ -114,7 +115,7 @@ class Nodes:
     def may_yet_come(self) -> bool:
         """Other nodes had no time yet to tell of themselves."""
         since_ns = self._led_since_ns or self._several_since_ns
-        return not self._fault and not self._is_over and since_ns > 0 and time.time_ns() - since_ns < UNHEARD_AFTER_NS
+        return not self._fault and not self._is_over and since_ns > 0 and epoch_ns() - since_ns < UNHEARD_AFTER_NS
 
     @property
     def is_head(self) -> bool:
@@ -165,7 +166,7 @@ class Nodes:
         self._world = processes
         self._several_since_ns, self._seeks, self._fault = 0, -1, ""
         if self._head is not None:
-            self._led_since_ns = time.time_ns()
+            self._led_since_ns = epoch_ns()
 
     def _leave_head(self) -> None:
         """Forward nothing any more: rank 0 is here."""
@@ -244,7 +245,7 @@ class Nodes:
         until_s = time.monotonic() + LAST_WORDS_S
         while self._head is not None and time.monotonic() < until_s:
             with self._head.lock:
-                now_ns = time.time_ns()
+                now_ns = epoch_ns()
                 if all(node.state == "ended" or node.is_lost(now_ns) for node in self._head.nodes.values()):
                     return
             time.sleep(0.1)
@@ -313,7 +314,7 @@ class Nodes:
         try:
             if self._head is None:
                 self._head = Head(host, port, kept_keys(self._directory))
-                self._led_since_ns = time.time_ns()
+                self._led_since_ns = epoch_ns()
                 keep_keys(self._directory, self._head.keys)
                 write_attach_file(self._directory, self._head.keys.screens)
             if is_settled and not self._is_told:

@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.live.liveness import Sample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.probe.live.timing.own_clock import clock_of
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.reader import Beating, Heartbeat
 
 SAMPLE_EVERY_S = 0.5
@@ -140,7 +141,7 @@ class LivenessSampler:
         return _Use(cpu_s, io_bytes, wakes and self._heeds_clocks)
 
     def _is_in_time(self, ends_at_ns: int) -> bool:
-        now_ns = time.time_ns()
+        now_ns = epoch_ns()
         return now_ns - SAMPLE_EVERY_S * 1e9 < ends_at_ns < now_ns + self.longest_sleep_ns
 
 
@@ -161,4 +162,4 @@ def _runs(pid: int) -> int:
 
 def _is_silent(beat: Heartbeat) -> bool:
     """Tell whether a rank cannot say itself what it sleeps by."""
-    return time.time_ns() - beat.beat_ns > SILENT_AFTER_NS
+    return epoch_ns() - beat.beat_ns > SILENT_AFTER_NS

@@ -13,6 +13,7 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.reader import Beating
 from ddpdoctor.record.streams.stacks import StackDump
 
@@ -43,7 +44,7 @@ def ask_for_stacks(rings: Mapping[int, Beating], number: int) -> tuple[int, ...]
 
 
 def _beats(ring: Beating) -> bool:
-    return time.time_ns() - ring.heartbeat().beat_ns < _STILL_NS
+    return epoch_ns() - ring.heartbeat().beat_ns < _STILL_NS
 
 
 def signal_for_stacks(
@@ -140,7 +141,7 @@ def parse_faulthandler(text: str, rank: int) -> list[StackDump]:
         elif threads and (frame := _FRAME.match(line)):
             threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
     return [
-        StackDump(rank=rank, thread=name, main=index == len(threads) - 1, frames=tuple(frames), time_ns=time.time_ns())
+        StackDump(rank=rank, thread=name, main=index == len(threads) - 1, frames=tuple(frames), time_ns=epoch_ns())
         for index, (name, frames) in enumerate(threads)
     ]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary
-from ddpdoctor.diagnosis.wording import duration_text
 from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.record.model import Rank, RunRecord
@@ -60,7 +59,7 @@ def rank_views(
             gpu_index=_gpu_of(number, record.gpus),
             state=state_of(rank, pulse, now_ns),
             phase=pulse.phase if pulse is not None else "starting",
-            state_since_ns=_since_ns(pulse, stepped_at_ns),
+            state_since_ns=_since_ns(pulse, stepped_at_ns, now_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
             alive=rank.end == "running",
             failed=_failed(rank),
@@ -86,17 +85,22 @@ def state_of(rank: Rank, pulse: Pulse | None, now_ns: int) -> str:
         return "stopped by a signal"
     if pulse is None:
         return "starting"
-    silent_ns = now_ns - pulse.beat_at_ns
-    if pulse.beat_at_ns and silent_ns > SHOWN_SILENT_AFTER_NS:
-        return f"no sign of life for {duration_text(silent_ns)}"
+    if _is_silent(pulse, now_ns):
+        return "no sign of life"
     if pulse.collective:
         number = f" #{pulse.sequence}" if pulse.sequence >= 0 else ""
         return f"waiting in {pulse.collective}{number}"
     return _DOING.get(pulse.phase, pulse.phase)
 
 
-def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None) -> int | None:
+def _is_silent(pulse: Pulse, now_ns: int) -> bool:
+    return pulse.beat_at_ns > 0 and now_ns - pulse.beat_at_ns > SHOWN_SILENT_AFTER_NS
+
+
+def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None, now_ns: int) -> int | None:
     """Since when a rank does what it does; each forward of an evaluation begins the phase anew."""
+    if pulse is not None and _is_silent(pulse, now_ns):
+        return pulse.beat_at_ns
     if pulse is not None and pulse.phase == "evaluation" and stepped_at_ns is not None:
         return stepped_at_ns
     return pulse.phase_since_ns or None if pulse is not None else None

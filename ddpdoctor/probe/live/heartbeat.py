@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Optional
 
 from ...record import layout
+from ...record.clock import EPOCH_NS
 from ..heartbeat import (
     WAITING_CPU_SHARE,
     give_back_the_signal,
@@ -24,7 +25,7 @@ from .gauges import Gauges
 from .observer import Observer
 from .timing import own_clock
 from .timing.own_clock import OwnClocks
-from .timing.stopwatch import BACKWARD, EPOCH_NS, EVALUATION, FINISHED, OTHER, STARTING
+from .timing.stopwatch import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING
 
 BEAT_S = 0.2
 PATIENCE_S = 0.02

@@ -9,11 +9,11 @@ import functools
 import weakref
 from typing import Any, Callable, Optional
 
+from ...record.clock import EPOCH_NS, from_system
 from ..torch_compat import Capabilities
 from .ddp_events import Searches
 from .observer import Observer
 from .timing.device_times import DeviceTimes
-from .timing.stopwatch import EPOCH_NS
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's logger measures at any rate."""
@@ -218,4 +218,4 @@ class Reductions:
 
 def _since_epoch(time_ns: int) -> int:
     """A time of torch's own clock, which is the epoch's or, where torch was built so, the monotonic one."""
-    return time_ns if time_ns > EPOCH_NS else time_ns + EPOCH_NS
+    return from_system(time_ns) if time_ns > EPOCH_NS else time_ns + EPOCH_NS

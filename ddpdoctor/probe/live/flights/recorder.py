@@ -10,6 +10,7 @@ import json
 import pickle
 from typing import Any, NoReturn
 
+from ....record.clock import from_system
 from ...groups import GroupBook
 from ...journal import Journal
 from ...torch_compat import Capabilities
@@ -97,8 +98,8 @@ class Flights:
         users = tuple(frame for frame in frames if self._journal.user_code.holds(frame[0]))[:16]
         site = self._journal.site_of(users) if users else -1
         sequence = int(entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]) - 1
-        record = int(entry["record_id"])
-        return [record, group, sequence, signature, site, int(entry["time_created_ns"]), int(_is_over(entry))]
+        record, started_ns = int(entry["record_id"]), from_system(int(entry["time_created_ns"]))
+        return [record, group, sequence, signature, site, started_ns, int(_is_over(entry))]
 
 
 def _is_over(entry: dict[str, Any]) -> bool:

@@ -10,9 +10,10 @@ import os
 import struct
 import sys
 import threading
-import time
 from types import FrameType
 from typing import NamedTuple, Optional
+
+from ....record.clock import EPOCH_NS, epoch_ns, from_system
 
 _TIME = struct.Struct("<qq")
 _ABSOLUTE, _REALTIME = 1, 0
@@ -70,7 +71,7 @@ def _read(path: str) -> bytes:
 
 
 def _clock(pid: int, name: str, arguments: list[int]) -> Optional[Clock]:
-    now_ns = time.time_ns()
+    now_ns = epoch_ns()
     if name in _MILLISECONDS:
         wait_ms = arguments[_MILLISECONDS[name]] & 0xFFFFFFFF
         return None if wait_ms >> 31 or not wait_ms else Clock(now_ns + wait_ms * 1_000_000, False)
@@ -93,8 +94,8 @@ def _clock(pid: int, name: str, arguments: list[int]) -> Optional[Clock]:
 def _origin_ns(absolute: bool | int, realtime: bool) -> int:
     """The moment of the epoch from which a time counts."""
     if not absolute:
-        return time.time_ns()
-    return 0 if realtime else time.time_ns() - time.monotonic_ns()
+        return epoch_ns()
+    return from_system(0) if realtime else EPOCH_NS
 
 
 def _ends(pid: int, address: int, origin_ns: int, *, sleeps: bool, unit_ns: int = 1) -> Clock:
@@ -129,7 +130,7 @@ class OwnClocks:
             self._since_ns, self._promised = since_ns, {}
         threads = threading.enumerate()
         own = next((thread for thread in threads if thread.ident == trains), None)
-        pid, now_ns = os.getpid(), time.time_ns()
+        pid, now_ns = os.getpid(), epoch_ns()
         clock = None if own is None or own.native_id is None else clock_of(pid, own.native_id)
         if clock is not None and (clock.sleeps or clock.ends_at_ns - now_ns <= LONGEST_WAIT_NS):
             return max(clock.ends_at_ns, now_ns + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from ....record.clock import EPOCH_NS
 from ....record.ring_writer import NumberedRing
 from ...journal import Journal
 from .steps import ACTIVE, CANDIDATE, Source, Steps
@@ -11,7 +12,6 @@ from .stopwatch import (
     BACKWARD,
     BUCKETS,
     DATA_WAIT,
-    EPOCH_NS,
     EVALUATION,
     EXPLICIT,
     EXPLICIT_BYTES,

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from typing import Optional
 
 from ....record import layout
+from ....record.clock import EPOCH_NS
 from .device_times import MEASURED_EVERY, DeviceTimes
 from .stopwatch import (
     BACKWARD,
     BATCHES,
     BUCKETS,
     DATA_WAIT,
-    EPOCH_NS,
     EVALUATION,
     EXPLICIT,
     EXPLICIT_BYTES,

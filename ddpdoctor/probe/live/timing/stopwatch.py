@@ -10,9 +10,6 @@ import time
 
 from ....record import layout
 
-EPOCH_NS = time.time_ns() - time.monotonic_ns()
-"""Added to the monotonic clock it gives the time since the epoch, without the jumps of a clock that is set."""
-
 (STARTING, DATA_WAIT, FORWARD, BACKWARD, EXPLICIT, OPTIMIZER, EVALUATION, SAVING, OTHER, FINISHED) = range(
     len(layout.PHASES)
 )

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from ....record.clock import epoch_ns
 from ...journal import Journal
 
 
@@ -28,4 +29,4 @@ def hook_sleep(journal: Journal) -> None:
 
 
 def _end_ns(seconds: Any) -> int:
-    return min(time.time_ns() + int(seconds * 1e9), 1 << 62)
+    return min(epoch_ns() + int(seconds * 1e9), 1 << 62)
