@@ -78,6 +78,8 @@ class Live:
         self._process_end.after_telling = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
         os.register_at_fork(after_in_child=self._pulse.become_forked_child)
+        # It is held, and written if the child becomes a rank: its hooks are those of its parent.
+        os.register_at_fork(after_in_child=lambda: journal.event("torch", version=str(torch.__version__)))
         if journal.rank is not None:
             # A rank that its launcher has named: it may stand before there is a world.
             observer.open_rings()
