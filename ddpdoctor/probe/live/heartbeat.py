@@ -41,6 +41,8 @@ IDLE_AFTER_MS = 3_000
 """The same without a collective under way: the others may wait for this rank …"""
 IDLE_AGAIN_MS = 60_000
 """… which is looked at once a minute at most."""
+DUMPED_AGAIN = 3
+"""Times that progress and recorder are written at most, to be of one moment."""
 _REDUCTION = layout.CALL_KINDS.index("reduction")
 
 
@@ -268,9 +270,17 @@ class PulseThread:
         self._dump("idle")
 
     def _dump(self, reason: str) -> None:
-        """Write what tells where this rank is compared with the others; at one of the next beats where it must wait."""
-        self._observer.journal.guarded(self._note_progress, harms=("passes",))
-        self._postponed = "" if self._flights.dump(reason) else reason
+        """Write what tells where this rank is compared with the others; at one of the next beats where it must wait.
+
+        Again where a collective began meanwhile: on a loaded machine the training thread may draw a batch and be in
+        its backward before the recorder is read, and a pass would seem to be a batch short of its reductions.
+        """
+        for _ in range(DUMPED_AGAIN):
+            enqueued = self._flights.counts()[0]
+            self._observer.journal.guarded(self._note_progress, harms=("passes",))
+            self._postponed = "" if self._flights.dump(reason) else reason
+            if self._postponed or self._flights.counts()[0] == enqueued:
+                return
 
 
 def _places(frame: Optional[FrameType]) -> tuple[int, ...]:
