@@ -201,8 +201,8 @@ def test_pre_commit_itself_stops_a_broken_commit(repository: Path) -> None:
     git("checkout", "-q", "main", cwd=repository)
 
 
-def test_the_lines_of_the_readme_are_green_as_pasted(repository: Path) -> None:
-    section = (ROOT / "README.md").read_text().split("Put it into CI", 1)[1]
+def test_the_lines_of_the_documents_are_green_as_pasted(repository: Path) -> None:
+    section = (ROOT / "docs" / "settings.md").read_text().split("Put it into CI", 1)[1]
     lines = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     assert lines is not None
     assert len(section.split("For pre-commit", 1)[0].splitlines()) <= 15

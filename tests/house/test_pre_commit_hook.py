@@ -25,9 +25,9 @@ def test_the_hooks_are_what_pre_commit_expects() -> None:
         assert hook["require_serial"] is True, "one process of ours reads files in several of its own"
 
 
-def test_the_block_of_the_readme_is_the_same_hook_from_an_installed_command() -> None:
-    readme = (HOOKS.parent / "README.md").read_text(encoding="utf-8")
-    block = next(block for block in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "hooks:" in block)
+def test_the_block_of_the_documents_is_the_same_hook_from_an_installed_command() -> None:
+    page = (HOOKS.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    block = next(block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "hooks:" in block)
     (repository,) = yaml.safe_load(block)["repos"]
     assert repository["repo"] == "local"
     (shown,) = repository["hooks"]
