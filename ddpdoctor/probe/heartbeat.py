@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from ..record import layout
 from ..record.writer import CollectiveRing
@@ -152,17 +155,41 @@ def register_for_stacks(run_directory: str) -> None:
         file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
         _kept_open.append(file)
+        for owner, name in ((signal, "signal"), (faulthandler, "register"), (faulthandler, "unregister")):
+            setattr(owner, name, _giving_back(getattr(owner, name), run_directory))
     except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _giving_back(function: Callable[..., Any], run_directory: str) -> Callable[..., Any]:
+    """A function that says what a signal does, which for ours takes away the licence to send it beforehand.
+
+    Not at the next beat: a C call that holds the interpreter may come first, and then the signal is sent. Nor is
+    ``getsignal`` enough, which does not know of faulthandler's handler: a script that remembers and restores it puts
+    the default there, of which a process dies.
+    """
+
+    @functools.wraps(function)
+    def giving_back(*arguments: Any, **options: Any) -> Any:
+        number = arguments[0] if arguments else options.get("signum", options.get("signalnum"))
+        if number == signal.SIGUSR2:
+            _take_licence_away(run_directory)
+        return function(*arguments, **options)
+
+    return giving_back
+
+
+def _take_licence_away(run_directory: str) -> None:
+    try:
+        os.unlink(os.path.join(run_directory, layout.stacks_name(os.getpid())))
+    except OSError:
         pass
 
 
 def give_back_the_signal(run_directory: str) -> None:
     """Once the script has a use of its own for the signal, take away the file that says that it may be sent."""
     if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL and _kept_open:
-        try:
-            os.unlink(os.path.join(run_directory, layout.stacks_name(os.getpid())))
-        except OSError:
-            pass
+        _take_licence_away(run_directory)
 
 
 def take_last_words(run_directory: str) -> None:

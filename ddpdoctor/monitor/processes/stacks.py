@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.launch.processes import handles
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.reader import Beating
@@ -58,8 +59,9 @@ def signal_for_stacks(
     for pid, rank in ranks.items():
         outer = outer_pid(pid)
         try:
-            # Without the file there is no handler, and the signal would kill the process.
-            if outer is not None and (directory / layout.stacks_name(pid)).exists():
+            # Without the file there is no handler of ours, and without any the signal would kill the process.
+            licensed = outer is not None and (directory / layout.stacks_name(pid)).exists()
+            if outer is not None and licensed and handles(outer, signal.SIGUSR2):
                 os.kill(outer, signal.SIGUSR2)
                 asked[pid] = rank
         except OSError:
@@ -93,10 +95,10 @@ class SignalledStacks:
         if now_ns - self._asked.get(pid, (0, 0))[1] < ASK_AGAIN_NS:
             return
         try:
-            # Without the file there is no handler, and the signal would kill the process.
+            # Without the file there is no handler of ours, and without any the signal would kill the process.
             size = (self._directory / layout.stacks_name(pid)).stat().st_size
             self._asked[pid] = size, now_ns
-            if thread:
+            if thread and handles(pid, signal.SIGUSR2):
                 _signal_thread(pid, thread)
         except (OSError, AttributeError):
             self._asked[pid] = 0, now_ns
