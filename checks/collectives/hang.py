@@ -60,8 +60,31 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_findings(
-            CHECK, record, divergence, _remedy(divergence), Severity.WARNING if may_go_on(record, divergence) else None
+            CHECK,
+            record,
+            divergence,
+            of_world(divergence, record) or _remedy(divergence),
+            Severity.WARNING if may_go_on(record, divergence) else None,
         )
+
+
+def of_world(divergence: Divergence, record: RunRecord) -> str:
+    """What helps a rank that answers no more since it has destroyed its world; empty where it did not.
+
+    Seen with torch 2.13 and gloo on a loaded machine: the DDP model is freed after ``destroy_process_group``, with it
+    the group, by a thread that keeps the interpreter and waits for one of gloo's, which needs the interpreter to
+    free what it keeps of the last backward.
+    """
+    turn = next((turn for turn in divergence.turns if turn.rank == divergence.culprit), None)
+    waits = [wait for wait in record.waits if turn is not None and wait.rank == turn.rank]
+    if turn is None or not turn.seen_ago_ns or not waits or waits[-1].kind != "destroy_process_group":
+        return ""
+    if not waits[-1].ended_ns:
+        return ""
+    return (
+        "Torch may stand so when the DDP model is freed after its process group: free it before "
+        "(`del model` in front of `dist.destroy_process_group()`)."
+    )
 
 
 def _remedy(divergence: Divergence) -> str:

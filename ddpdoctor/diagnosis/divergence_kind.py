@@ -33,7 +33,8 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
             return "killed" if record.job.kind != "rehearsal" else "early-exit"
         return "desync" if any(drifts(record, blocked_in_backward(divergence, record))) else "early-exit"
     if divergence.form == "stuck":
-        return "hang"
+        # A rank that stands after a step that it left out would not have come either, had it gone on.
+        return "desync" if any(drifts(record, blocked_in_backward(divergence, record))) else "hang"
     if _builds_on_subset(divergence, record):
         return "ddp-on-subset"
     if any(turn.wait is not None and turn.wait.kind == "new_group" for turn in divergence.turns):

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
+from ddpdoctor.checks.collectives.hang import of_world
 from ddpdoctor.diagnosis.divergence.describe import title
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.matching import Matcher
@@ -7,6 +12,7 @@ from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.waits import Wait
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 
 
@@ -171,20 +177,67 @@ def test_a_rank_that_stands_in_a_collective_which_all_have_reached_is_the_one_th
 
 
 def test_a_rank_whose_exit_handler_stands_keeps_its_process() -> None:
-    job = healthy_job()
-    job.leave(0, "finished", main_finished=True)
-    job.of_rank[1]["stuck"] = True
-    job.job["kind"] = "run"
     handler, module = Frame(SCRIPT, 12, "upload"), Frame(SCRIPT, 90, "<module>")
-    for frames, keeps in (((handler,), True), ((handler, module), False)):
-        watch = Watch()
-        job.streams["stacks"] = (StackDump(rank=1, thread="main", main=True, frames=frames, time_ns=job.now_ns),)
-        found = look_for(watch, job, 2)
-        assert (found is not None) == keeps
-        if found is not None:
-            assert title(found) == (
-                "the script of rank 1 is over, but its exit handler `upload` at train.py:12 keeps the process"
-            )
+    keeps = "the script of rank 1 is over, but its exit handler `upload` at train.py:12 keeps the process"
+    stands = "rank 1 stands at train.py:12; rank 0 ran to its end and left"
+    for frames, said in (((handler,), keeps), ((handler, module), stands)):
+        job = _standing_job({1: frames})
+        job.leave(0, "finished", main_finished=True)
+        found = look_for(Watch(), job, 2)
+        assert found is not None and (found.form, found.culprit) == ("stuck", 1)
+        assert title(found) == said
+
+
+def test_ranks_that_all_stand_outside_of_collectives_hang() -> None:
+    read = Frame(SCRIPT, 10, "load"), Frame(SCRIPT, 90, "<module>")
+    found = look_for(Watch(), _standing_job({0: read, 1: read}), 2)
+    assert found is not None and (found.form, found.culprit, found.hung) == ("stuck", None, True)
+    assert title(found) == "ranks 0 and 1 stand at train.py:10"
+
+
+def test_ranks_that_stand_in_two_places_are_told_apart() -> None:
+    module = Frame(SCRIPT, 90, "<module>")
+    stacks = {0: (Frame(SCRIPT, 10, "load"), module), 1: (Frame(SCRIPT, 20, "save"), module)}
+    found = look_for(Watch(), _standing_job(stacks), 2)
+    assert found is not None
+    assert title(found) == "rank 0 stands at train.py:10; rank 1 stands at train.py:20"
+
+
+def test_ranks_that_stand_are_no_hang_while_another_works_or_is_not_seen() -> None:
+    read = Frame(SCRIPT, 10, "load")
+    assert look_for(Watch(), _standing_job({0: (read,)}), 2) is None
+    unseen = _standing_job({0: (read,), 1: (read,)})
+    unseen.job["world_size"] = 4
+    assert look_for(Watch(), unseen, 2) is None
+
+
+def test_a_rank_that_stands_since_it_destroyed_its_world_is_told_of_the_model() -> None:
+    job = _standing_job({1: (Frame(SCRIPT, 90, "<module>"),)})
+    job.leave(0, "finished", main_finished=True)
+    found = look_for(Watch(), job, 2)
+    assert found is not None
+    silent = msgspec.structs.replace(
+        found, turns=tuple(msgspec.structs.replace(turn, seen_ago_ns=9 * 10**9) for turn in found.turns)
+    )
+    wait = Wait(rank=1, kind="destroy_process_group", site=0, started_ns=1, ended_ns=2)
+    for waits, told in (((wait,), True), ((msgspec.structs.replace(wait, ended_ns=0),), False), ((), False)):
+        record = msgspec.structs.replace(job.record(), waits=waits)
+        assert bool(of_world(silent, record)) == told
+    assert "del model" in of_world(silent, msgspec.structs.replace(job.record(), waits=(wait,)))
+    assert not of_world(found, msgspec.structs.replace(job.record(), waits=(wait,)))
+
+
+def _standing_job(stacks: Mapping[int, tuple[Frame, ...]]) -> JobBuilder:
+    """A job of which some ranks do nothing."""
+    job = healthy_job()
+    job.job["kind"] = "run"
+    for rank in stacks:
+        job.of_rank[rank]["stuck"] = True
+    job.streams["stacks"] = tuple(
+        StackDump(rank=rank, thread="main", main=True, frames=frames, time_ns=job.now_ns)
+        for rank, frames in stacks.items()
+    )
+    return job
 
 
 def test_a_collective_that_was_over_before_a_rank_failed_is_not_what_it_failed_in() -> None:

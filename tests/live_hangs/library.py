@@ -94,4 +94,15 @@ LIBRARY: dict[str, Hang] = {
         kind="stuck",
     ),
     "a queue that is joined and never done": stuck(AT + "work = queue.Queue(); work.put(1); work.join()  # here"),
+    "all ranks read what nobody writes": Hang(
+        script=script(within='if struck:\n    fault(); os.mkfifo(f"fifo-{rank}"); open(f"fifo-{rank}").read()  # here'),
+        codes=("DDP305",),
+        culprits=BOTH,
+        kind="stuck",
+    ),
+    "rank 0 has left and rank 1 stands": Hang(
+        script=script(after="if rank == 1: fault(); threading.Event().wait()  # here"),
+        codes=("DDP305",),
+        kind="stuck",
+    ),
 }

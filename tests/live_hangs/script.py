@@ -10,6 +10,7 @@ STEPS = 60
 STRIKES_AT = 40
 """The step in which a fault strikes: by then a run without one would have been measured for long enough."""
 
+# The sleep before the end: torch 2.13 can stand for good where gloo's thread has not let go of the last backward then.
 _TRAINING = f"""
 import contextlib, ctypes, fcntl, queue, random, re, select, subprocess, tempfile
 from datetime import timedelta
@@ -59,6 +60,7 @@ def main():
             END_OF_STEP
         END_OF_EPOCH
     AFTER
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 if __name__ == "__main__":

@@ -45,23 +45,7 @@ def title(divergence: Divergence) -> str:
     if divergence.form == "absentee":
         return _absentee_title(divergence)
     if divergence.form == "stuck":
-        stuck = next(turn for turn in divergence.turns if not turn.waiting)
-        waiting = [turn for turn in divergence.turns if turn.waiting]
-        known = stuck.stopped or stuck.sleeps_ns or stuck.polls_for or stuck.loops
-        if not known and all(turn.line is None for turn in divergence.turns if not turn.waiting):
-            absent = [turn.rank for turn in divergence.turns if not turn.waiting]
-            return f"{rank_list(absent)} did not come: {_waiting(waiting)}"
-        stands = _doing([stuck]) if known else f"stands at {place(stuck.line)}"
-        if stuck.kept_by:
-            over = [turn for turn in divergence.turns if turn.kept_by == stuck.kept_by]
-            numbers = [turn.rank for turn in over]
-            return (
-                f"the script of {rank_list(numbers)} is over, but its {stuck.kept_by} at {place(stuck.line)} "
-                f"keeps the {verb(numbers, 'process', 'processes')}"
-            )
-        if stuck.seen_ago_ns and not known:
-            stands = f"answers no more, and was last seen at {place(stuck.line)},"
-        return f"{rank_list([stuck.rank])} {stands} while {_waiting(waiting)}"
+        return _stuck_title(divergence)
     if divergence.form == "aborted":
         return _aborted_title(divergence)
     groups = _alike(divergence.turns)
@@ -78,6 +62,44 @@ def title(divergence: Divergence) -> str:
     return ("the ranks wait for each other: " if divergence.form == "standstill" else "the ranks part: ") + "; ".join(
         parts
     )
+
+
+def _stuck_title(divergence: Divergence) -> str:
+    """Say where ranks stand that are in no collective, and what the others do."""
+    standing = [turn for turn in divergence.turns if turn.action == "elsewhere" and not turn.waiting]
+    others = [turn for turn in divergence.turns if turn not in standing]
+    stuck = standing[0] if standing else divergence.turns[0]
+    known = _is_known(stuck)
+    if others and not known and all(turn.line is None for turn in standing):
+        return f"{_ranks(standing)} did not come: {_waiting(others)}"
+    if stuck.kept_by:
+        over = [turn.rank for turn in standing if turn.kept_by == stuck.kept_by]
+        return (
+            f"the script of {rank_list(over)} is over, but its {stuck.kept_by} at {place(stuck.line)} "
+            f"keeps the {verb(over, 'process', 'processes')}"
+        )
+    if any(turn.waiting for turn in others):
+        comma = "," if stuck.seen_ago_ns and not known else ""
+        waiting = [turn for turn in others if turn.waiting]
+        return f"{rank_list([stuck.rank])} {_standing([stuck])}{comma} while {_waiting(waiting)}"
+    alike = "; ".join(f"{_ranks(turns)} {_standing(turns)}" for turns in _alike(tuple(standing)))
+    return alike + (f"; {_waiting(others)}" if others else "")
+
+
+def _is_known(turn: NextCall) -> bool:
+    """Return whether more is known of a rank that stands than where."""
+    return bool(turn.stopped or turn.sleeps_ns or turn.polls_for or turn.loops)
+
+
+def _standing(turns: list[NextCall]) -> str:
+    """The predicate for ranks that stand at one place."""
+    turn, numbers = turns[0], [turn.rank for turn in turns]
+    if _is_known(turn):
+        return _doing(turns)
+    if turn.seen_ago_ns:
+        seen = f"{verb(numbers, 'was', 'were')} last seen at {place(turn.line)}"
+        return f"{verb(numbers, 'answers', 'answer')} no more, and {seen}"
+    return f"{verb(numbers, 'stands', 'stand')} at {place(turn.line)}"
 
 
 def lone_forward(divergence: Divergence, lone: tuple[NextCall, ...]) -> str:

@@ -89,7 +89,7 @@ def _find_divergence(key: ByIdentity) -> Divergence | None:
     else:
         found = (
             from_standstill(record, matcher, blocked, _end_ns(record))
-            or from_kept(record)
+            or from_idle(record)
             or _from_swap(record, matcher)
             or _from_crossing(record, matcher)
         )
@@ -237,19 +237,25 @@ def from_standstill(
     )
 
 
-def from_kept(record: RunRecord) -> Divergence | None:
-    """Describe processes whose scripts are over and that are kept; None while another rank is at work."""
+def from_idle(record: RunRecord) -> Divergence | None:
+    """Describe ranks that all do nothing, and wait for no collective; None while another rank is at work.
+
+    Their scripts are over and something keeps the processes, or they stand, be it that the others have ended.
+    """
     alive = [rank for rank in record.ranks if rank.end == "running"]
-    kept = [rank for rank in alive if rank.stuck and what_keeps(record, rank.rank) is not None]
-    if not kept or len(kept) < len(alive):
+    expected = record.job.world_size or record.job.ranks_expected or 0
+    if not alive or not all(rank.stuck for rank in alive) or len(record.ranks) < expected:
         return None
+    kept = all(what_keeps(record, rank.rank) is not None for rank in alive)
+    shown = alive if kept else record.ranks
+    culprit = alive[0].rank if len(alive) == 1 else None
     return Divergence(
         form="stuck",
-        turns=tuple(elsewhere(record, rank.rank, rank, None) for rank in kept),
+        turns=tuple(elsewhere(record, rank.rank, rank, None) for rank in shown),
         world_size=len(record.ranks),
         hung=True,
-        culprit=kept[0].rank if len(kept) == 1 else None,
-        culprit_reason="its process does not end" if len(kept) == 1 else "",
+        culprit=culprit,
+        culprit_reason="" if culprit is None else "its process does not end",
     )
 
 

@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.divergence.departures import find_departed_rank
 from ddpdoctor.diagnosis.divergence.divergence import (
     Divergence,
     from_absentee,
-    from_kept,
+    from_idle,
     from_parting,
     from_standstill,
 )
@@ -73,7 +73,7 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
         waiters = {rank: entry for rank, entry in blocked.items() if absentee.rank in entry.missing}
         found = from_absentee(record, watch.matcher, absentee, blocked) if waiters else None
     else:
-        found = from_standstill(record, watch.matcher, blocked, now_ns) or from_kept(record)
+        found = from_standstill(record, watch.matcher, blocked, now_ns) or from_idle(record)
     if found is None:
         watch.forget()
         return None
