@@ -78,12 +78,15 @@ class FindingHold:
         held_out = self._judged_since_ns is not None and now_ns - self._judged_since_ns >= APPEARS_AFTER_NS
         self.is_settled = self.is_settled or (held_out and not self.pending)
 
-    def end_standstill(self, moved_at_ns: int) -> None:
-        """End a standstill that no look has found since ``moved_at_ns``, when all ranks had made a step."""
+    def end_standstill(self, moved_at_ns: int, *, refuted: bool = False) -> None:
+        """End a standstill that no look has found since ``moved_at_ns``, when all ranks had made a step.
+
+        ``refuted``: it was a suspicion, which the job's going on shows to be wrong, so that nothing is left of it.
+        """
         for key, known in list(self._held.items()):
             if known.finding.trouble == STANDSTILL and known.seen_ns < moved_at_ns:
                 del self._held[key]
-                if known.shown:
+                if known.shown and not refuted:
                     self._over.append(_over(known))
 
     def views(self) -> tuple[FindingView, ...]:

@@ -16,6 +16,9 @@ from .user_code import leave_no_frame
 
 FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
+LET_GO_S = 0.1
+"""After the end of a gloo world gloo's thread has so long to let go of the last backward. It needs the interpreter
+for that, and stands for good with the main thread where a DDP model is freed meanwhile (torch 2.13, a loaded machine)."""
 
 
 class GroupBook:
@@ -119,7 +122,9 @@ class Groups:
                 **asked,
             )
             ends = name == "destroy_process_group" and self._is_world(*arguments, **options)
+            gloo = False
             if ends:
+                gloo = bool(journal.guarded(self._is_on_gloo, harms=()))
                 journal.guarded(self._world_ends, harms=())
             try:
                 result = function(*arguments, **options)
@@ -138,6 +143,8 @@ class Groups:
             journal.event("wait_ended", number=number)
             if ends:
                 journal.guarded(self._world_ended, harms=())
+            if gloo:
+                time.sleep(LET_GO_S)
             if name == "init_process_group":
                 journal.guarded(self.note_world, harms=("ranks", "groups"))
             elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):
@@ -148,6 +155,9 @@ class Groups:
 
     def _is_world(self, group: Any = None, *_: Any, **__: Any) -> bool:
         return group is None or group is self._torch.distributed.group.WORLD
+
+    def _is_on_gloo(self) -> bool:
+        return "gloo" in str(self._torch.distributed.get_backend())
 
     def _mentions_cuda(self) -> bool:
         """Tell whether "cuda" occurs in a file of the user that was imported by now."""

@@ -150,6 +150,8 @@ class RunSource:
         self._checked_steps = 0
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
+        self._suspects_loop = False
+        """The newest standstill was a rank that seemed to be in an endless loop."""
         self._newest: Snapshot | None = None
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
@@ -317,11 +319,13 @@ class RunSource:
     def _findings(self, record: RunRecord, now_ns: int, *, whole: bool) -> tuple[FindingView, ...]:
         """What holds now; of the whole run what the checks say of all its steps, and what held for a while."""
         stalled = self._run.divergence is not None
+        if self._run.divergence is not None:
+            self._suspects_loop = any(turn.loops for turn in self._run.divergence.turns)
         if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
             record = _without_collectives(record)
         if whole or not stalled:
             newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
-            self._standing.end_standstill(min(newest, default=0))
+            self._standing.end_standstill(min(newest, default=0), refuted=self._suspects_loop)
         if whole:
             final = self._checks.findings(record)
             return _with_final(final, self._standing.views(), record.job.started_ns)

@@ -108,6 +108,13 @@ def test_a_hang_that_was_got_over_is_over_at_the_end_however_soon_that_came() ->
     ]
 
 
+def test_nothing_is_left_of_a_suspicion_that_the_job_refutes_by_going_on() -> None:
+    standing = FindingHold()
+    standing.take([_finding("seems to loop", code="DDP305", severity=Severity.ERROR)], 10 * SECOND_NS, moved=False)
+    standing.end_standstill(12 * SECOND_NS, refuted=True)
+    assert _shown(standing) == []
+
+
 def test_a_run_is_settled_once_it_was_judged_for_as_long_as_a_warning_takes_and_none_is_on_its_way() -> None:
     standing = FindingHold()
     standing.take([], 0, judged=False)

@@ -30,25 +30,37 @@ class LoopDetector:
 
     def __init__(self) -> None:
         self._place: _Place | None = None
-        self._since_ns = self._wanted_ns = 0
+        self._since_ns = self._seen_ns = self._wanted_ns = 0
+        self._stood_ns = self._stood_in = 0
+        """The longest that a rank was in one function in the newest such step, and that step …"""
+        self._longest_ns = 0
+        """… and in any step that was followed by others: the evaluation of the epoch before."""
 
     def look(self, wait: LastingWait | None, record: RunRecord, now_ns: int) -> int | None:
         """Return the process that seems to be in an endless loop; None while none does."""
         rank = next((rank for rank in record.ranks if wait is not None and rank.rank == wait.late), None)
         if wait is None or wait.place is None or rank is None:
-            self._place = None
+            self._leave()
             return None
         steps = next((track for track in record.step_tracks if track.rank == rank.rank), None)
         step = steps.step[-1] if steps is not None and len(steps) else 0
+        if step > self._stood_in:
+            self._longest_ns, self._stood_ns = max(self._longest_ns, self._stood_ns), 0
         place = _Place(rank.pid, wait.place.file, wait.place.function, step)
         wanted_ns = _wanted_core_ns(rank.pid)
         if place != self._place or wanted_ns is None:
-            self._place, self._since_ns, self._wanted_ns = place, now_ns, wanted_ns or 0
+            self._leave()
+            self._place, self._since_ns, self._seen_ns, self._wanted_ns = place, now_ns, now_ns, wanted_ns or 0
             return None
-        lasted_ns = now_ns - self._since_ns
-        if lasted_ns < patience_of(steps):
+        self._seen_ns, lasted_ns = now_ns, now_ns - self._since_ns
+        if lasted_ns < max(patience_of(steps), PAUSES * self._longest_ns):
             return None
         return rank.pid if wanted_ns - self._wanted_ns >= _WORKING_SHARE * lasted_ns else None
+
+    def _leave(self) -> None:
+        if self._place is not None:
+            self._stood_in, self._stood_ns = self._place.step, max(self._stood_ns, self._seen_ns - self._since_ns)
+        self._place = None
 
 
 def patience_of(steps: StepTrack | None) -> int:

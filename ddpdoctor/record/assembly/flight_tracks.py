@@ -19,6 +19,8 @@ class FlightTracks:
     def __init__(self) -> None:
         self._entries: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
         """By process, then by recorder and number in it."""
+        self.newest_ns: dict[int, int] = {}
+        """When each process wrote its newest dump."""
         self._columns: dict[int, dict[str, array[int]]] = {}
         """Of each process, until it tells more."""
 
@@ -27,6 +29,7 @@ class FlightTracks:
         recorder, time_ns = int(event["recorder"]), int(event["time_ns"])
         entries = self._entries.setdefault(pid, {})
         self._columns.pop(pid, None)
+        self.newest_ns[pid] = max(time_ns, self.newest_ns.get(pid, 0))
         if not event["continues"]:
             for key in [key for key in entries if key[0] == recorder]:
                 del entries[key]

@@ -21,6 +21,8 @@ RankOf = Callable[[int], "int | None"]
 _PHASES = get_args(Phase)
 CALLS_A_STEP = 4
 """Explicit collectives that are kept of each step, where not all steps of the rings are."""
+SAME_WAIT_NS = 500_000_000
+"""The beat that first sees a stack comes so much later than the wait begins, and than an answer is written."""
 WAITING_AFTER_MS = 500
 """A training thread waits in a collective that is under way once its stack has stood for so long."""
 
@@ -129,11 +131,18 @@ class LiveRings:
         return tuple(sorted(tracks, key=lambda track: track.rank))
 
     def waiting_rows(self) -> dict[int, int]:
-        """By process the position in its track of what its training thread waits in; -1 for none."""
+        """By process the position in its track of what its training thread waits in; -1 for none.
+
+        What was open when the recorder was read before the thread came to stand is what an earlier wait was in.
+        """
         rows = {}
         for pid, tail in self.steps.items():
             pulse = tail.pulse()
-            rows[pid] = self._flights.oldest_open(pid) if pulse is not None and _waits(pulse) else -1
+            waits = pulse is not None and _waits(pulse)
+            if pulse is not None and waits:
+                stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
+                waits = self._flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
+            rows[pid] = self._flights.oldest_open(pid) if waits else -1
         return rows
 
     def sleeping(self) -> dict[int, int]:
