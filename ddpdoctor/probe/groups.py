@@ -18,7 +18,7 @@ FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
 LET_GO_S = 0.1
 """After the end of a gloo world gloo's thread has so long to let go of the last backward. It needs the interpreter
-for that, and stands for good with the main thread where a DDP model is freed meanwhile (torch 2.13, a loaded machine)."""
+for that, and stands for good with the main thread where a DDP model is freed meanwhile (torch 2.13, under load)."""
 
 
 class GroupBook:
