@@ -1,0 +1,33 @@
+"""What a run did between its newest step and its end, where nothing else tells."""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnosis.wording import duration_text, place, rank_list
+from ddpdoctor.finding import Frame
+from ddpdoctor.record.model import RunRecord
+
+SHORTEST_NS = 10_000_000_000
+USUAL_STEPS = 20
+"""Nobody wonders at an end so soon after the newest step, nor at one that comes as soon as so many usual steps last."""
+
+ASK_IT = "Look while it stands: `ddpdoctor autopsy --live PID` says what each rank does."
+
+
+def stood_at_the_end(record: RunRecord, usual_step_ns: float) -> str:
+    """Say for how long the ranks lived on after the newest step, and where; empty where that was not long.
+
+    So it is where all scripts have run to their ends: what they did then belonged to them.
+    """
+    ended_ns = max((track.ended_at_ns[-1] for track in record.step_tracks if len(track)), default=0)
+    at_work = [rank.rank for rank in record.ranks if not rank.main_finished]
+    pulses = [pulse for pulse in record.pulses if pulse.rank in at_work]
+    lived_ns = max((pulse.beat_at_ns for pulse in pulses), default=0) - ended_ns
+    if not ended_ns or lived_ns < max(SHORTEST_NS, USUAL_STEPS * usual_step_ns):
+        return ""
+    by_place: dict[Frame | None, list[int]] = {}
+    for pulse in pulses:
+        by_place.setdefault(record.site(pulse.site).innermost if pulse.site >= 0 else None, []).append(pulse.rank)
+    places = "; ".join(
+        f"{rank_list(ranks)} at {place(frame)}" for frame, ranks in by_place.items() if frame is not None
+    )
+    return f"no step was made in the last {duration_text(lived_ns)} of the job{places and f': {places}'}"
