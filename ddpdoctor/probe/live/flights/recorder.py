@@ -8,14 +8,12 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import time
 from typing import Any, NoReturn
 
 from ....record.clock import from_system
 from ...groups import GroupBook
 from ...journal import Journal
 from ...torch_compat import Capabilities
-from ..timing.stopwatch import EPOCH_NS
 from . import symbols
 from .entries import KINDS, described, origin_of
 
@@ -79,14 +77,7 @@ class Flights:
         if fresh:
             self._known[number] = int(fresh[-1]["record_id"])
         self._journal.event(
-            "flight",
-            recorder=number,
-            reason=reason,
-            continues=continues or not fresh,
-            rows=rows,
-            completed=completed,
-            # Of the pulse's clock, which no clock that is set moves: it is compared with the pulse's times.
-            time_ns=time.monotonic_ns() + EPOCH_NS,
+            "flight", recorder=number, reason=reason, continues=continues or not fresh, rows=rows, completed=completed
         )
 
     def _row(self, entry: dict[str, Any]) -> list[int] | None:
