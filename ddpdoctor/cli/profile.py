@@ -132,9 +132,10 @@ def profile(
             raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
         if one_rank is not None:
             raise UsageError(f"{name} measures no job", "Leave --one-rank out.")
-        for option, value in (("--metrics", metrics), ("--on-hang", on_hang), ("--head", head)):
+        others = {"-m": module, "--nproc": nproc, "--metrics": metrics, "--on-hang": on_hang, "--head": head}
+        for option, value in others.items():
             if value is not None:
-                raise UsageError(f"{name} watches no job", f"Leave {option} out.")
+                raise UsageError(f"{name} watches no job of its own", f"Leave {option} out.")
     if key_file is not None and attached is None:
         raise UsageError("--key is for --attach", "Name what to look at with `--attach HOST:PORT`.")
     if demo or replay is not None:

@@ -115,10 +115,21 @@ def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:
     before = {rank: (step, completed) for rank, step, completed in stood.headway}
     now = {rank: (step, completed) for rank, step, completed in _headway(record)}
     moved = before.keys() <= now.keys() and bool(before) and all(now[rank] != known for rank, known in before.items())
-    finished = len(record.ranks) == record.job.world_size and all(rank.main_finished for rank in record.ranks)
+    finished = ran_to_their_ends(record)
     waiting = {turn.rank for turn in stood.divergence.turns if turn.waiting}
     failed = any(_raised_its_own(rank) for rank in record.ranks if rank.rank not in waiting)
     return moved or finished or (failed and stood.divergence.form != "absentee")
+
+
+def ran_to_their_ends(record: RunRecord) -> bool:
+    """Return whether the scripts of all ranks are over, as far as they say it."""
+    return len(record.ranks) == record.job.world_size and all(rank.main_finished for rank in record.ranks)
+
+
+def is_suspicion(divergence: Divergence) -> bool:
+    """Return whether nobody waits for the ranks that stand: going on, or coming to their ends, refutes it."""
+    standing = divergence.form == "stuck" and not any(turn.waiting or turn.kept_by for turn in divergence.turns)
+    return standing or any(turn.loops for turn in divergence.turns)
 
 
 def _proves(stall: StallView, divergence: Divergence | None, record: RunRecord) -> bool:

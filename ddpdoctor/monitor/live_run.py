@@ -246,7 +246,10 @@ class LiveRun:
         if not self._is_over:
             self._rivals |= rival_launchers(book, is_alive)
         newly = superseded(
-            book, self._rivals, lambda pid: live.steps[pid].heartbeat().beat_ns if pid in live.steps else 0
+            book,
+            self._rivals,
+            lambda pid: live.steps[pid].heartbeat().beat_ns if pid in live.steps else 0,
+            lambda pid: not self._is_over and is_alive(pid),
         )
         if newly:
             self._two_runs = two_runs(book, at_once=bool(self._rivals)) or self._two_runs

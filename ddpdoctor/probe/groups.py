@@ -16,6 +16,7 @@ from .user_code import leave_no_frame
 
 FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
+_sleep = time.sleep
 LET_GO_S = 0.1
 """After the end of a gloo world gloo's thread has so long to let go of the last backward. It needs the interpreter
 for that, and stands for good with the main thread where a DDP model is freed meanwhile (torch 2.13, under load)."""
@@ -144,7 +145,7 @@ class Groups:
             if ends:
                 journal.guarded(self._world_ended, harms=())
             if gloo:
-                time.sleep(LET_GO_S)
+                _sleep(LET_GO_S)
             if name == "init_process_group":
                 journal.guarded(self.note_world, harms=("ranks", "groups"))
             elif name == "new_group" and isinstance(result, self._torch.distributed.ProcessGroup):
@@ -157,7 +158,8 @@ class Groups:
         return group is None or group is self._torch.distributed.group.WORLD
 
     def _is_on_gloo(self) -> bool:
-        return "gloo" in str(self._torch.distributed.get_backend())
+        distributed = self._torch.distributed
+        return distributed.is_initialized() and "gloo" in str(distributed.get_backend())
 
     def _mentions_cuda(self) -> bool:
         """Tell whether "cuda" occurs in a file of the user that was imported by now."""

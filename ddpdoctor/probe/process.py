@@ -176,15 +176,24 @@ class ProcessEnd:
 
         def _exit(status: int) -> NoReturn:
             if os.getpid() == self._pid and self._journal.rank is not None:
-                if sys._getframe(1).f_code.co_filename.endswith(_FORKED_PROCESS):
-                    self._journal.event("exit", code=status, finished=status == 0)
-                else:
-                    self._journal.event("os_exit", code=status, site=self._journal.here())
+                self._journal.guarded(self._tell_os_exit, status, harms=("ranks",))
                 self._journal.guarded(self.before_os_exit)
             leave(status)
 
         sys.exit = exit
         os._exit = _exit
+
+    def _tell_os_exit(self, status: int) -> None:
+        """Tell that the process leaves by ``os._exit``, and from where; as an exit handler no frame calls it."""
+        try:
+            caller = sys._getframe(3)
+        except ValueError:
+            caller = None
+        if caller is not None and caller.f_code.co_filename.endswith(_FORKED_PROCESS):
+            self._journal.event("exit", code=status, finished=status == 0)
+            return
+        site = None if caller is None else self._journal.guarded(self._journal.site, caller, harms=())
+        self._journal.event("os_exit", code=status, site=-1 if site is None else site)
 
     def _at_exit(self) -> None:
         """The last of the exit handlers: note that the script is over, and leave before the teardown can abort."""

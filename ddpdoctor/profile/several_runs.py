@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,9 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
+
+_NUMBERS_OF_JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+_NO_NUMBER = ("", "none")
 
 
 def recorded_together(directories: Sequence[Path]) -> tuple[Snapshot, RunRecord]:
@@ -79,10 +81,9 @@ def _refuse_others(first: Path, record: RunRecord, other: Path, other_record: Ru
             "Name runs of different nodes of one job.",
         )
     met, other_met = _meeting_place(record), _meeting_place(other_record)
-    if met and other_met and _differ(met, other_met):
+    if _are_of_two_jobs(record, other_record):
         raise UsageError(
-            f"{first} and {other} are of two jobs: the ranks of one met at {':'.join(met)}, those of the other at "
-            f"{':'.join(other_met)}",
+            f"{first} and {other} are of two jobs: the ranks of one met at {met}, those of the other at {other_met}",
             "Name runs of different nodes of one job.",
         )
     if (began > other_ended or other_began > ended) and not (other / layout.CLOCK_FILE).exists():
@@ -91,27 +92,33 @@ def _refuse_others(first: Path, record: RunRecord, other: Path, other_record: Ru
         )
 
 
-def _meeting_place(record: RunRecord) -> tuple[str, str] | None:
-    """MASTER_ADDR and MASTER_PORT of a record's ranks; None where they are not known."""
-    for node in record.nodes:
-        address, port = node.environment.get("MASTER_ADDR", ""), node.environment.get("MASTER_PORT", "")
-        if address and port:
-            return address, port
-    return None
+def _meeting_place(record: RunRecord) -> str:
+    return f"{_variable(record, 'MASTER_ADDR')}:{_variable(record, 'MASTER_PORT')}"
 
 
-def _differ(place: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Tell whether ranks cannot have met at both; a machine may be called by its name here, and by a number there."""
-    kinds = [_address_kind(address) for address, _ in (place, other)]
-    return place[1] != other[1] or (place[0] != other[0] and kinds[0] == kinds[1] != "own")
+def _are_of_two_jobs(record: RunRecord, other: RunRecord) -> bool:
+    """Tell whether the launchers say so, or, where they gave the job no number, the places where the ranks met.
+
+    A machine may be called by several names and numbers, so that only two plain names tell two machines apart.
+    """
+    for name in _NUMBERS_OF_JOBS:
+        one, another = _variable(record, name), _variable(other, name)
+        if one not in _NO_NUMBER and another not in _NO_NUMBER:
+            return one != another
+    ports = _variable(record, "MASTER_PORT"), _variable(other, "MASTER_PORT")
+    names = _host_name(_variable(record, "MASTER_ADDR")), _host_name(_variable(other, "MASTER_ADDR"))
+    return (all(ports) and ports[0] != ports[1]) or (all(names) and names[0] != names[1])
 
 
-def _address_kind(address: str) -> str:
-    try:
-        number = ipaddress.ip_address(address)
-    except ValueError:
-        return "own" if address == "localhost" else "name"
-    return "own" if number.is_loopback else f"number {number.version}"
+def _variable(record: RunRecord, name: str) -> str:
+    """A variable of a record's ranks; empty where it is not known."""
+    return next((node.environment[name] for node in record.nodes if node.environment.get(name)), "")
+
+
+def _host_name(address: str) -> str:
+    """The first part of a machine's name; empty for a number, and for what every machine calls itself."""
+    label = address.lower().partition(".")[0]
+    return "" if label.isdigit() or ":" in address or label.endswith("localhost") else label
 
 
 def _clock(directory: Path, first: RunRecord, record: RunRecord) -> Clock:

@@ -35,7 +35,7 @@ from ddpdoctor.launch.runs.kept_runs import live_processes
 from ddpdoctor.monitor.duty_cycle import Pace
 from ddpdoctor.monitor.finding_hold import FindingHold
 from ddpdoctor.monitor.history import HistoryWriter
-from ddpdoctor.monitor.last_standstill import LastStandstill, tells_the_end
+from ddpdoctor.monitor.last_standstill import LastStandstill, is_suspicion, ran_to_their_ends, tells_the_end
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.series import Series
@@ -151,8 +151,8 @@ class RunSource:
         self._checked_steps = 0
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
-        self._suspects_loop = False
-        """The newest standstill was a rank that seemed to be in an endless loop."""
+        self._is_suspicion = False
+        """The newest standstill is refuted by whatever the ranks do next."""
         self._newest: Snapshot | None = None
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
@@ -326,12 +326,14 @@ class RunSource:
         """What holds now; of the whole run what the checks say of all its steps, and what held for a while."""
         stalled = self._run.divergence is not None
         if self._run.divergence is not None:
-            self._suspects_loop = any(turn.loops for turn in self._run.divergence.turns)
+            self._is_suspicion = is_suspicion(self._run.divergence)
         if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
             record = _without_collectives(record)
         if whole or not stalled:
             newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
-            self._standing.end_standstill(min(newest, default=0), refuted=self._suspects_loop)
+            self._standing.end_standstill(min(newest, default=0), refuted=self._is_suspicion)
+        if whole and self._is_suspicion and ran_to_their_ends(record) and not record.job.stop_reason:
+            self._standing.end_standstill(now_ns, refuted=True)
         if whole:
             final = self._checks.findings(record)
             return _with_final(final, self._standing.views(), record.job.started_ns)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,7 @@ from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.streams.measured import Pulse
 from ddpdoctor.record.streams.stacks import StackDump
 from ddpdoctor.record.streams.waits import Wait
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
@@ -237,7 +239,23 @@ def _standing_job(stacks: Mapping[int, tuple[Frame, ...]]) -> JobBuilder:
         StackDump(rank=rank, thread="main", main=True, frames=frames, time_ns=job.now_ns)
         for rank, frames in stacks.items()
     )
+    job.streams["pulses"] = tuple(_pulse(rank, job.now_ns) for rank in job.ranks)
     return job
+
+
+def _pulse(rank: int, now_ns: int) -> Pulse:
+    blank: dict[str, Any] = dict.fromkeys(Pulse.__struct_fields__, 0) | {"phase": "other", "collective": "", "site": -1}
+    return Pulse(**{**blank, "rank": rank, "beat_at_ns": now_ns})
+
+
+def test_ranks_that_stand_are_no_hang_where_nobody_measured_for_how_long() -> None:
+    read = Frame(SCRIPT, 10, "load"), Frame(SCRIPT, 90, "<module>")
+    rehearsed = _standing_job({0: read, 1: read})
+    rehearsed.job["kind"] = "rehearsal"
+    assert look_for(Watch(), rehearsed, 2) is None
+    outside = _standing_job({0: read, 1: read})
+    del outside.streams["pulses"]
+    assert look_for(Watch(), outside, 2) is None
 
 
 def test_a_collective_that_was_over_before_a_rank_failed_is_not_what_it_failed_in() -> None:

@@ -33,6 +33,13 @@ def test_ranks_that_were_started_again_take_the_places_of_the_first_with_their_w
     assert superseded(book(*first, (20, 0, 1, True), (21, 1, 1, True))) == {10, 11, 12}
 
 
+def test_ranks_that_a_shell_starts_beside_each_other_all_with_local_rank_0_live() -> None:
+    both = book((10, 0, 1, False), (11, 1, 1, False))
+    both.processes[10].place = both.processes[11].place = 0
+    assert superseded(both) == {10}
+    assert superseded(both, is_alive=lambda pid: True) == frozenset()
+
+
 def test_a_helper_that_a_rank_starts_is_no_rank_and_a_wrapper_around_one_neither() -> None:
     assert superseded(book((10, 0, 1, True), (11, 1, 1, True), (15, 0, 10, True))) == {15}
     assert superseded(book((10, 0, 1, False), (15, 0, 10, True))) == {10}

@@ -240,13 +240,18 @@ def from_standstill(
 def from_idle(record: RunRecord) -> Divergence | None:
     """Describe ranks that all do nothing, and wait for no collective; None while another rank is at work.
 
-    Their scripts are over and something keeps the processes, or they stand, be it that the others have ended.
+    Their scripts are over and something keeps the processes, or they stand, be it that the others have ended. That is
+    told of a watched run only, of which it was measured for how long: in a rehearsal all ranks may wait for a program
+    that they started, and two looks at stacks say little.
     """
     alive = [rank for rank in record.ranks if rank.end == "running"]
     expected = record.job.world_size or record.job.ranks_expected or 0
     if not alive or not all(rank.stuck for rank in alive) or len(record.ranks) < expected:
         return None
     kept = all(what_keeps(record, rank.rank) is not None for rank in alive)
+    measured = {pulse.rank for pulse in record.pulses}
+    if not kept and (record.job.kind != "run" or not all(rank.rank in measured for rank in alive)):
+        return None
     shown = alive if kept else record.ranks
     culprit = alive[0].rank if len(alive) == 1 else None
     return Divergence(

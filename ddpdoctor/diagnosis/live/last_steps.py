@@ -19,7 +19,8 @@ def stood_at_the_end(record: RunRecord, usual_step_ns: float) -> str:
     So it is where all scripts have run to their ends: what they did then belonged to them.
     """
     ended_ns = max((track.ended_at_ns[-1] for track in record.step_tracks if len(track)), default=0)
-    at_work = [rank.rank for rank in record.ranks if not rank.main_finished]
+    left = [rank.rank for rank in record.ranks if rank.end == "left-by-exit" and not rank.exit_code]
+    at_work = [rank.rank for rank in record.ranks if not rank.main_finished and rank.rank not in left]
     pulses = [pulse for pulse in record.pulses if pulse.rank in at_work]
     lived_ns = max((pulse.beat_at_ns for pulse in pulses), default=0) - ended_ns
     if not ended_ns or lived_ns < max(SHORTEST_NS, USUAL_STEPS * usual_step_ns):

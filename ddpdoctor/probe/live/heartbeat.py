@@ -41,6 +41,7 @@ IDLE_AFTER_MS = 3_000
 """The same without a collective under way: the others may wait for this rank …"""
 IDLE_AGAIN_MS = 60_000
 """… which is looked at once a minute at most."""
+LATE_DUMPS_NS = 2_000_000_000
 DUMPED_AGAIN = 3
 """Times that progress and recorder are written at most, to be of one moment."""
 _REDUCTION = layout.CALL_KINDS.index("reduction")
@@ -82,6 +83,7 @@ class PulseThread:
         self._progress_ns = 0
         self._dumped: tuple[int, ...] = ()
         """The progress at which the flight recorder was read."""
+        self._dumped_ns = 0
         self._idle_dump_ns = 0
         self._postponed = ""
         """Why the flight recorder should be read as soon as nobody imports."""
@@ -171,7 +173,8 @@ class PulseThread:
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
         if dumps:
-            self._suspect((enqueued, completed, step, under_way), call is not None, now_ns)
+            waits = under_way > 0 and is_blocked and unchanged_ms >= SITE_AFTER_MS
+            self._suspect((enqueued, completed, step, under_way), call is not None, now_ns, waits=waits)
         kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
         if call is None and phase == BACKWARD and enqueued > completed:
             kind = _REDUCTION
@@ -254,13 +257,17 @@ class PulseThread:
             return False
         return cpu_ns - self._stack_cpu_ns <= WAITING_CPU_SHARE * unchanged_ms * 1_000_000
 
-    def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int) -> None:
-        """Read the flight recorder once where nothing happens any more."""
+    def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int, *, waits: bool) -> None:
+        """Read the flight recorder once where nothing happens any more, and again where the thread comes to wait later.
+
+        What was open before it came to stand is not what it waits in, as far as a reader knows.
+        """
         if progress != self._progress:
             self._progress, self._progress_ns = progress, now_ns
             return
         still_ms = (now_ns - self._progress_ns) // 1_000_000
-        if progress == self._dumped or still_ms < SUSPICIOUS_AFTER_MS:
+        late = waits and self._stack_since_ns > self._dumped_ns and now_ns - self._dumped_ns > LATE_DUMPS_NS
+        if (progress == self._dumped and not late) or still_ms < SUSPICIOUS_AFTER_MS:
             return
         if not calls and progress[3] <= 0:
             if still_ms < IDLE_AFTER_MS or now_ns - self._idle_dump_ns < IDLE_AGAIN_MS * 1_000_000:
@@ -275,6 +282,7 @@ class PulseThread:
         Again where a collective began meanwhile: on a loaded machine the training thread may draw a batch and be in
         its backward before the recorder is read, and a pass would seem to be a batch short of its reductions.
         """
+        self._dumped_ns = time.monotonic_ns()
         for _ in range(DUMPED_AGAIN):
             enqueued = self._flights.counts()[0]
             self._observer.journal.guarded(self._note_progress, harms=("passes",))

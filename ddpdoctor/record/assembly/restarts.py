@@ -8,7 +8,10 @@ from ddpdoctor.record.assembly.ranks import RankBook
 
 
 def superseded(
-    book: RankBook, rivals: Set[int] = frozenset(), beat_ns: Callable[[int], int] = lambda pid: 0
+    book: RankBook,
+    rivals: Set[int] = frozenset(),
+    beat_ns: Callable[[int], int] = lambda pid: 0,
+    is_alive: Callable[[int], bool] = lambda pid: False,
 ) -> frozenset[int]:
     """Processes in whose place others are ranks now, and those that work for them.
 
@@ -17,7 +20,7 @@ def superseded(
     """
     claims = _claims(book)
     dropped = {pid for pids in claims.values() for pid in pids if book.processes[pid].parent in rivals}
-    dropped |= _started_anew(book, beat_ns)
+    dropped |= _started_anew(book, beat_ns, is_alive)
     for pids in claims.values():
         kept = _newest(book, [pid for pid in pids if pid not in dropped] or pids)
         dropped.update(pid for pid in pids if pid != kept)
@@ -53,10 +56,11 @@ def rival_launchers(book: RankBook, is_alive: Callable[[int], bool]) -> frozense
     return frozenset(rivals)
 
 
-def _started_anew(book: RankBook, beat_ns: Callable[[int], int]) -> set[int]:
+def _started_anew(book: RankBook, beat_ns: Callable[[int], int], is_alive: Callable[[int], bool]) -> set[int]:
     """Processes that were gone when their launcher started another one in their place, perhaps as another rank.
 
-    An elastic job whose nodes change counts its ranks anew, and there may be fewer of them.
+    An elastic job whose nodes change counts its ranks anew, and there may be fewer of them. One that lives was not
+    replaced: ranks that a shell starts beside each other may all have the local rank 0.
     """
     places: dict[tuple[int, int], list[int]] = {}
     for pid, entry in book.processes.items():
@@ -66,7 +70,7 @@ def _started_anew(book: RankBook, beat_ns: Callable[[int], int]) -> set[int]:
     for pids in places.values():
         newest_ns = max(_started_ns(book, pid) for pid in pids)
         older = [pid for pid in pids if book.processes[pid].told_ns < newest_ns]
-        dropped.update(pid for pid in older if beat_ns(pid) < newest_ns)
+        dropped.update(pid for pid in older if beat_ns(pid) < newest_ns and not is_alive(pid))
     return dropped
 
 
