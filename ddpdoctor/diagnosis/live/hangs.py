@@ -23,13 +23,15 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     works, or whose process does beside the thread that stands, and in a live run for the first minute in which a rank
     that lives does nothing.
     """
-    restless = {rank.rank for rank in record.ranks if rank.restless}
-    if any(turn.polls_for or turn.loops or (turn.rank in restless and not turn.waiting) for turn in divergence.turns):
+    if any(turn.polls_for or turn.loops for turn in divergence.turns):
         return True
     asleep = [turn for turn in divergence.turns if turn.sleeps_ns]
     timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
     if asleep:
         return all(turn.sleeps_ns < timeout_ns for turn in asleep)
+    restless = {rank.rank for rank in record.ranks if rank.restless}
+    if any(turn.rank in restless and not turn.waiting for turn in divergence.turns):
+        return True
     if record.job.kind != "run" or divergence.form != "stuck" or any(turn.stopped for turn in divergence.turns):
         return False
     return _stood_ns(record) < PATIENCE_NS

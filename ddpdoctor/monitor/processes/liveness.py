@@ -61,22 +61,24 @@ class LivenessSampler:
             self._sampled_s = now_s
             for pid, ring in rings.items():
                 self._take(pid, ring)
-        stuck = {
-            pid
-            for pid, samples in self._samples.items()
-            if judge_liveness(tuple(samples), self._stall_after_s) == "stuck"
-        }
+        stuck = {pid for pid in self._samples if self._does_nothing(pid)}
         for pid in stuck & self._standings.keys():
             self._standings[pid] = msgspec.structs.replace(self._standings[pid], stuck=True)
         return frozenset(stuck | {pid for pid, standing in self._standings.items() if standing.stuck})
 
     def restless(self) -> dict[int, int]:
-        """Return for how long, in ns, the training thread of a process has stood while the rest of it did a little."""
+        """Return for how long, in ns, the training thread of a process has stood while the rest of it did a little.
+
+        One that does nothing any more, whatever it did before, is stuck and not restless.
+        """
         return {
             pid: standing.lasted_ns
             for pid, standing in self._standings.items()
-            if standing.restless and standing.lasted_ns >= self._stall_after_s * 1e9
+            if standing.restless and standing.lasted_ns >= self._stall_after_s * 1e9 and not self._does_nothing(pid)
         }
+
+    def _does_nothing(self, pid: int) -> bool:
+        return judge_liveness(tuple(self._samples.get(pid, ())), self._stall_after_s) == "stuck"
 
     def at_rest(self, pids: Iterable[int]) -> bool:
         """Tell whether none of the processes has done anything for the stall time but ask for something and sleep."""
