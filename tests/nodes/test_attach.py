@@ -155,7 +155,7 @@ def test_each_newer_snapshot_comes_and_the_last_one_says_that_the_head_has_left(
 def test_the_end_of_a_job_is_seen_although_the_head_closes_at_once() -> None:
     with showing() as head, looking(head.keys.screens) as run:
         run.snapshot()
-        time.sleep(0.3)  # It asks again as soon as it is answered, so it waits by now.
+        until(lambda: any(screen.request for screen in head.screens._screens.values()))
         run.snapshot()
         head.screens.offer(shown(9_000, "ended"))
         head.close()

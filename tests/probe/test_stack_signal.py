@@ -22,8 +22,9 @@ from ddpdoctor.probe.heartbeat import register_for_stacks
 before = signal.getsignal(signal.SIGUSR2)
 register_for_stacks(sys.argv[1])
 {then}
-print("ready", flush=True)
-time.sleep(600)
+for _ in range(2):
+    print("here", flush=True)
+    sys.stdin.readline()
 """
 _TAKEN = {
     "restored as it was": "signal.signal(signal.SIGUSR2, before)",
@@ -38,8 +39,7 @@ def test_the_licence_goes_before_the_handler(tmp_path: Path, then: str) -> None:
     with _started(tmp_path, then) as process:
         assert not (tmp_path / layout.stacks_name(process.pid)).exists()
         _ask(tmp_path, process.pid)
-        time.sleep(0.2)
-        assert process.poll() is None
+        _assert_it_lives(process)
 
 
 def test_stacks_are_written_where_the_script_lets_the_signal_alone(tmp_path: Path) -> None:
@@ -53,8 +53,15 @@ def test_a_handler_that_went_behind_our_back_is_seen(tmp_path: Path) -> None:
     with _started(tmp_path, "import _signal; _signal.signal(signal.SIGUSR2, _signal.SIG_DFL)") as process:
         assert (tmp_path / layout.stacks_name(process.pid)).exists()
         _ask(tmp_path, process.pid)
-        time.sleep(0.2)
-        assert process.poll() is None
+        _assert_it_lives(process)
+
+
+def _assert_it_lives(process: subprocess.Popen[str]) -> None:
+    """A signal that was sent before is dealt with before it answers."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "here\n"
 
 
 def _ask(folder: Path, pid: int) -> None:
@@ -65,9 +72,9 @@ def _ask(folder: Path, pid: int) -> None:
 @contextmanager
 def _started(folder: Path, then: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", _SCRIPT.format(then=then), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            assert process.stdout is not None and process.stdout.readline() == "here\n"
             yield process
         finally:
             process.kill()

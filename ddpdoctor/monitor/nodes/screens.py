@@ -116,7 +116,7 @@ class Screens:
             if request is None or now_s - held.answered_s < ANSWERED_EVERY_S:
                 continue
             content = self._content(now_s)
-            has_newest = not content or request.has_ns >= self._packed_ns
+            has_newest = not content or request.has_ns == self._packed_ns
             if has_newest and now_s - held.asked_s < NOTHING_NEW_AFTER_S:
                 continue
             held.request, held.answered_s = None, now_s
@@ -132,7 +132,7 @@ class Screens:
             answer = pack_answer(
                 Shown(number=held.request.number if held.request else 0, host=self._host, has_left=True)
             )
-            yield screen, [answer, content] if held.sent_ns < self._packed_ns else [answer]
+            yield screen, [answer, content] if held.sent_ns != self._packed_ns else [answer]
 
     def _content(self, now_s: float) -> bytes:
         """The newest snapshot as it is sent, or the one before where packing has had its share for now."""
