@@ -45,7 +45,7 @@ from ddpdoctor.monitor.processes.probe_logs import probe_logs
 from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
 from ddpdoctor.monitor.watched_ranks import WatchedRanks
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns
+from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
 
 LOOK_EVERY_S = 0.1
@@ -192,6 +192,7 @@ class _Rehearsal:
         plan = {
             "version": layout.VERSION,
             "kind": "rehearsal",
+            "clock": kept_clock(),
             "project_root": str(root),
             "supervisor_pid": os.getpid(),
             "spawns_ranks": self._request.spawns_ranks,

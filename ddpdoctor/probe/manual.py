@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Optional, TypeVar
 
 from ..record import layout
+from ..record.clock import share_clock
 from .journal import Journal
 from .plan import plan_of
 from .process import ProcessEnd, rank_of_environment
@@ -56,7 +57,9 @@ def _start() -> Optional[Live]:
         from .live.install import Live
 
         directory = os.environ.get(layout.RUN_VARIABLE) or _directory_of_this_job()
-        journal = Journal(directory, plan_of(directory))
+        plan = plan_of(directory)
+        share_clock(plan.get("clock"))
+        journal = Journal(directory, plan)
         journal.rank = rank_of_environment()
         journal.hold()
         parent, arguments = os.getppid(), list(getattr(sys, "orig_argv", sys.argv))[:8]

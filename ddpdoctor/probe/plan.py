@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from ..record import layout
+from ..record.clock import kept_clock
 
 KEPT = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 """Beginnings of the names of variables that bear on a job."""
@@ -59,6 +60,7 @@ def _unplanned() -> dict[str, Any]:
     return {
         "version": layout.VERSION,
         "kind": "run",
+        "clock": kept_clock(),
         "project_root": os.getcwd(),
         "job": {
             "kind": "run",

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Optional
 
 from ..record import layout
+from ..record.clock import share_clock
 from .journal import Journal
 from .plan import plan_of
 from .process import ProcessEnd, end_with_parent, owner_of_environment, rank_of_environment
@@ -21,6 +22,7 @@ def start(run_directory: str) -> None:
     plan = plan_of(run_directory)
     if int(plan.get("version", 0)) > layout.VERSION:
         return
+    share_clock(plan.get("clock"))
     parent = os.getppid()
     journal = Journal(run_directory, plan)
     journal.rank = rank_of_environment()

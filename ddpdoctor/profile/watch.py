@@ -44,7 +44,7 @@ from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_m
 from ddpdoctor.monitor.views.stall_view import stall_view
 from ddpdoctor.monitor.views.wait_view import LastWait
 from ddpdoctor.profile.live_findings import LiveChecks
-from ddpdoctor.record.clock import epoch_ns
+from ddpdoctor.record.clock import epoch_ns, share_clock
 from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
@@ -81,6 +81,7 @@ def live_source(
     ``one_rank_samples_per_s`` is what the same training does on one rank, where the run itself does not know.
     """
     plan = read_plan(directory)
+    share_clock(plan.clock)
     if one_rank_samples_per_s is not None:
         told = msgspec.structs.replace(plan.job, one_rank_samples_per_s=one_rank_samples_per_s)
         plan = msgspec.structs.replace(plan, job=told)
@@ -94,6 +95,7 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
     GPUs are those of what was shown. Raises RecordError when the directory cannot be read.
     """
     plan = read_plan(directory)
+    share_clock(plan.clock)
     is_over = not live_processes(directory)
     source = RunSource(directory, plan, None, is_over=is_over, keeps_history=False)
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +27,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """What people call the run: the file name of its script."""
     job: Job = Job(kind="run")
+    clock: Mapping[str, Any] | None = None
+    """What ``record.clock`` keeps for the processes of the run; None in plans of other versions."""
 
 
 class _Version(msgspec.Struct, frozen=True):

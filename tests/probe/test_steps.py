@@ -15,7 +15,7 @@ from ddpdoctor.probe.live.timing.stopwatch import (
     Stopwatch,
 )
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import EPOCH_NS
+from ddpdoctor.record.clock import offset_ns
 
 MS = 1_000_000
 
@@ -289,7 +289,7 @@ def test_what_the_logger_measured_goes_to_the_step_of_its_backward() -> None:
         loop.fetch(source)
         loop.forward()
         if number:  # it is told in the forward after
-            ready_ns = loop.steps._held[-1].ended_ns + EPOCH_NS - 5 * MS
+            ready_ns = loop.steps._held[-1].ended_ns + offset_ns() - 5 * MS
             loop.steps.sampled(number * MS, 2 * number * MS, ready_ns, ready_ns + MS)
         loop.backward()
         loop.step()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from ddpdoctor.diagnosis.performance.summary import RunSummary
+from ddpdoctor.launch.environment import observed
+from ddpdoctor.launch.runs.kept_runs import write_plan
 from ddpdoctor.monitor.processes.liveness import _is_silent
 from ddpdoctor.monitor.views.between_steps import meanwhile
 from ddpdoctor.monitor.views.rank_view import rank_views
 from ddpdoctor.profile.watch import live_source
-from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns, from_system
+from ddpdoctor.record import clock, layout
+from ddpdoctor.record.clock import epoch_ns, from_system, kept_clock, share_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.reader import Heartbeat
 from ddpdoctor.record.streams.measured import Pulse
@@ -64,3 +68,23 @@ def test_the_time_of_a_silence_is_said_once() -> None:
     record = RunRecord(job=Job(kind="run", world_size=2), ranks=ranks, pulses=pulses)
     views = rank_views(record, RunSummary(), 130 * S)
     assert meanwhile(views, 130 * S) == "ranks 0 and 1 no sign of life for 30 s"
+
+
+def test_a_rank_that_starts_after_the_clock_was_set_counts_as_its_monitor_does(tmp_path: Path) -> None:
+    kept = kept_clock()
+    earlier = kept | {"offset_ns": kept["offset_ns"] - 3600 * S}
+    write_plan(tmp_path, {"version": layout.VERSION, "kind": "run", "clock": earlier})
+    environment = os.environ | observed(tmp_path, os.environ) | {"RANK": "0", "WORLD_SIZE": "1"}
+    subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
+    (events,) = tmp_path.glob("events-*.jsonl")
+    written = [json.loads(line) for line in events.read_text().splitlines()]
+    assert all(_is_now(event["time_ns"] + 3600 * S) for event in written) and written
+
+
+@pytest.mark.parametrize(
+    "kept", [None, 7, {}, {"counts_from": "", "offset_ns": 5}, {"counts_from": "another boot", "offset_ns": 5}]
+)
+def test_a_clock_of_another_boot_is_not_shared(kept: object) -> None:
+    before = clock.offset_ns()
+    share_clock(kept)
+    assert clock.offset_ns() == before

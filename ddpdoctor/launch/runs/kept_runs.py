@@ -17,6 +17,7 @@ from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.launch.processes import is_alive
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import kept_clock
 
 MOST_RUNS = 50
 MOST_BYTES = 2_000_000_000
@@ -89,7 +90,7 @@ def write_plan(directory: Path, plan: Mapping[str, Any]) -> None:
     path = directory / layout.JOB_FILE
     part = path.with_suffix(".part")
     try:
-        part.write_bytes(msgspec.json.encode(plan))
+        part.write_bytes(msgspec.json.encode({"clock": kept_clock(), **plan}))
         part.replace(path)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror or error}", _PLACE) from error

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Optional
 
 from ...record import layout
-from ...record.clock import EPOCH_NS
+from ...record.clock import offset_ns
 from ..heartbeat import (
     WAITING_CPU_SHARE,
     give_back_the_signal,
@@ -185,9 +185,9 @@ class PulseThread:
         elif phase == OTHER and evaluating:
             phase = EVALUATION
         pulse = (
-            now_ns + EPOCH_NS,
+            now_ns + offset_ns(),
             phase,
-            since_ns + EPOCH_NS,
+            since_ns + offset_ns(),
             step,
             kind,
             sequence,

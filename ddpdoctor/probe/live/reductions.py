@@ -9,7 +9,7 @@ import functools
 import weakref
 from typing import Any, Callable, Optional
 
-from ...record.clock import EPOCH_NS, from_system
+from ...record.clock import from_system, offset_ns
 from ..torch_compat import Capabilities
 from .ddp_events import Searches
 from .observer import Observer
@@ -218,4 +218,4 @@ class Reductions:
 
 def _since_epoch(time_ns: int) -> int:
     """A time of torch's own clock, which is the epoch's or, where torch was built so, the monotonic one."""
-    return from_system(time_ns) if time_ns > EPOCH_NS else time_ns + EPOCH_NS
+    return from_system(time_ns) if time_ns > offset_ns() else time_ns + offset_ns()

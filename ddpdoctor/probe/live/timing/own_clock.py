@@ -13,7 +13,7 @@ import threading
 from types import FrameType
 from typing import NamedTuple, Optional
 
-from ....record.clock import EPOCH_NS, epoch_ns, from_system
+from ....record.clock import epoch_ns, from_system, offset_ns
 
 _TIME = struct.Struct("<qq")
 _ABSOLUTE, _REALTIME = 1, 0
@@ -95,7 +95,7 @@ def _origin_ns(absolute: bool | int, realtime: bool) -> int:
     """The moment of the epoch from which a time counts."""
     if not absolute:
         return epoch_ns()
-    return from_system(0) if realtime else EPOCH_NS
+    return from_system(0) if realtime else offset_ns()
 
 
 def _ends(pid: int, address: int, origin_ns: int, *, sleeps: bool, unit_ns: int = 1) -> Clock:

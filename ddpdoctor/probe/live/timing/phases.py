@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ....record.clock import EPOCH_NS
+from ....record.clock import offset_ns
 from ....record.ring_writer import NumberedRing
 from ...journal import Journal
 from .steps import ACTIVE, CANDIDATE, Source, Steps
@@ -94,7 +94,7 @@ class Course:
         """An explicit collective begins, or the wait for one."""
         self._watch.enter(EXPLICIT, now_ns)
         if self.call_ring is not None:
-            row = (kind, group, sequence, self._steps.current, now_ns + EPOCH_NS, 0, size_bytes, site)
+            row = (kind, group, sequence, self._steps.current, now_ns + offset_ns(), 0, size_bytes, site)
             self.open_call = self.call_ring.next, row
 
     def call_started(self, now_ns: int) -> None:
@@ -113,4 +113,4 @@ class Course:
             kind, group, sequence, step, entered_at_ns, _, size_bytes, site = call[1]
             watch.tally[EXPLICIT_CALLS] += 1
             watch.tally[EXPLICIT_BYTES] += size_bytes
-            ring.put((kind, group, sequence, step, entered_at_ns, now_ns + EPOCH_NS, size_bytes, site))
+            ring.put((kind, group, sequence, step, entered_at_ns, now_ns + offset_ns(), size_bytes, site))

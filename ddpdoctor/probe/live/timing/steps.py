@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Optional
 
 from ....record import layout
-from ....record.clock import EPOCH_NS
+from ....record.clock import offset_ns
 from .device_times import MEASURED_EVERY, DeviceTimes
 from .stopwatch import (
     BACKWARD,
@@ -108,8 +108,8 @@ class Pending:
         device_ns = self._device_times.durations_ns() if self._device_times is not None else _NO_DEVICE
         return (
             self._step,
-            self._began_ns + EPOCH_NS,
-            self.ended_ns + EPOCH_NS,
+            self._began_ns + offset_ns(),
+            self.ended_ns + offset_ns(),
             tally[DATA_WAIT],
             tally[FORWARD],
             tally[BACKWARD],
@@ -248,7 +248,7 @@ class Steps:
     def sampled(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
         """DDP's logger says how a backward went, of the open step or of the newest row."""
         pending = self._held[-1] if self._held else None
-        if pending is not None and ready_at_ns < pending.ended_ns + EPOCH_NS:
+        if pending is not None and ready_at_ns < pending.ended_ns + offset_ns():
             sample = pending.sample = pending.sample or Sample()
         else:
             sample = self._sample = self._sample or Sample()
