@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LIMIT_S = 90.0
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+"""Without the size that pytest-xdist names: Textual believes it, and the terminal's own no more."""
 COMMANDS = re.compile(rb"\x1b(?:\[[0-9;?<>=]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>])")
 
 
@@ -34,7 +36,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             cwd=directory,
-            env={**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", **environment},
+            env={**_ENVIRONMENT, "TERM": "xterm-256color", "LANG": "C.UTF-8", **environment},
             start_new_session=True,
             preexec_fn=_take_terminal,
         )
