@@ -24,6 +24,11 @@ def on_cpu(environment: Mapping[str, str]) -> dict[str, str]:
     result = {"ACCELERATE_USE_CPU": "true"}
     if environment.get("ACCELERATE_MIXED_PRECISION", "") in _NEEDS_A_GPU:
         result["ACCELERATE_MIXED_PRECISION"] = "no"
+    # Fabric takes the accelerator and the precision of its command from the environment.
+    if "LT_ACCELERATOR" in environment:
+        result["LT_ACCELERATOR"] = "cpu"
+    if environment.get("LT_PRECISION", "").startswith("16"):
+        result["LT_PRECISION"] = "32-true"
     return result
 
 

@@ -52,6 +52,8 @@ def batch_size(request: RehearsalRequest, device: str) -> int | None:
 
 def _meant_for_gpus(launch: Launch) -> bool:
     """Whether the launcher would give each rank a GPU where there are some: what it starts finds the CPU by itself."""
+    if launch.starter == "fabric":
+        return launch.environment.get("LT_ACCELERATOR", "auto") != "cpu"
     return launch.starter == "accelerate" and launch.environment.get("ACCELERATE_USE_CPU", "").lower() != "true"
 
 

@@ -12,7 +12,7 @@ from ddpdoctor.launch.devices import Device
 from ddpdoctor.record.streams.machine import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]
-Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate"]
+Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate", "fabric"]
 """What starts the ranks of the job; empty when a script was named and nothing said how it is started."""
 
 

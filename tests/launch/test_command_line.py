@@ -11,6 +11,7 @@ import pytest
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.command.command_line import looks_like_launch, read_launch_line
+from ddpdoctor.launch.devices import on_cpu
 from ddpdoctor.launch.rehearsal_plan import ranks_to_start
 from ddpdoctor.launch.request import Launch, LaunchLine
 
@@ -42,6 +43,9 @@ def read(*command: str, **environment: str) -> LaunchLine:
         ("accelerate launch --num_processes 6 --fsdp_version 2 -q train.py", "accelerate", "train.py", "", 6),
         ("accelerate-launch --cpu --num_processes 2 train.py", "accelerate", "train.py", "", 2),
         ("python -m accelerate.commands.launch --num_machines 2 --num_processes 4 a.py", "accelerate", "a.py", "", 4),
+        ("fabric run train.py --accelerator=cuda --devices=2 --lr 3", "fabric", "train.py", "--lr 3", 2),
+        ("fabric run model --num_nodes 2 --devices 0,1 train.py", "fabric", "train.py", "", 4),
+        ("fabric run --devices auto train.py -- --devices 3", "fabric", "train.py", "--devices 3", None),
         ("A=1 nohup env -u B --unset=C D=2 torchrun train.py", "torchrun", "train.py", "", 1),
         ("./train.py --lr 1", "python", "./train.py", "--lr 1", None),
     ],
@@ -94,6 +98,15 @@ def test_a_launcher_belongs_to_the_environment_that_it_lies_in(tmp_path: Path) -
     assert read("python train.py").launch.program == ""
 
 
+def test_a_fabric_finds_what_its_command_says_in_the_environment() -> None:
+    launch = read("fabric run a.py --accelerator=cuda --precision 16-mixed --devices 8").launch
+    told = {"LT_CLI_USED": "1", "LT_ACCELERATOR": "cuda", "LT_PRECISION": "16-mixed"}
+    assert (dict(launch.environment), launch.ranks) == (told, 8)
+    assert (on_cpu(told)["LT_ACCELERATOR"], on_cpu(told)["LT_PRECISION"]) == ("cpu", "32-true")
+    assert read("fabric run a.py --devices auto").launch.environment == {"LT_CLI_USED": "1"}
+    assert "LT_ACCELERATOR" not in on_cpu({"LT_CLI_USED": "1"})
+
+
 def test_accelerates_configuration_file_completes_its_command_line(tmp_path: Path) -> None:
     home = tmp_path / "accelerate"
     home.mkdir()
@@ -137,6 +150,10 @@ def test_accelerates_configuration_file_completes_its_command_line(tmp_path: Pat
         ("accelerate launch --use_fsdp a.py", "with FSDP", "--static"),
         ("accelerate launch --use_deepspeed a.py", "with DeepSpeed", "--static"),
         ("accelerate launch --config_file nowhere.yaml a.py", "nowhere.yaml does not exist", ""),
+        ("fabric consolidate x", "fabric consolidate starts no job", "fabric run train.py"),
+        ("fabric run --devices 2", "fabric run is given no script", "fabric run train.py"),
+        ("fabric run a.py --devices", "--devices needs a value", ""),
+        ("fabric run a.py --strategy fsdp", "with the strategy fsdp", "--static"),
         ("accelerate launch --wrold 3 a.py", "accelerate launch has no option --wrold", ""),
         ("srun -N 2 python train.py --lr 3", "srun is not started", "ddpdoctor check -- python train.py --lr 3"),
         ("mpirun -n 4 ./bin/x train.py a", "mpirun is not started", "ddpdoctor check train.py -- a"),

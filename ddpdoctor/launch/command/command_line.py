@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.command.accelerate_launch import parse_accelerate
+from ddpdoctor.launch.command.fabric_run import parse_fabric
 from ddpdoctor.launch.command.launcher_options import Parsed
 from ddpdoctor.launch.command.programs import is_python_script, named_by_path, program_of, python_of
 from ddpdoctor.launch.command.torch_launchers import LAUNCH, TORCHRUN, most_nodes, parse_torch_launcher, ranks_of_job
@@ -27,6 +28,8 @@ _LAUNCHER_MODULES: dict[str, Starter] = {
     "torch.distributed.launch": "torch.distributed.launch",
     "accelerate.commands.launch": "accelerate",
     "accelerate.commands.accelerate_cli": "accelerate",
+    "lightning.fabric.cli": "fabric",
+    "lightning_fabric.cli": "fabric",
 }
 
 
@@ -50,7 +53,7 @@ def read_launch_line(words: Sequence[str], environment: Mapping[str, str]) -> La
 def looks_like_launch(words: Sequence[str]) -> bool:
     """Tell whether words that should be a script's arguments are a launch command."""
     head = Path(words[0]).name if words else ""
-    return head == "torchrun" or (head == "accelerate" and "launch" in words[1:2])
+    return head == "torchrun" or (head, *words[1:2]) in (("accelerate", "launch"), ("fabric", "run"))
 
 
 def _read(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
@@ -62,6 +65,8 @@ def _read(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
         return _launched("torchrun", head, rest, environment)
     if name in ("accelerate", "accelerate-launch"):
         return _accelerate(head, rest if name == "accelerate" else ["launch", *rest], environment)
+    if name == "fabric":
+        return _fabric(head, rest, environment)
     if head.endswith(".py") or is_python_script(head, environment):
         return LaunchLine(target=head, arguments=tuple(rest), launch=Launch(starter="python"))
     raise refuse(words)
@@ -89,6 +94,8 @@ def _python(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> L
         if starter == "accelerate":
             through_cli = module.endswith("accelerate_cli")
             return _accelerate(head, left if through_cli else ["launch", *left], environment)
+        if starter == "fabric":
+            return _fabric(head, left, environment)
         return _launched(starter, head, left, environment)
     if not module and (not left or left[0] == "-"):
         raise UsageError(f"{head} is given no script", f"Write it as you launch it: `{head} train.py --its options`.")
@@ -120,6 +127,15 @@ def _accelerate(head: str, rest: Sequence[str], environment: Mapping[str, str]) 
     line = _of_launcher("accelerate", head, accelerated.parsed, accelerated.ranks, accelerated.nodes, environment)
     launch = msgspec.structs.replace(line.launch, environment=accelerated.environment)
     return msgspec.structs.replace(line, launch=launch)
+
+
+def _fabric(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
+    if not rest or rest[0] != "run":
+        written = shlex.join([head, *rest[:1]])
+        raise UsageError(f"{written} starts no job", "`fabric run train.py --devices 2` does.")
+    fabric = parse_fabric(rest[1:])
+    line = _of_launcher("fabric", head, fabric.parsed, fabric.ranks, fabric.nodes, environment)
+    return msgspec.structs.replace(line, launch=msgspec.structs.replace(line.launch, environment=fabric.environment))
 
 
 def _of_launcher(

@@ -14,7 +14,7 @@ from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.rehearsal.environment.lightning import LightningTrainers
 
 TRAINER = """
-class Trainer:
+class {name}:
     def __init__(self, *, accelerator="auto", strategy="auto", devices="auto", num_nodes=1, precision=None):
         self.made_with = dict(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
 """
@@ -26,23 +26,29 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def trainer_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[Made]:
+@pytest.fixture(params=["pytorch_lightning.trainer.trainer.Trainer", "lightning_fabric.fabric.Fabric"])
+def trainer_made_with(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> Iterator[Made]:
     """Imports a package with the names of Lightning's after the hooks are installed, and makes a trainer of it."""
-    folder = tmp_path / "pytorch_lightning" / "trainer"
-    folder.mkdir(parents=True)
-    for package in (folder.parent, folder):
-        (package / "__init__.py").touch()
-    (folder / "trainer.py").write_text(TRAINER)
+    place, _, name = str(request.param).rpartition(".")
+    package = place.partition(".")[0]
+    file = tmp_path.joinpath(*place.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    for folder in (tmp_path / package, file.parent):
+        (folder / "__init__.py").touch()
+    file.write_text(TRAINER.format(name=name))
+    for loaded in [one for one in sys.modules if one.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(sys, "meta_path", sys.meta_path.copy())
     (tmp_path / "run").mkdir()
     LightningTrainers(Journal(str(tmp_path / "run"), {"job": {"device": device}})).install()
-    module = importlib.import_module("pytorch_lightning.trainer.trainer")
-    yield lambda **options: module.Trainer(**options).made_with
-    for name in [name for name in sys.modules if name.startswith("pytorch_lightning")]:
-        del sys.modules[name]
+    module = importlib.import_module(place)
+    yield lambda **options: getattr(module, name)(**options).made_with
+    for loaded in [one for one in sys.modules if one.partition(".")[0] == package]:
+        del sys.modules[loaded]
 
 
 def test_a_ddp_trainer_gets_the_ranks_of_the_rehearsal(trainer_made_with: Made, device: str) -> None:

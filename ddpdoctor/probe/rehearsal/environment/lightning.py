@@ -1,4 +1,4 @@
-"""Fits a Lightning Trainer to the ranks of the rehearsal: as many devices as there are ranks, on one node.
+"""Fits a Lightning Trainer or Fabric to the ranks of the rehearsal: as many devices as there are ranks, on one node.
 
 Lightning refuses to start when the devices that a script names are not the ranks that a launcher started.
 """
@@ -13,14 +13,19 @@ from typing import Any
 from ...journal import Journal
 from ...torch_compat import after_import
 
-_MODULES = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+_CLASSES = (
+    ("lightning.pytorch.trainer.trainer", "Trainer"),
+    ("pytorch_lightning.trainer.trainer", "Trainer"),
+    ("lightning.fabric.fabric", "Fabric"),
+    ("lightning_fabric.fabric", "Fabric"),
+)
 _GPUS = ("auto", "gpu", "cuda")
 _OWN_RANKS = ("spawn", "fork", "notebook")
 """Strategies that start their ranks themselves, whoever started the script."""
 
 
 class LightningTrainers:
-    """Changes what trainers are made with, in ranks that a launcher started."""
+    """Changes what trainers and fabrics are made with, in ranks that a launcher started."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -29,19 +34,21 @@ class LightningTrainers:
     def install(self) -> None:
         """Wait for Lightning's import."""
         if os.environ.get("LOCAL_WORLD_SIZE", "").isdigit():
-            for name in _MODULES:
-                after_import(name, lambda module: self._journal.guarded(self._fit, module, harms=("passes",)))
+            for module, name in _CLASSES:
+                after_import(module, functools.partial(self._fit_guarded, name))
 
-    def _fit(self, module: ModuleType) -> None:
-        trainer = module.Trainer
-        make = trainer.__init__
+    def _fit_guarded(self, name: str, module: ModuleType) -> None:
+        self._journal.guarded(self._fit, getattr(module, name), harms=("passes",))
+
+    def _fit(self, made: Any) -> None:
+        make = made.__init__
 
         @functools.wraps(make)
         def make_fitted(self_: Any, *arguments: Any, **options: Any) -> None:
             options.update(self._journal.guarded(self._fitted, options, harms=("passes",)) or {})
             make(self_, *arguments, **options)
 
-        trainer.__init__ = make_fitted
+        made.__init__ = make_fitted
 
     def _fitted(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options that a rehearsal sets; none for a strategy that is not DDP."""
