@@ -17,7 +17,7 @@ import tokenizers
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import image_datasets, tables, trackers, weights
+from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, tables, trackers, weights
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
@@ -234,6 +234,30 @@ def test_a_model_of_the_hub_is_a_small_one_of_its_kind(tmp_path: Path) -> None:
         "pretended: the tokenizer of bert-base-cased (one token a byte)",
         "pretended: the weights of bert-base-cased (random ones)",
     }
+
+
+class Diffuses:
+    """In the place of a library's base class: a model that is not on the disk, or what only this test raises."""
+
+    def __init__(self, block_out_channels: tuple[int, ...] = (64,), **others: Any) -> None:
+        self.blocks = len(block_out_channels)
+
+    @classmethod
+    def from_pretrained(cls, name: str, **options: Any) -> Any:
+        if name == "here":
+            return "the real one"
+        raise OSError(f"{name} does not appear to have a file named config.json.")
+
+
+def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Diffuses, "from_pretrained", Diffuses.__dict__["from_pretrained"])
+    said: list[str] = []
+    diffusion_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
+    encoder = type("AutoencoderKL", (Diffuses,), {})
+    assert encoder.from_pretrained("here") == "the real one" and not said
+    assert encoder.from_pretrained("someone/vae", subfolder="vae").blocks == 4
+    assert said == ["the weights of AutoencoderKL of vae (random ones)"]
+    assert type("Other", (Diffuses,), {}).from_pretrained("someone/x").blocks == 1
 
 
 @pytest.mark.parametrize(

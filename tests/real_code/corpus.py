@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 LABELS = Path(__file__).with_name("labels.json")
-LARGEST_BYTES = 2_000_000
-"""Larger files of a repository are no source that a reading needs."""
+LARGEST_BYTES, LARGEST_OF_ALL_BYTES = 2_000_000, 20_000_000
+"""Larger files of a repository are no source that a reading needs, or no file that a start needs (lists of samples)."""
 _TEXTS = (".py", ".sh", ".slurm", ".sbatch", ".toml", ".cfg", ".ini", ".yaml", ".yml", ".json", ".txt", ".md")
 Confidence = Literal["certain", "likely", "debatable"]
 
@@ -84,11 +84,12 @@ def lay_out(mirror: Path, repo: str, commit: str, target: Path, *, texts_only: b
     if listed.returncode:
         raise Missing(f"{repo} is not in the mirror at {commit}")
     wanted: list[tuple[str, str]] = []
+    largest = LARGEST_BYTES if texts_only else LARGEST_OF_ALL_BYTES
     for line in listed.stdout.decode("utf-8", "replace").split("\0"):
         about, _, path = line.partition("\t")
         fields = about.split()
         is_file = len(fields) == 4 and fields[0] in {"100644", "100755"} and fields[3].isdigit()
-        if is_file and int(fields[3]) <= LARGEST_BYTES and (not texts_only or path.endswith(_TEXTS)):
+        if is_file and int(fields[3]) <= largest and (not texts_only or path.endswith(_TEXTS)):
             wanted.append((fields[2], path))
     for path, content in _contents(git, wanted):
         place = target / path

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import
-from . import arrays, image_datasets, language_models, tables, trackers, weights
+from . import arrays, diffusion_models, image_datasets, language_models, tables, trackers, weights
 
 Note = Callable[[str], None]
 """Takes what was pretended, as the user would call it."""
@@ -26,6 +26,8 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("transformers.configuration_utils", language_models.serve_configurations),
     ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
     ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
+    ("diffusers.models.modeling_utils", diffusion_models.serve_models),
+    ("diffusers.schedulers.scheduling_utils", diffusion_models.serve_schedulers),
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
