@@ -94,6 +94,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
         return None
     return (
         _with_pretended_gpus(request, record, section)
+        or _with_the_jobs_gpus(request, record, section)
         or _with_random_weights(request, record)
         or _with_slurms_variables(request, record)
         or _with_whole_batches(request, record, section)
@@ -111,6 +112,22 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
         return None
     why = f"without a GPU the script came to no step: {section.reason}; rehearsed again with the CPU in a GPU's place"
     return Try(msgspec.structs.replace(request, device="stand-in"), why)
+
+
+def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
+    """A script whose arguments name the GPUs of its job (``--device 0,1,2,3``) wants them all, however few ranks run.
+
+    Only one that cannot go on with a GPU a rank gets more: who takes their number for that of the ranks is right there.
+    """
+    launch = request.launch
+    of_a_node = (launch.ranks or 0) // launch.nodes
+    few = not request.gpus_per_node and request.nodes == 1 and of_a_node > request.nproc
+    if not few or not launch.has_launcher or record.job.device != "stand-in" or record.steps():
+        return None
+    if not any(map(_is_about_gpus, _exceptions(record))):
+        return None
+    why = f"with {request.nproc} GPUs {section.reason}; rehearsed again with the {of_a_node} GPUs of the job's node"
+    return Try(msgspec.structs.replace(request, gpus_per_node=of_a_node), why)
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -29,6 +29,7 @@ _NETWORK_HINT = (
 _VARIABLE = re.compile(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""
 _PROGRAM = re.compile(r"No such file or directory: '([^/']+)'")
+_COMPILED = frozenset({".pyx", ".c", ".cc", ".cpp", ".cu"})
 _STARTS_A_PROGRAM = "in _execute_child"
 """Where Python's subprocess module raises it; Python names no other place for a program that is missing."""
 
@@ -63,11 +64,26 @@ def hint_for(raised: RankException | None) -> str:
     return ARGUMENTS_HINT if lack is None else _DATA_HINT
 
 
+def _built_from(module: str) -> str | None:
+    """The directory of this project that holds the sources of a compiled module; None where it is none."""
+    for place in (".", "src"):
+        package = Path(place, *module.split(".")[:-1])
+        inside = module.count(".") and package.is_dir()
+        if inside and any(one.suffix in _COMPILED for one in package.rglob("*")):
+            return package.as_posix()
+    return None
+
+
 def _module_hint(module: str) -> str:
     """How a module is installed, or found where the project has it."""
     from ddpdoctor.diagnosis.failures.environment import install_line
 
     top = module.partition(".")[0]
+    if (sources := _built_from(module)) is not None:
+        how = "as the project's README says (`python setup.py build_ext --inplace` in most)"
+        return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."
+    if module != top and any(Path(place, f"{top}.py").exists() for place in (".", "src")):
+        return f"{top}.py of this project has no part {module}: the script asks for a file that the project lacks."
     if any(Path(place, name).exists() for place in (".", "src") for name in (top, f"{top}.py")):
         return f"{top} is in this project: start from the directory, or with the PYTHONPATH, that its README names."
     line = install_line(module)

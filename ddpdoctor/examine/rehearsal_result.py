@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.another_try import USAGE
 from ddpdoctor.examine.failure_hints import ARGUMENTS_HINT, hint_for
 from ddpdoctor.finding import Trouble
 from ddpdoctor.findings.locations import named_ranks, shown_path
@@ -231,6 +232,9 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
     else:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
         reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
+        # Who parses arguments says in the last line what is wrong with them, below all that it would take.
+        if first.exit_code == USAGE and (said := _last_lines(first.output_tail, 1).strip()):
+            reason += f": {_shortened(said, MESSAGE_CHARACTERS)}"
     output = first.output_tail or (raised.traceback if raised else "")
     return _Judgement("failed", reason, hint_for(raised), _last_lines(output), told_by)
 
@@ -302,5 +306,5 @@ def _any_output(record: RunRecord) -> str:
     return _last_lines(next(tails, record.job.output_tail))
 
 
-def _last_lines(text: str) -> str:
-    return "\n".join(text.rstrip().splitlines()[-OUTPUT_LINES:])
+def _last_lines(text: str, lines: int = OUTPUT_LINES) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])

@@ -102,6 +102,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks reach the network; without it they have the loopback interface of the box alone."""
     pretend: bool = True
     """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
+    gpus_per_node: int = 0
+    """GPUs that a pretended node has; 0 for as many as it has ranks."""
     tells_slurm: bool = False
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
     absent_weights: tuple[str, ...] = ()

@@ -203,7 +203,7 @@ class _Rehearsal:
             "device": self._job.device,
             "nodes": self._request.nodes,
             "ranks_per_node": self._request.nproc // self._request.nodes,
-            "gpus_per_node": self._request.nproc // self._request.nodes,
+            "gpus_per_node": self._request.gpus_per_node or self._request.nproc // self._request.nodes,
             "slurm": self._request.slurm or self._request.tells_slurm,
             "tells_slurm": self._request.tells_slurm,
             "has_launcher": has_launcher(self._request),

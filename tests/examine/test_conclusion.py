@@ -155,7 +155,7 @@ def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> No
     usage = "\n".join(f"line {number}" for number in range(40))
     ranks = [Rank(rank=number, end="left-by-exit", exit_code=2, output_tail=usage) for number in (0, 1)]
     section = judge(record(*ranks, steps=0, wraps=False), ROOT)
-    assert section.reason == "ranks 0 and 1 left with exit code 2"
+    assert section.reason == "ranks 0 and 1 left with exit code 2: line 39"
     assert section.output.splitlines()[0] == "line 28"
     assert "after `--`" in section.hint
 

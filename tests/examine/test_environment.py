@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.failures.environment import Lack, install_line, lack_behind
+from ddpdoctor.examine.failure_hints import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
 from ddpdoctor.record.streams.files import FileEvent
 from tests.check_command import check
@@ -83,3 +84,22 @@ def test_a_missing_module_is_named_with_its_package() -> None:
     assert lack_behind(raised) == Lack("package", "cv2")
     assert install_line("cv2") == "pip install opencv-python-headless"
     assert install_line("sklearn.metrics") == "pip install scikit-learn" and install_line("apex") == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "files", "hint"),
+    [
+        ("align.core", ("align/core.pyx", "align/__init__.py"), "core is compiled from align of this project"),
+        ("align.core", ("align/__init__.py",), "align is in this project: start from the directory"),
+        ("settings.small", ("settings.py",), "settings.py of this project has no part settings.small"),
+        ("nobodys.part", (), "`pip install nobodys`"),
+    ],
+)
+def test_a_missing_module_of_the_project_is_built_found_or_lacking(
+    module: str, files: tuple[str, ...], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert hint in hint_for(RankException(time_ns=1, type="ModuleNotFoundError", message=f"No module named '{module}'"))

@@ -162,6 +162,31 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert image_datasets.is_absent(tmp_path / "val") and image_datasets.is_absent(tmp_path / "empty")
 
 
+def test_timm_reads_generated_pictures_where_there_is_no_directory(tmp_path: Path) -> None:
+    class Folder:
+        def __init__(self, root: str) -> None:
+            raise RuntimeError(f"Found 0 images in subfolders of {root}")
+
+        def __getitem__(self, index: int) -> Any:
+            raise NotImplementedError
+
+    def create_reader(name: str, root: str, split: str) -> str:
+        assert Path(root).exists()
+        return f"the real one of {name}"
+
+    said: list[str] = []
+    readers = SimpleNamespace(ReaderImageFolder=Folder, create_reader=create_reader)
+    image_datasets.serve_timm(readers, said.append, "")
+    image_datasets.serve_timm_factory(readers, said.append, "")
+    assert readers.create_reader("", str(tmp_path), "train") == "the real one of "
+    with pytest.raises(AssertionError):
+        readers.create_reader("tfds/imagenet", "/nowhere", "train")
+    assert not said
+    reader: Any = readers.create_reader("", "/nowhere/imagenet", "train")
+    assert len(reader.class_to_idx) == 1000 and reader[3][0].read(2) == b"BM"
+    assert said == ["the images of nowhere/imagenet (random ones)"]
+
+
 def test_generated_data_are_the_same_on_every_rank() -> None:
     drawn = random.random()
     first = image_datasets.samples_of("/a/train", {"x": 0})
@@ -253,11 +278,12 @@ def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytes
     monkeypatch.setattr(Diffuses, "from_pretrained", Diffuses.__dict__["from_pretrained"])
     said: list[str] = []
     diffusion_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
-    encoder = type("AutoencoderKL", (Diffuses,), {})
+    encoder: Any = type("AutoencoderKL", (Diffuses,), {})
+    other: Any = type("Other", (Diffuses,), {})
     assert encoder.from_pretrained("here") == "the real one" and not said
     assert encoder.from_pretrained("someone/vae", subfolder="vae").blocks == 4
     assert said == ["the weights of AutoencoderKL of vae (random ones)"]
-    assert type("Other", (Diffuses,), {}).from_pretrained("someone/x").blocks == 1
+    assert other.from_pretrained("someone/x").blocks == 1
 
 
 @pytest.mark.parametrize(

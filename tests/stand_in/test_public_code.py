@@ -93,6 +93,18 @@ def test_a_script_that_counts_gpus_first_gets_them_pretended(tmp_path: Path) -> 
     assert any("rehearsed again with the CPU in a GPU's place" in note for note in rehearsal["notes"])
 
 
+NAMES_GPUS = "assert torch.cuda.is_available() and torch.cuda.device_count() >= 4, 'invalid CUDA device requested'"
+
+
+def test_a_script_that_names_the_gpus_of_its_job_gets_them_all(tmp_path: Path) -> None:
+    counting(tmp_path, NAMES_GPUS, "pass")
+    launch = ("--", "python", "-m", "torch.distributed.run", "--nproc-per-node=4", "train.py")
+    code, report = check("--device", "stand-in", *launch, cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"], rehearsal["ranks"]) == (0, "completed", 2), rehearsal
+    assert any("with 2 GPUs" in note and "the 4 GPUs of the job's node" in note for note in rehearsal["notes"])
+
+
 def test_a_step_that_splits_its_batch_is_rehearsed_with_whole_batches(tmp_path: Path) -> None:
     counting(tmp_path, "pass", "batch = batch.view(8, -1, 4).flatten(0, 1)")
     code, report = check("--device", "stand-in", "train.py", cwd=tmp_path)

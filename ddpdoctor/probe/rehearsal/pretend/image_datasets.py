@@ -193,6 +193,19 @@ def serve_timm(module: Any, note: Note, directory: str) -> None:
     reader.__init__, reader.__getitem__ = __init__, __getitem__
 
 
+def serve_timm_factory(module: Any, note: Note, directory: str) -> None:
+    """What chooses timm's reader, and wants the directory to be there before it asks the reader."""
+    create = module.create_reader
+
+    @functools.wraps(create)
+    def create_reader(name: str, root: Any = None, split: str = "train", **options: Any) -> Any:
+        if "/" in name or not isinstance(root, (str, os.PathLike)) or os.path.exists(root):
+            return create(name, root, split, **options)
+        return module.ReaderImageFolder(root)
+
+    module.create_reader = create_reader
+
+
 def is_absent(directory: Any) -> bool:
     """Tell whether a directory is not there, or empty."""
     try:

@@ -32,6 +32,7 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
     ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
+    ("timm.data.readers.reader_factory", image_datasets.serve_timm_factory),
     ("numpy", arrays.serve_numpy),
 )
 """The module that would serve the real thing, and what looks after it."""
