@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from ddpdoctor.record.model import RunRecord
+from typing import Generic, TypeVar
+
+Held = TypeVar("Held")
 
 
-class ByIdentity:
-    """A record as the key of a cache: equal to itself only, so that nothing in it is compared."""
+class ByIdentity(Generic[Held]):
+    """A record, or a part of one, as the key of a cache: equal to itself only, so that nothing in it is compared."""
 
-    def __init__(self, record: RunRecord) -> None:
-        self.record = record
+    def __init__(self, of: Held) -> None:
+        self.of = of
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.record is self.record
+        return isinstance(other, ByIdentity) and other.of is self.of
 
     def __hash__(self) -> int:
-        return id(self.record)
+        return id(self.of)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence, Set
-from operator import gt, sub
-from statistics import fmean
+from functools import lru_cache
+from operator import add, gt, sub
 from typing import TypeVar
 
 import msgspec
 
+from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
@@ -95,7 +96,12 @@ def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
     Left out are the first steps of the run and those after a pause of any rank, in which the others wait for it; where
     nothing else is known they are all there is.
     """
-    tracks = sorted(record.step_tracks, key=lambda track: track.rank)
+    return _measured_steps(ByIdentity(record))
+
+
+@lru_cache(maxsize=8)
+def _measured_steps(key: ByIdentity[RunRecord]) -> tuple[RankSteps, ...]:
+    tracks = sorted(key.of.step_tracks, key=lambda track: track.rank)
     pauses_ns = [_pauses_ns(track) for track in tracks]
     after_a_pause: set[int] = set()
     for track, own_ns in zip(tracks, pauses_ns, strict=True):
@@ -113,18 +119,27 @@ def mean_exposed_ns(steps: RankSteps) -> float | None:
     A short step is sampled less often than a long one, and steps are long because of the exposed communication. So what
     the sampled steps tell is the computation of backward, which varies little; the rest of its mean is exposed.
     """
-    computing = [
-        max(0, backward_ns - exposed_ns)
-        for backward_ns, exposed_ns in zip(steps.backward_ns, steps.exposed_ns, strict=True)
-        if exposed_ns >= 0
-    ]
-    return max(0.0, fmean(steps.backward_ns) - fmean(computing)) if computing else None
+    if min(steps.exposed_ns, default=-1) >= 0:
+        computing = list(map(sub, steps.backward_ns, steps.exposed_ns))
+    else:
+        both = zip(steps.backward_ns, steps.exposed_ns, strict=True)
+        computing = [backward_ns - exposed_ns for backward_ns, exposed_ns in both if exposed_ns >= 0]
+    if min(computing, default=0) < 0:
+        computing = [max(0, duration_ns) for duration_ns in computing]
+    return max(0.0, mean(steps.backward_ns) - mean(computing)) if computing else None
 
 
-def common_rows(ranks: Sequence[RankSteps]) -> list[list[int]]:
+def mean(values: Sequence[int]) -> float:
+    """The mean of a column that is not empty; ``fmean`` takes several times as long, which counts with thousands."""
+    return sum(values) / len(values)
+
+
+def common_rows(ranks: Sequence[RankSteps]) -> list[Sequence[int]]:
     """For each rank the positions in its columns of the steps that all of the ranks have, oldest first."""
     if not ranks:
         return []
+    if all(steps.step == ranks[0].step for steps in ranks):  # As nearly always, and there may be thousands.
+        return [range(len(ranks[0]))] * len(ranks)
     positions = [dict(zip(steps.step, range(len(steps)), strict=True)) for steps in ranks]
     common = set(positions[0]).intersection(*positions[1:])
     ordinals = [ordinal for ordinal in ranks[0].step if ordinal in common]
@@ -133,24 +148,33 @@ def common_rows(ranks: Sequence[RankSteps]) -> list[list[int]]:
 
 def _cut(track: Track, start: int, stop: int | None = None) -> Track:
     """The rows of a track from ``start`` to ``stop``, exclusive."""
-    columns = msgspec.structs.asdict(track)
-    cut = {name: values[start:stop] for name, values in columns.items() if isinstance(values, array)}
+    if start == 0 and (stop is None or stop >= len(track)):
+        return track
+    rows = slice(start, stop)
+    columns = ((name, getattr(track, name)) for name in track.__struct_fields__)
+    cut = {name: values[rows] for name, values in columns if isinstance(values, array)}
     return msgspec.structs.replace(track, **cut)
 
 
-def _rank_steps(track: StepTrack, pauses_ns: Sequence[int], after_a_pause: Set[int]) -> RankSteps:
+def _rank_steps(track: StepTrack, pauses_ns: array[int], after_a_pause: Set[int]) -> RankSteps:
     on_device = max(track.device_backward_ns, default=-1) >= 0
-    lengths_ns = list(map(sub, track.ended_at_ns, track.started_at_ns))
-    known = [
-        row
-        for row, length_ns in enumerate(lengths_ns)
-        if length_ns > 0 and (not on_device or track.device_backward_ns[row] >= 0)
-    ]
-    rows = [row for row in known if track.step[row] > WARM_UP_STEPS and track.step[row] not in after_a_pause] or known
-    is_one_stretch = bool(rows) and rows[-1] - rows[0] == len(rows) - 1
+    lengths_ns = array("q", map(sub, track.ended_at_ns, track.started_at_ns))
+    known: Sequence[int] = range(len(track))
+    if min(lengths_ns, default=0) <= 0 or (on_device and min(track.device_backward_ns) < 0):
+        known = [
+            row
+            for row, length_ns in enumerate(lengths_ns)
+            if length_ns > 0 and (not on_device or track.device_backward_ns[row] >= 0)
+        ]
+    rows = known
+    if min(track.step, default=0) <= WARM_UP_STEPS or not after_a_pause.isdisjoint(track.step):
+        rows = [row for row in known if track.step[row] > WARM_UP_STEPS and track.step[row] not in after_a_pause]
+        rows = rows or known
 
-    def column(values: Sequence[int]) -> array[int]:
-        return array("q", values[rows[0] : rows[-1] + 1] if is_one_stretch else [values[row] for row in rows])
+    is_whole = len(rows) == len(track)
+
+    def column(values: array[int]) -> array[int]:
+        return values if is_whole else taken(values, rows)
 
     step_ns = column(lengths_ns)
     forward, backward, optimizer = (
@@ -181,16 +205,26 @@ def _rank_steps(track: StepTrack, pauses_ns: Sequence[int], after_a_pause: Set[i
     )
 
 
-def _pauses_ns(track: StepTrack) -> list[int]:
+def taken(values: array[int], rows: Sequence[int]) -> array[int]:
+    """The values of a column in some rows, ascending; the column itself where these are all."""
+    if not rows:
+        return array("q")
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return values if len(rows) == len(values) else values[rows[0] : rows[-1] + 1]
+    return array("q", [values[row] for row in rows])
+
+
+def _pauses_ns(track: StepTrack) -> array[int]:
     """Time between the end of the step before and the start of each; 0 where the step before is not known."""
-    following = zip(track.started_at_ns[1:], track.ended_at_ns, track.step[1:], track.step, strict=False)
-    return [
-        0,
-        *(
-            started_ns - ended_ns if ordinal == before + 1 and started_ns > ended_ns else 0
-            for started_ns, ended_ns, ordinal, before in following
-        ),
-    ][: len(track)]
+    started, ordinals = track.started_at_ns[1:], track.step[1:]
+    if max(map(sub, started, track.ended_at_ns), default=0) <= 0:
+        return array("q", bytes(8 * len(track)))
+    following = zip(started, track.ended_at_ns, ordinals, track.step, strict=False)
+    pauses_ns = (
+        started_ns - ended_ns if ordinal == before + 1 and started_ns > ended_ns else 0
+        for started_ns, ended_ns, ordinal, before in following
+    )
+    return array("q", [0, *pauses_ns][: len(track)])
 
 
 def _shared_out(step_ns: array[int], phases: Sequence[array[int]]) -> list[array[int]]:
@@ -199,6 +233,10 @@ def _shared_out(step_ns: array[int], phases: Sequence[array[int]]) -> list[array
     The first three come first: on a GPU they are what its stream took, and what the CPU waited for meanwhile cost
     nothing.
     """
+    both = map(add, map(add, phases[0], phases[1]), phases[2])
+    other_ns = array("q", map(sub, map(sub, map(sub, step_ns, both), phases[3]), phases[4]))
+    if min(other_ns, default=0) >= 0 and all(min(durations_ns, default=0) >= 0 for durations_ns in phases):
+        return [*phases, other_ns]
     left_ns, parts = list(step_ns), []
     for durations_ns in phases:
         if min(durations_ns, default=0) < 0 or any(map(gt, durations_ns, left_ns)):

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from operator import sub
 
 import msgspec
 
-from ddpdoctor.diagnosis.steps import RankSteps, common_rows, mean_exposed_ns
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import RankSteps, common_rows, mean_exposed_ns, measured_steps, taken
+from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.measured import CallTrack
 
 GRADIENTS = "gradients"
@@ -29,7 +31,7 @@ _ALL_LEAVE_TOGETHER = ("all_", "barrier", "monitored_barrier", "reduce_scatter")
 """Beginnings of the collectives that no rank leaves before all have come."""
 
 
-class Meetings(msgspec.Struct, frozen=True, kw_only=True):
+class Meetings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Where the same ranks met, oldest first: a row a meeting, and for each rank a column."""
 
     ranks: tuple[int, ...]
@@ -51,8 +53,9 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the rank was held up."""
     size_bytes: array[int]
 
+    @cached_property
     def waiting_ns(self) -> list[list[int]]:
-        """Return how long each rank waited for the last at each meeting."""
+        """How long each rank waited for the last at each meeting."""
         last_ns = list(map(max, *self.arrived_ns))
         return [
             list(map(min, map(sub, last_ns, arrived_ns), held_ns))
@@ -60,8 +63,28 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
-    """Yield, for each set of ranks that average gradients with each other, the reductions that all of them sampled."""
+def gradient_meetings(record: RunRecord) -> tuple[Meetings, ...]:
+    """For each set of ranks that average gradients with each other, the reductions that all of them sampled, among the
+    measured steps.
+    """
+    return _both_meetings(ByIdentity(record))[0]
+
+
+def explicit_meetings(record: RunRecord) -> tuple[Meetings, ...]:
+    """For each process group, the explicit collectives inside of the measured steps that all of its ranks went through.
+
+    Sends and receives are left out: their two sides are no meeting of the group.
+    """
+    return _both_meetings(ByIdentity(record))[1]
+
+
+@lru_cache(maxsize=8)
+def _both_meetings(key: ByIdentity[RunRecord]) -> tuple[tuple[Meetings, ...], tuple[Meetings, ...]]:
+    measured = measured_steps(key.of)
+    return tuple(_gradient_meetings(key.of, measured)), tuple(_explicit_meetings(key.of, measured))
+
+
+def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
     by_rank = {steps.rank: steps for steps in ranks}
     tracks = {track.rank: track for track in record.step_tracks}
     for members in replica_sets(record):
@@ -71,45 +94,55 @@ def gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator
         found = [by_rank[rank] for rank in seen]
         places = common_rows(found)
         is_relative = any(steps.on_device for steps in found) or _clocks_differ(record, members)
-        sampled = [
-            positions
-            for positions in zip(*places, strict=True)
-            if all(
-                steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
-                for steps, at in zip(found, positions, strict=True)
-            )
-        ]
-        if not sampled:
+        columns = _sampled(found, places, is_relative=is_relative)
+        if not columns[0]:
             continue
-        columns = [array("q", column) for column in zip(*sampled, strict=True)]
-        held = tuple(_taken(steps.exposed_ns, column) for steps, column in zip(found, columns, strict=True))
+        held = tuple(taken(steps.exposed_ns, column) for steps, column in zip(found, columns, strict=True))
         arrived = tuple(
             array("q", [-duration_ns for duration_ns in held[index]])
             if is_relative
-            else _taken(steps.ready_at_ns, columns[index])
+            else taken(steps.ready_at_ns, columns[index])
             for index, steps in enumerate(found)
         )
         if not is_relative:
             arrived = _beyond_doubt(record, seen, arrived)
-        rows = _taken(found[0].row, columns[0])
+        rows = taken(found[0].row, columns[0])
         exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
         yield Meetings(
             ranks=seen,
             members=members,
-            kinds=(GRADIENTS,) * len(sampled),
-            steps=sum(map(sum, held)) / exposed_ns if exposed_ns and any(map(any, held)) else len(sampled),
-            step=_taken(found[0].step, columns[0]),
+            kinds=(GRADIENTS,) * len(rows),
+            steps=sum(map(sum, held)) / exposed_ns if exposed_ns and any(map(any, held)) else len(rows),
+            step=taken(found[0].step, columns[0]),
             arrived_ns=arrived,
             held_ns=held,
-            size_bytes=_taken(tracks[seen[0]].reduced_bytes, rows),
+            size_bytes=taken(tracks[seen[0]].reduced_bytes, rows),
         )
 
 
-def explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
-    """Yield, for each process group, the explicit collectives inside of the steps that all of its ranks went through.
+def _sampled(
+    found: Sequence[RankSteps], places: Sequence[Sequence[int]], *, is_relative: bool
+) -> Sequence[Sequence[int]]:
+    """For each rank the places of those of its steps that all ranks sampled."""
 
-    Sends and receives are left out: their two sides are no meeting of the group.
-    """
+    def whole(column: array[int], own: Sequence[int], least: int) -> bool:
+        return min(taken(column, own), default=least) >= least
+
+    known = zip(found, places, strict=True)
+    if all(whole(one.exposed_ns, own, 0) and (is_relative or whole(one.ready_at_ns, own, 1)) for one, own in known):
+        return places
+    both = [
+        positions
+        for positions in zip(*places, strict=True)
+        if all(
+            steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
+            for steps, at in zip(found, positions, strict=True)
+        )
+    ]
+    return list(zip(*both, strict=True)) if both else [()] * len(found)
+
+
+def _explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
     by_rank = {steps.rank: steps for steps in ranks}
     tracks = {track.rank: track for track in record.call_tracks}
     steps_of = {track.rank: track for track in record.step_tracks}
@@ -163,11 +196,22 @@ def _seen(record: RunRecord, members: Sequence[int], measured: Collection[int]) 
 def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     """Return the sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
     everyone = tuple(sorted(track.rank for track in record.step_tracks)) or record.rank_numbers()
+    widest = _widest(ByIdentity(record.wraps))
+    # Of thousands of ranks each has a wrap of them all: sets are told apart by what they are, and compared once.
+    apart = {id(ranks): ranks for ranks in (widest.get(rank, everyone) for rank in everyone)}
+    return tuple(dict.fromkeys(apart.values()))
+
+
+@lru_cache(maxsize=2)
+def _widest(key: ByIdentity[tuple[Wrap, ...]]) -> dict[int, tuple[int, ...]]:
+    """By rank, the ranks of its widest wrap; one object for the same ranks."""
     widest: dict[int, tuple[int, ...]] = {}
-    for wrap in record.wraps:
+    for wrap in key.of:
         if len(wrap.ranks) > len(widest.get(wrap.rank, ())):
-            widest[wrap.rank] = tuple(sorted(wrap.ranks))
-    return tuple(dict.fromkeys(widest.get(rank, everyone) for rank in everyone))
+            widest[wrap.rank] = wrap.ranks
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    ordered = {rank: tuple(sorted(ranks)) for rank, ranks in widest.items()}
+    return {rank: known.setdefault(ranks, ranks) for rank, ranks in ordered.items()}
 
 
 def lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:
@@ -207,8 +251,9 @@ def _met(
             yield (row, *rows)
 
 
-def _clocks_differ(record: RunRecord, ranks: Sequence[int]) -> bool:
+def _clocks_differ(record: RunRecord, ranks: Collection[int]) -> bool:
     """Tell whether ranks have several clocks of which it is not known how they differ."""
+    ranks = frozenset(ranks)
     if len({(rank.host, rank.node) for rank in record.ranks if rank.rank in ranks}) < 2:
         return False
     compared = {rank for node in record.nodes if node.clock_error_ns is not None for rank in node.ranks}
@@ -232,14 +277,15 @@ def _beyond_doubt(
         nodes.setdefault(node, []).append(place)
         errors_ns[node] = error_ns
     result = tuple(array("q", column) for column in arrived_ns)
-    for row in range(len(arrived_ns[0])):
-        last_ns = {node: max(arrived_ns[place][row] for place in places) for node, places in nodes.items()}
-        latest = max(last_ns, key=lambda node: last_ns[node])
-        for node, places in nodes.items():
-            behind_ns = last_ns[latest] - last_ns[node]
-            if 0 < behind_ns <= errors_ns[node] + errors_ns[latest]:
-                for place in places:
-                    result[place][row] += behind_ns
+    places_of, doubts_ns = list(nodes.values()), [errors_ns[node] for node in nodes]
+    last_ns = [list(map(max, *(arrived_ns[place] for place in places), arrived_ns[places[0]])) for places in places_of]
+    for row, of_nodes_ns in enumerate(zip(*last_ns, strict=True)):
+        latest_ns = max(of_nodes_ns)
+        doubt_ns = doubts_ns[of_nodes_ns.index(latest_ns)]
+        for at, own_ns in enumerate(of_nodes_ns):
+            if 0 < latest_ns - own_ns <= doubts_ns[at] + doubt_ns:
+                for place in places_of[at]:
+                    result[place][row] += latest_ns - own_ns
     return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -39,6 +40,13 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
         if time_ns <= 0:
             return time_ns
         return time_ns + self.offset_ns + (int((time_ns - self.at_ns) * self.drift) if self.drift else 0)
+
+    def moved_column(self, times_ns: array[int]) -> array[int]:
+        """Each of them moved."""
+        offset_ns = self.offset_ns
+        if self.drift:
+            return array("q", map(self.moved, times_ns))
+        return array("q", [time_ns + offset_ns if time_ns > 0 else time_ns for time_ns in times_ns])
 
 
 class NodePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,22 +125,36 @@ def _numbered(entries: Iterable[Any], table: dict[Any, int]) -> list[int]:
     return [*(table.setdefault(entry, len(table)) for entry in entries), -1]
 
 
+@cache
+def _kinds(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Which fields of a kind of rows may have to be changed: the table that they are numbered by, ``time`` for moments,
+    empty for what may hold rows itself.
+    """
+    found = []
+    for name in names:
+        if name in SITES:
+            found.append((name, "site"))
+        elif name in ("signature", "group"):
+            found.append((name, name))
+        else:
+            found.append((name, "time" if name in TIMES or name.endswith("_at_ns") else ""))
+    return tuple(found)
+
+
 def _moved(row: Any, numbers: Mapping[str, list[int]], clock: Clock) -> Any:
     """A row with the joined record's numbers, and on its clock."""
     changed: dict[str, Any] = {}
-    for name in row.__struct_fields__:
+    for name, kind in _kinds(row.__struct_fields__):
         value = getattr(row, name)
-        kind = "site" if name in SITES else name if name in ("signature", "group") else ""
-        if kind and isinstance(value, (int, array)):
+        if kind == "time":
+            if clock.offset_ns and isinstance(value, array):
+                changed[name] = clock.moved_column(value)
+            elif clock.offset_ns and isinstance(value, int):
+                changed[name] = clock.moved(value)
+        elif kind and isinstance(value, (int, array)):
             table = numbers[kind]
             changed[name] = (
                 array("q", [_at(table, number) for number in value]) if isinstance(value, array) else _at(table, value)
-            )
-        elif clock.offset_ns and (name in TIMES or name.endswith("_at_ns")):
-            changed[name] = (
-                array("q", map(clock.moved, value))
-                if isinstance(value, array)
-                else (clock.moved(value) if isinstance(value, int) else value)
             )
         elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
             changed[name] = tuple(_moved(inner, numbers, clock) for inner in value)

@@ -82,8 +82,8 @@ def observe(record: RunRecord) -> Observed:
 
 
 @lru_cache(maxsize=4)
-def _observe(key: ByIdentity) -> Observed:
-    record = key.record
+def _observe(key: ByIdentity[RunRecord]) -> Observed:
+    record = key.of
     measured = measured_steps(record)
     _demand_ranks(record, measured)
     places = _usual(measured, common_rows(measured))
@@ -116,7 +116,7 @@ def _observe(key: ByIdentity) -> Observed:
             f"DDP's logger measured the communication of {len(sampled)} steps, and it takes {FEWEST_SAMPLED}",
             "Steps shorter than 25 ms are sampled once in ten: profile a longer run of the same job.",
         )
-    meetings = tuple(explicit_meetings(record, measured))
+    meetings = explicit_meetings(record)
     held = _held_in_meetings(meetings)
     chosen = _spread(sampled, max(FEWEST_REPLAYED, MOST_CELLS // len(measured)))
     micro = _mean(tracks, measured, places, "micro_batches") or 1.0
@@ -160,7 +160,7 @@ def _observe(key: ByIdentity) -> Observed:
     )
 
 
-def _usual(measured: Sequence[RankSteps], places: list[list[int]]) -> list[list[int]]:
+def _usual(measured: Sequence[RankSteps], places: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
     """Leave out the steps that took far longer than most on some rank."""
     if not places[0]:
         return places

@@ -10,7 +10,6 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import measured_steps
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane
 from ddpdoctor.diagnosis.wording import duration_text, place, rank_list, verb
 from ddpdoctor.record.model import RunRecord, Site
@@ -49,8 +48,8 @@ def longest_waits(record: RunRecord) -> tuple[LiveWait, ...]:
 
 
 @lru_cache(maxsize=2)
-def _longest_waits(key: ByIdentity) -> tuple[LiveWait, ...]:
-    record = key.record
+def _longest_waits(key: ByIdentity[RunRecord]) -> tuple[LiveWait, ...]:
+    record = key.of
     longest: dict[int, LiveWait] = {}
     for wait in (*_in_calls(record), *_in_gradients(record), *_in_backward_now(record)):
         known = longest.get(wait.group)
@@ -159,11 +158,11 @@ def _open_calls(
 
 def _in_gradients(record: RunRecord) -> Iterator[LiveWait]:
     """The longest wait in a backward, for each set of ranks that average gradients."""
-    for meeting in gradient_meetings(record, measured_steps(record)):
+    for meeting in gradient_meetings(record):
         if meeting.ranks != meeting.members:
             continue
         group = _group_of(record, meeting.ranks)
-        waits = meeting.waiting_ns()
+        waits = meeting.waiting_ns
         longest = max(range(len(meeting.step)), key=lambda at: max(column[at] for column in waits))
         waited_ns = max(column[longest] for column in waits)
         arrived = [column[longest] for column in meeting.arrived_ns]

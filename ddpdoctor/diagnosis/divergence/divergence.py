@@ -71,8 +71,8 @@ def find_divergence(record: RunRecord) -> Divergence | None:
 
 
 @lru_cache(maxsize=2)
-def _find_divergence(key: ByIdentity) -> Divergence | None:
-    record = key.record
+def _find_divergence(key: ByIdentity[RunRecord]) -> Divergence | None:
+    record = key.of
     matcher = Matcher()
     parting = matcher.advance(record)
     blocked = blocked_ranks(record, matcher)

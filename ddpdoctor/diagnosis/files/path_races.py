@@ -42,8 +42,8 @@ def races(record: RunRecord) -> tuple[Race, ...]:
 
 
 @lru_cache(maxsize=2)
-def _races(key: ByIdentity) -> tuple[Race, ...]:
-    record = key.record
+def _races(key: ByIdentity[RunRecord]) -> tuple[Race, ...]:
+    record = key.of
     if len(record.rank_numbers()) < 2:
         return ()
     by_path: dict[str, list[Access]] = {}

@@ -83,8 +83,8 @@ def causes_of(record: RunRecord) -> tuple[Told, ...]:
 
 
 @lru_cache(maxsize=2)
-def _causes_of(key: ByIdentity) -> tuple[Told, ...]:
-    evidence = key.record.logs
+def _causes_of(key: ByIdentity[RunRecord]) -> tuple[Told, ...]:
+    evidence = key.of.logs
     by_attempt: dict[int, tuple[Told, ...]] = {}
     for attempt in sorted({one.attempt for one in evidence.incidents} | {one.attempt for one in evidence.endings}):
         told = _of_attempt(evidence, attempt)

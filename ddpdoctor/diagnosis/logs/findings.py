@@ -81,8 +81,8 @@ def parting_of(record: RunRecord) -> DumpParting | None:
 
 
 @lru_cache(maxsize=2)
-def _parting_of(key: ByIdentity) -> DumpParting | None:
-    record = key.record
+def _parting_of(key: ByIdentity[RunRecord]) -> DumpParting | None:
+    record = key.of
     if record.stacks:
         parted = parted_stacks(record)
         seen = None if parted is None else DumpParting(divergence=parted[0], trouble=parted[1], doubt=parted[2])

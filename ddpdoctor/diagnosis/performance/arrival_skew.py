@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from operator import add
+from operator import add, sub
 
 import msgspec
 
@@ -35,7 +35,7 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
     times = dict.fromkeys(late_ns, 0)
     blamed: dict[int, dict[str, float]] = {rank: {} for rank in late_ns}
     for meeting in met:
-        longest_wait_ns = list(map(max, *meeting.waiting_ns()))
+        longest_wait_ns = list(map(max, *meeting.waiting_ns))
         for at, arrived_ns in enumerate(zip(*meeting.arrived_ns, strict=True)):
             *_, second_ns, last_ns = sorted(arrived_ns)
             # Not all ranks wait in a broadcast for one that is late: what nobody waits there is not lost there.
@@ -73,7 +73,7 @@ class _Phases:
         ordinals = sorted(set().union(*(steps.step for steps in ranks)))
         self._place = {ordinal: place for place, ordinal in enumerate(ordinals)}
         waited = _waited_in_calls(meetings)
-        self._columns: dict[str, dict[int, list[int | None]]] = {phase: {} for phase in _SINCE}
+        self._columns: dict[str, dict[int, Sequence[int | None]]] = {phase: {} for phase in _SINCE}
         for steps in ranks:
             for phase, values in _durations(steps, waited).items():
                 self._columns[phase][steps.rank] = self._aligned(steps, values)
@@ -86,16 +86,17 @@ class _Phases:
         step before, and all up to the meeting of this one. Of a meeting that comes after this step's optimizer nothing
         but its place in the code would tell, so that the longer of the two optimizer phases counts.
         """
-        excess: dict[str, int] = {}
+        worst, worst_ns = "", max(least_ns, 1)
         for phase, offsets in _SINCE.items():
             for offset in offsets:
                 place = self._place.get(step - offset)
                 own = None if place is None else self._columns[phase][rank][place]
-                if own is not None and place is not None:
-                    theirs = self._typical(phase, place, members, own)
-                    excess[phase] = max(excess.get(phase, 0), own - theirs)
-        worst = max(excess, key=lambda phase: excess[phase], default="")
-        return worst if worst and excess[worst] >= max(least_ns, 1) else ""
+                # Only a phase that is as long itself is compared with those of the others, who may be thousands.
+                if own is not None and place is not None and own >= worst_ns:
+                    excess_ns = own - self._typical(phase, place, members, own)
+                    if excess_ns > worst_ns or (excess_ns == worst_ns and not worst):
+                        worst, worst_ns = phase, excess_ns
+        return worst
 
     def _typical(self, phase: str, place: int, members: tuple[int, ...], own: int) -> int:
         """The median of the members without one of them whose value is ``own``.
@@ -106,13 +107,13 @@ class _Phases:
         values = self._sorted.get(key)
         if values is None:
             columns = self._columns[phase]
-            values = self._sorted[key] = sorted(columns[rank][place] or 0 for rank in members)
+            values = self._sorted[key] = sorted([columns[rank][place] or 0 for rank in members])
         middle = (len(values) - 2) // 2
         return values[middle] if middle < bisect_left(values, own) else values[middle + 1]
 
-    def _aligned(self, steps: RankSteps, values: Sequence[int]) -> list[int | None]:
+    def _aligned(self, steps: RankSteps, values: Sequence[int]) -> Sequence[int | None]:
         if len(steps) == len(self._place):
-            return list(values)
+            return values
         column: list[int | None] = [None] * len(self._place)
         for ordinal, value in zip(steps.step, values, strict=True):
             column[self._place[ordinal]] = value
@@ -126,10 +127,12 @@ def _durations(steps: RankSteps, waited: Mapping[tuple[int, int], int]) -> dict[
     return {
         "data_wait": steps.data_wait_ns,
         "forward": steps.forward_ns,
-        "backward": [
-            backward_ns - exposed_ns if exposed_ns > 0 else backward_ns for backward_ns, exposed_ns in exposed
-        ],
-        "explicit": [explicit_ns - waited.get((steps.rank, ordinal), 0) for explicit_ns, ordinal in explicit],
+        "backward": list(map(sub, steps.backward_ns, steps.exposed_ns))
+        if min(steps.exposed_ns, default=0) >= 0
+        else [backward_ns - exposed_ns if exposed_ns > 0 else backward_ns for backward_ns, exposed_ns in exposed],
+        "explicit": [explicit_ns - waited.get((steps.rank, ordinal), 0) for explicit_ns, ordinal in explicit]
+        if waited
+        else steps.explicit_ns,
         "optimizer": steps.optimizer_ns,
         "other": list(map(add, steps.other_ns, steps.pause_ns)),
     }
@@ -152,7 +155,7 @@ def _waited_in_calls(meetings: Iterable[Meetings]) -> dict[tuple[int, int], int]
     for meeting in meetings:
         if meeting.group is None:
             continue
-        for rank, column in zip(meeting.ranks, meeting.waiting_ns(), strict=True):
+        for rank, column in zip(meeting.ranks, meeting.waiting_ns, strict=True):
             for step, waited_ns in zip(meeting.step, column, strict=True):
                 waited[rank, step] = waited.get((rank, step), 0) + waited_ns
     return waited

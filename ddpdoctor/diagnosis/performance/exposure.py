@@ -51,8 +51,8 @@ def exposures(record: RunRecord) -> tuple[Exposure, ...]:
 
 
 @lru_cache(maxsize=2)
-def _exposures(key: ByIdentity) -> tuple[Exposure, ...]:
-    record = key.record
+def _exposures(key: ByIdentity[RunRecord]) -> tuple[Exposure, ...]:
+    record = key.of
     if unseen := enough_steps(record).unseen:
         raise TooLittleEvidence(
             f"{unseen} of {record.job.world_size} ranks are not seen here, and may have been waited for"

@@ -50,8 +50,8 @@ def quarters(record: RunRecord) -> tuple[RunSummary, ...]:
 
 
 @lru_cache(maxsize=2)
-def _quarters(key: ByIdentity) -> tuple[RunSummary, ...]:
-    record = key.record
+def _quarters(key: ByIdentity[RunRecord]) -> tuple[RunSummary, ...]:
+    record = key.of
     ranks = measured_steps(record)
     if not ranks:
         return ()

@@ -13,7 +13,6 @@ from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds, typ
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary
 from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import measured_steps
 from ddpdoctor.diagnosis.sync_points import explicit_meetings, gradient_meetings
 from ddpdoctor.record.model import RunRecord
 
@@ -59,8 +58,8 @@ def straggler(record: RunRecord) -> Straggler | None:
 
 
 @lru_cache(maxsize=2)
-def _straggler(key: ByIdentity) -> Straggler | None:
-    record = key.record
+def _straggler(key: ByIdentity[RunRecord]) -> Straggler | None:
+    record = key.of
     limit = threshold(record, "straggler")
     found = late_ranks(enough_steps(record), limit)
     if found is None:
@@ -121,16 +120,16 @@ def _beyond_chance(record: RunRecord, late: tuple[int, ...]) -> bool:
     With two ranks that are late at random one of them is always the later one, often in most of the run.
     """
     gaps: dict[int, float] = {}
-    measured = measured_steps(record)
-    for meeting in (*gradient_meetings(record, measured), *explicit_meetings(record, measured)):
+    for meeting in (*gradient_meetings(record), *explicit_meetings(record)):
         places = {rank: at for at, rank in enumerate(meeting.ranks)}
         own = [places[rank] for rank in late if rank in places]
         others = [at for rank, at in places.items() if rank not in late]
         if own and others:
-            waiting = meeting.waiting_ns()
-            for at, step in enumerate(meeting.step):
-                gap_ns = fmean(waiting[place][at] for place in others) - fmean(waiting[place][at] for place in own)
-                gaps[step] = gaps.get(step, 0.0) + gap_ns
+            theirs, its = (
+                zip(*(meeting.waiting_ns[place] for place in places), strict=True) for places in (others, own)
+            )
+            for step, others_ns, own_ns in zip(meeting.step, theirs, its, strict=True):
+                gaps[step] = gaps.get(step, 0.0) + (fmean(others_ns) - fmean(own_ns))
     if len(gaps) < 2:
         return False
     standard_error_ns = stdev(gaps.values()) / math.sqrt(len(gaps))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain, compress
 from statistics import fmean
 
 import msgspec
@@ -12,7 +14,7 @@ from ddpdoctor.diagnosis.performance.arrival_skew import Lateness, lateness
 from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes
 from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import RankSteps, mean_exposed_ns, measured_steps
+from ddpdoctor.diagnosis.steps import RankSteps, mean, mean_exposed_ns, measured_steps, taken
 from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings, unseen_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
@@ -29,7 +31,10 @@ def summarise(record: RunRecord) -> RunSummary:
 
 def percentile(values: Sequence[int], share: float) -> float:
     """Return the value below which a share of the values lies, by the nearest rank."""
-    ordered = sorted(values)
+    return _percentile(sorted(values), share)
+
+
+def _percentile(ordered: Sequence[int], share: float) -> float:
     return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
@@ -43,14 +48,13 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=8)
-def _summarise(key: ByIdentity) -> RunSummary:
-    record = key.record
+def _summarise(key: ByIdentity[RunRecord]) -> RunSummary:
+    record = key.of
     measured = measured_steps(record)
     if not measured:
         return RunSummary()
     tracks = {track.rank: track for track in record.step_tracks}
-    gradients = tuple(gradient_meetings(record, measured))
-    explicit = tuple(explicit_meetings(record, measured))
+    gradients, explicit = gradient_meetings(record), explicit_meetings(record)
     late = lateness(measured, (*gradients, *explicit))
     waits = _waits(gradients, explicit)
     ranks = tuple(
@@ -59,7 +63,7 @@ def _summarise(key: ByIdentity) -> RunSummary:
     )
     phases = _mean_phases([rank.phases for rank in ranks])
     exposed_ns = _added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
-    every_step = [duration for steps in measured for duration in steps.step_ns]
+    every_step = array("q", chain.from_iterable(steps.step_ns for steps in measured))
     started_ns = min(tracks[steps.rank].started_at_ns[steps.row[0]] for steps in measured)
     ended_ns = max(rank.measured_at_ns for rank in ranks)
     return RunSummary(
@@ -85,11 +89,11 @@ def _summarise(key: ByIdentity) -> RunSummary:
 
 
 def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Lateness | None) -> RankSummary:
-    calls = sum(track.buckets[row] + track.explicit_calls[row] for row in steps.row)
-    sent_bytes = sum(track.reduced_bytes[row] + track.explicit_bytes[row] for row in steps.row)
-    counted = [(track.samples[row], step_ns) for row, step_ns in zip(steps.row, steps.step_ns, strict=True)]
-    samples = sum(samples for samples, _ in counted)
-    sampled_ns = sum(step_ns for samples, step_ns in counted if samples)
+    calls = sum(taken(track.buckets, steps.row)) + sum(taken(track.explicit_calls, steps.row))
+    sent_bytes = sum(taken(track.reduced_bytes, steps.row)) + sum(taken(track.explicit_bytes, steps.row))
+    counted = taken(track.samples, steps.row)
+    samples = sum(counted)
+    sampled_ns = sum(steps.step_ns if all(counted) else compress(steps.step_ns, counted))
     return RankSummary(
         rank=steps.rank,
         steps=len(steps),
@@ -109,19 +113,19 @@ def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Laten
 
 def _phases(steps: RankSteps, waits: _Waits) -> Phases:
     """The mean of each phase; exposed communication is part of the mean backward."""
-    backward_ns = fmean(steps.backward_ns)
+    backward_ns = mean(steps.backward_ns)
     exposed_ns = mean_exposed_ns(steps)
     share = waits.exposed_share
     return Phases(
-        step_ns=fmean(steps.step_ns),
-        data_wait_ns=fmean(steps.data_wait_ns),
-        forward_ns=fmean(steps.forward_ns),
+        step_ns=mean(steps.step_ns),
+        data_wait_ns=mean(steps.data_wait_ns),
+        forward_ns=mean(steps.forward_ns),
         backward_compute_ns=backward_ns - (exposed_ns or 0.0),
         exposed_waiting_ns=None if exposed_ns is None or share is None else exposed_ns * share,
         exposed_transfer_ns=None if exposed_ns is None else exposed_ns * (1.0 - (share or 0.0)),
-        explicit_ns=fmean(steps.explicit_ns),
-        optimizer_ns=fmean(steps.optimizer_ns),
-        other_ns=fmean(steps.other_ns),
+        explicit_ns=mean(steps.explicit_ns),
+        optimizer_ns=mean(steps.optimizer_ns),
+        other_ns=mean(steps.other_ns),
     )
 
 
@@ -129,7 +133,7 @@ def _waits(gradients: Iterable[Meetings], explicit: Iterable[Meetings]) -> dict[
     """How each rank waited that met others."""
     found: dict[int, _Waits] = {}
     for meeting in (*gradients, *explicit):
-        for rank, waiting_ns, held_ns in zip(meeting.ranks, meeting.waiting_ns(), meeting.held_ns, strict=True):
+        for rank, waiting_ns, held_ns in zip(meeting.ranks, meeting.waiting_ns, meeting.held_ns, strict=True):
             known, waited_ns = found.get(rank, _Waits()), sum(waiting_ns)
             mean_ns = waited_ns / meeting.steps
             if meeting.group is None:
@@ -166,4 +170,5 @@ def _added(one: float | None, other: float | None) -> float | None:
 
 
 def _step_times(durations: Sequence[int]) -> StepTimes:
-    return StepTimes(p50_ns=percentile(durations, 0.5), p95_ns=percentile(durations, 0.95))
+    ordered = sorted(durations)
+    return StepTimes(p50_ns=_percentile(ordered, 0.5), p95_ns=_percentile(ordered, 0.95))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import Traffic
-from ddpdoctor.diagnosis.steps import RankSteps
+from ddpdoctor.diagnosis.steps import RankSteps, common_rows, taken
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, Meetings
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.record.model import RunRecord
@@ -93,7 +94,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
     for meeting in meetings:
         assert meeting.group is not None
         backend = record.groups[meeting.group].backend
-        waiting = meeting.waiting_ns()
+        waiting = meeting.waiting_ns
         for kind in dict.fromkeys(meeting.kinds):
             at = [index for index, own in enumerate(meeting.kinds) if own == kind]
             blocked_ns = sum(column[index] for column in meeting.held_ns for index in at) / len(meeting.ranks)
@@ -124,30 +125,28 @@ def hidden_share(ranks: Sequence[RankSteps]) -> float | None:
     """
     exposed_ns = window_ns = 0
     for steps in ranks:
-        sampled = [
-            (exposed, window)
-            for exposed, window in zip(steps.exposed_ns, steps.window_ns, strict=True)
-            if exposed >= 0 and window > 0
-        ]
-        if not sampled:
-            return None
-        exposed_ns += sum(exposed for exposed, _ in sampled)
-        window_ns += sum(window for _, window in sampled)
+        exposed, windows = steps.exposed_ns, steps.window_ns
+        if min(exposed, default=-1) < 0 or min(windows) <= 0:
+            both = zip(exposed, windows, strict=True)
+            sampled = [(own_ns, whole_ns) for own_ns, whole_ns in both if own_ns >= 0 and whole_ns > 0]
+            if not sampled:
+                return None
+            exposed, windows = (array("q", column) for column in zip(*sampled, strict=True))
+        exposed_ns += sum(exposed)
+        window_ns += sum(windows)
     return max(0.0, 1.0 - exposed_ns / window_ns) if window_ns else None
 
 
 def _fastest(members: Sequence[RankSteps]) -> dict[int, tuple[int, int]]:
     """By step the shortest window of any rank, which holds no waiting for another, and what of it was exposed."""
-    places = [dict(zip(steps.step, range(len(steps)), strict=True)) for steps in members]
+    places = common_rows(members)
+    both = list(zip(members, places, strict=True))
+    windows = zip(*(taken(steps.window_ns, own) for steps, own in both), strict=True)
+    exposed = zip(*(taken(steps.exposed_ns, own) for steps, own in both), strict=True)
     found: dict[int, tuple[int, int]] = {}
-    for step in members[0].step:
-        windows = [
-            (steps.window_ns[place[step]], steps.exposed_ns[place[step]])
-            for steps, place in zip(members, places, strict=True)
-            if step in place
-        ]
-        if len(windows) == len(members) and min(windows)[0] > 0:
-            found[step] = min(windows)
+    for step, windows_ns, exposed_ns in zip(taken(members[0].step, places[0]), windows, exposed, strict=True):
+        if min(windows_ns) > 0:
+            found[step] = min(zip(windows_ns, exposed_ns, strict=True))
     return found
 
 
