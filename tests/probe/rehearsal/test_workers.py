@@ -1,4 +1,4 @@
-"""Workers that are spawned are few in a rehearsal, and the script reads what it has set."""
+"""Workers are few in a rehearsal, above all spawned ones, and the script reads what it has set."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ class Stream(IterableDataset[int]):  # type: ignore[misc]
         return iter(range(8))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("data", "method", "workers", "meanwhile"),
     [
         (DATA, "spawn", 2, 1),
         (DATA, "forkserver", 2, 1),
         (DATA, "fork", 2, 2),
+        (DATA, "fork", 32, 4),
         (DATA, "spawn", 1, 1),
         (Stream(), "spawn", 2, 2),
+        (Stream(), "fork", 32, 32),
     ],
 )
-def test_a_pass_starts_one_worker_where_workers_are_no_forks(
+def test_a_pass_starts_no_more_workers_than_have_something_to_do(
     data: TensorDataset | Stream, method: str, workers: int, meanwhile: int
 ) -> None:
     context = multiprocessing.get_context(method)

@@ -7,24 +7,27 @@ import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
-AT_MOST = 1
+AT_MOST_SPAWNED = 1
 """Workers of a pass that yields a few batches. In a rank that ``mp.spawn`` started a worker is no fork, but a Python of
 its own that imports the script and torch again: 2 ranks with 4 workers took 110 s on two cores before the first batch.
 One worker still shows what cannot be pickled."""
+AT_MOST_FORKED = 4
+"""The batches of a pass that is cut: further workers (a public script has 32 for each rank) would have none to make."""
 
 
 @contextlib.contextmanager
 def few_workers(loader: Any, torch: Any) -> Iterator[None]:
-    """Let the iterator that is made meanwhile start few workers, where they are spawned.
+    """Let the iterator that is made meanwhile start few workers, and fewer where they are spawned.
 
     A data set that divides itself among its workers keeps them all. What was set stays what the script reads.
     """
     asked = loader.num_workers
     divides = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    if asked <= AT_MOST or divides or not _spawns(loader):
+    at_most = AT_MOST_SPAWNED if _spawns(loader) else AT_MOST_FORKED
+    if asked <= at_most or divides:
         yield
         return
-    loader.num_workers = AT_MOST
+    loader.num_workers = at_most
     try:
         yield
     finally:
