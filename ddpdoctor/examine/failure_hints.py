@@ -58,6 +58,8 @@ def hint_for(raised: RankException | None) -> str:
         return f"Set {variable[1]} for this command: the ranks get its environment; `--static` reads the source only."
     if _STARTS_A_PROGRAM in raised.traceback and (program := _PROGRAM.search(raised.message)):
         return f"The script starts {program[1]}, which this machine lacks: let it go on without, or rehearse elsewhere."
+    if lack is not None and lack.kind == "program":
+        return "The script starts a program that fails on this machine: let it go on without, or rehearse elsewhere."
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
         return f"A node of this rehearsal has {many}: let the script's arguments ask for no more, or raise `--nproc`."

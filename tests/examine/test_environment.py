@@ -36,6 +36,7 @@ main()
     [
         ("import nobodys_package.parts", "`pip install nobodys_package` for the Python of the ranks"),
         ("open('/data/nobody/has/this/labels.txt')", "This machine lacks the data"),
+        ("import subprocess; subprocess.run(['false'], check=True)", "a program that fails on this machine"),
         ("import urllib.request; urllib.request.urlopen('http://nowhere.invalid/w.pt')", "asks the network"),
     ],
 )

@@ -72,8 +72,9 @@ _DISTRIBUTIONS = {
 class Lack(msgspec.Struct, frozen=True):
     """What a rank needed and this machine does not have."""
 
-    kind: Literal["network", "data", "package", "version"]
-    """``version``: the package is there, and is not the one that the script was written for."""
+    kind: Literal["network", "data", "package", "version", "program"]
+    """``version``: the package is there, and is not the one that the script was written for. ``program``: one that the
+    script starts is not there, or fails, as one that downloads does without a network."""
     name: str = ""
     """Of the module, where it is a package."""
 
@@ -95,11 +96,13 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
     foreign = _OTHER_BUILD.search(raised.message)
     if foreign:
         return Lack("version", foreign[1] or foreign[2])
+    if raised.type == "CalledProcessError" or "_execute_child" in raised.traceback:
+        return Lack("program")
     message = headline(raised)
     if raised.type in _NETWORK_TYPES or _NETWORK_WORDS.search(raised.message):
         return Lack("network")
     is_file = raised.type in ("FileNotFoundError", "NotADirectoryError")
-    if "_execute_child" in raised.traceback or not (is_file or _DATA_WORDS.search(raised.message)):
+    if not (is_file or _DATA_WORDS.search(raised.message)):
         return None
     return None if record is not None and _was_made(message, record) else Lack("data")
 
