@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import textwrap
+import urllib.response
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import tokenizers
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, tables, trackers, weights
+from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, remote_texts, tables, trackers, weights
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
@@ -192,6 +193,7 @@ def test_generated_data_are_the_same_on_every_rank() -> None:
     first = image_datasets.samples_of("/a/train", {"x": 0})
     assert first == image_datasets.samples_of("/a/train", {"x": 0}) and random.random() != drawn
     assert len(image_datasets.class_names("/data/ILSVRC2012/train")) == 1000
+    assert len(image_datasets.class_names("/data/imagenette2-320/train")) == 10
     assert len(image_datasets.class_names("/data/flowers/train")) == image_datasets.FEWEST_CLASSES
 
 
@@ -259,6 +261,42 @@ def test_a_model_of_the_hub_is_a_small_one_of_its_kind(tmp_path: Path) -> None:
         "pretended: the tokenizer of bert-base-cased (one token a byte)",
         "pretended: the weights of bert-base-cased (random ones)",
     }
+
+
+def test_texts_of_the_web_are_generated_and_other_addresses_asked(tmp_path: Path) -> None:
+    fsspec: Any = pytest.importorskip("fsspec")
+    said: list[str] = []
+    asked: list[str] = []
+    answers = SimpleNamespace(urlopen=asked.append, addinfourl=urllib.response.addinfourl)
+    remote_texts.serve_urllib(answers, said.append, str(tmp_path))
+    answers.urlopen("https://nowhere.invalid/model.pt")
+    assert asked == ["https://nowhere.invalid/model.pt"] and not said
+    address = "https://nowhere.invalid/data/plays.txt"
+    text = answers.urlopen(address).read()
+    assert len(text) >= remote_texts.TEXT_BYTES and text.decode().count("\n") > 1_000
+
+    files = SimpleNamespace(open=fsspec.open)
+    remote_texts.serve_fsspec(files, said.append, str(tmp_path))
+    assert files.open(address).open().read() == text
+    assert set(said) == {"the text plays.txt of nowhere.invalid (generated words)"}
+
+
+def test_texts_that_requests_gets_are_generated(tmp_path: Path) -> None:
+    requests = pytest.importorskip("requests")
+    address, said, asked = "https://nowhere.invalid/data/plays.txt", list[str](), list[str]()
+
+    class Session:
+        def request(self, method: str, url: str) -> None:
+            asked.append(method)
+
+    serving = SimpleNamespace(Session=Session, Response=requests.Response)
+    remote_texts.serve_requests(serving, said.append, str(tmp_path))
+    session: Any = Session()
+    session.request("POST", address)
+    answer = session.request("GET", address)
+    answer.raise_for_status()
+    assert asked == ["POST"] and len(answer.text) >= remote_texts.TEXT_BYTES
+    assert said
 
 
 class Diffuses:

@@ -44,7 +44,19 @@ KINDS = {
     "STL10": Kind(5_000, 8_000, (3, 96, 96), 10, labels="labels"),
     "USPS": Kind(7_291, 2_007, (16, 16), 10),
 }
-_CLASSES_OF_FOLDERS = (("imagenet", 1000), ("ilsvrc", 1000), ("in1k", 1000), ("cifar100", 100), ("cub", 200))
+_CLASSES_OF_FOLDERS = (
+    ("imagenette", 10),
+    ("tiny-imagenet", 200),
+    ("tiny_imagenet", 200),
+    ("imagenet100", 100),
+    ("imagenet-100", 100),
+    ("imagenet", 1000),
+    ("ilsvrc", 1000),
+    ("in1k", 1000),
+    ("cifar100", 100),
+    ("cub", 200),
+)
+"""Part of a path, the longer names of smaller sets first."""
 FEWEST_CLASSES = 10
 """Of a folder whose name tells nothing: labels below the number that a model is made for are always right."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import
-from . import arrays, diffusion_models, image_datasets, language_models, tables, trackers, weights
+from . import arrays, diffusion_models, image_datasets, language_models, remote_texts, tables, trackers, weights
 
 Note = Callable[[str], None]
 """Takes what was pretended, as the user would call it."""
@@ -33,6 +33,9 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("torchvision.datasets", image_datasets.serve_torchvision),
     ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
     ("timm.data.readers.reader_factory", image_datasets.serve_timm_factory),
+    ("urllib.request", remote_texts.serve_urllib),
+    ("requests", remote_texts.serve_requests),
+    ("fsspec", remote_texts.serve_fsspec),
     ("numpy", arrays.serve_numpy),
 )
 """The module that would serve the real thing, and what looks after it."""

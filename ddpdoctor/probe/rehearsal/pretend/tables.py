@@ -134,9 +134,9 @@ def _cell(kind: Any, draw: random.Random, row: int) -> Any:
     if kind == "image":
         return _image(draw)
     if kind == "talk":
-        return [{"role": role, "content": _text(draw)} for role in ("user", "assistant")]
+        return [{"role": role, "content": sentence(draw)} for role in ("user", "assistant")]
     if kind == "text":
-        return _text(draw)
+        return sentence(draw)
     return row if kind == "number" else draw.uniform(0, 5)
 
 
@@ -152,12 +152,13 @@ def _of_feature(key: str, kind: Any, draw: random.Random, row: int = 0) -> Any:
         if key == "role":
             return ("user", "assistant")[row % 2]
         # Of a text whose name does not say that it is one, nothing is known: it may have to be JSON.
-        return _text(draw) if key in _OF_FILES or key in ("content", "question", "answer") else ""
+        return sentence(draw) if key in _OF_FILES or key in ("content", "question", "answer") else ""
     names = getattr(kind, "num_classes", None)
     return draw.randrange(int(names)) if names else 0
 
 
-def _text(draw: random.Random) -> str:
+def sentence(draw: random.Random) -> str:
+    """Some words, the same for the same draws."""
     return " ".join(draw.choices(_WORDS, k=draw.randint(8, 40)))
 
 
