@@ -12,7 +12,7 @@
     [tool.ddpdoctor.per-file-ignores]
     "examples/" = ["DDP605"]
 
-    [tool.ddpdoctor.thresholds]                      # of checks of live runs, by their names
+    [tool.ddpdoctor.thresholds]                      # of what is measured, by the check's name
     straggler = 0.10
 
     [tool.ddpdoctor.job]                             # the machines of the job, where it is not rehearsed on them

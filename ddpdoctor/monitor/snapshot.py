@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import JobFigures, Phases, RankFigures, RunVerdict, StepTimes
+from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.streams.measured import Gauge, Gpu, Phase
 
@@ -179,6 +180,8 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     gpu_utilisation_percent: float | None = None
     gpu_utilisation_corrected_percent: float | None = None
     """Without the share of time in which the GPU only spins in communication kernels."""
+    exposed_limit: float = DEFAULTS["exposed-communication"]
+    """The share of a step from which on the project calls exposed communication too much."""
     overdue_ns: int | None = None
     """For how long some rank has made no step, where the next is overdue."""
     meanwhile: str = ""

@@ -132,7 +132,7 @@ def test_a_check_is_one_folder_and_its_finding_appears(copied: Copy, tmp_path: P
 def test_a_measure_with_its_check_touches_at_most_six_files_and_its_finding_appears(
     copied: Copy, tmp_path: Path
 ) -> None:
-    touched = [*copied.apply("Add a measure"), "checks/index.py"]
+    touched = [*copied.apply("Add a gauge, and a check of runs that reads it"), "checks/index.py"]
     assert len(touched) <= 6
     (tmp_path / "train.py").write_text(GARBAGE)
     said = copied.run("-m", "ddpdoctor", "profile", "--no-tui", "--nproc", "2", "train.py", cwd=tmp_path)
@@ -157,4 +157,9 @@ def test_a_screen_is_a_file_and_its_entry(copied: Copy) -> None:
 
 def test_every_code_block_of_the_examples_is_executed() -> None:
     sections = {block.section for block in EXAMPLES if block.title or block.language == "diff"}
-    assert sections == {"Add a check", "Add a measure", "Add an output format", "Add a screen"}
+    assert sections == {
+        "Add a check",
+        "Add a gauge, and a check of runs that reads it",
+        "Add an output format",
+        "Add a screen",
+    }

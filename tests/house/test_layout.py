@@ -6,11 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddpdoctor"
 LINKS = ("checks", "tui")
 IN_THE_RANKS = (
     "probe",
+    "record/clock.py",
     "record/descriptors.py",
     "record/layout.py",
     "record/ring_writer.py",
@@ -82,6 +88,25 @@ def test_only_the_streams_module_writes_to_stdout_and_stderr() -> None:
 
 def test_what_is_loaded_into_the_ranks_imports_only_the_standard_library_torch_and_itself() -> None:
     assert [place for path in python_files() if _in_the_ranks(path) for place in _foreign_imports(path)] == []
+
+
+def test_of_ours_the_ranks_import_what_these_rules_hold_for_and_nothing_else() -> None:
+    for path in filter(_in_the_ranks, python_files()):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                folder = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                named = [folder / alias.name for alias in node.names] if folder.is_dir() else [folder]
+                files = [place.with_suffix(".py") for place in named if place.with_suffix(".py").is_file()]
+                assert [_name(file) for file in files if not _in_the_ranks(file)] == [], f"{_name(path)}:{node.lineno}"
+
+
+def test_the_rules_for_the_ranks_name_the_same_files_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    older = {name.removeprefix("ddpdoctor/") for name in project["ruff"]["per-file-target-version"]}
+    assert {name.removesuffix("/**") for name in older} - {"probe/rehearsal"} == set(IN_THE_RANKS)
+    contracts = [set(contract.get("source_modules", ())) for contract in project["importlinter"]["contracts"]]
+    parts = {f"ddpdoctor.{name.removesuffix('.py').replace('/', '.')}" for name in IN_THE_RANKS}
+    assert parts in contracts
 
 
 def _is_silent(path: Path) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, line
 from ddpdoctor.tui.draw.painting import Painting, stacked
+from ddpdoctor.tui.screens.frame import Tab
 from ddpdoctor.tui.screens.sections import heading
 from ddpdoctor.tui.view import View
 
 _EVERYWHERE = (
-    ("1-6", "overview, ranks, communication, GPUs, findings, stall"),
     ("Enter", "open the selected row"),
     ("Esc", "back; clear the filter"),
     ("up down", "move; Page Up, Page Down, Home, End"),
@@ -36,10 +38,11 @@ SIDE_BY_SIDE = 110
 NAME_WIDTH = 12
 
 
-def paint_help(view: View, width: int, height: int) -> Painting:
+def paint_help(tabs: Sequence[Tab], view: View, width: int, height: int) -> Painting:
     """Draw the keys and what the figures mean."""
+    pages = (f"{tabs[0].key}-{tabs[-1].key}", ", ".join(tab.title for tab in tabs))
     half = (width - 3) // 2 if width >= SIDE_BY_SIDE else width
-    keys = [heading("Keys", half, view.glyphs), *_listed(_EVERYWHERE)]
+    keys = [heading("Keys", half, view.glyphs), *_listed((pages, *_EVERYWHERE))]
     more = [heading("On a rank, on a standstill", half, view.glyphs), *_listed(_SPECIAL)]
     if view.playback is not None:
         more += [EMPTY, heading("In a recording", half, view.glyphs), *_listed(_PLAYBACK)]

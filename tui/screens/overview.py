@@ -21,8 +21,6 @@ from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, finding_line, heading, verdict_lines
 from ddpdoctor.tui.view import View
 
-EXPOSED_LIMIT = 0.10
-"""A usual share of exposed communication at most, for the eye: whether a job is slow is what the findings say."""
 EXPOSED_SCALE = 0.5
 """Share at the right end of the gauge."""
 SIDE_BY_SIDE = 96
@@ -65,10 +63,10 @@ def vital_signs(view: View, width: int, chart_height: int) -> list[Line]:
 def _figures(view: View, width: int) -> list[Line]:
     snapshot, glyphs = view.snapshot, view.glyphs
     times = snapshot.step_times
-    exposed = snapshot.exposed_share
-    role = "phase.other" if exposed is None else "good" if exposed <= EXPOSED_LIMIT else "warning"
+    exposed, limit = snapshot.exposed_share, snapshot.exposed_limit
+    role = "phase.other" if exposed is None else "good" if exposed <= limit else "warning"
     bar = max(8, min(24, width - 50))
-    verdict = "" if exposed is None else "within" if exposed <= EXPOSED_LIMIT else "above"
+    verdict = "" if exposed is None else "within" if exposed <= limit else "above"
     lines = [
         _pair("speed", three(snapshot.steps_per_s), "steps/s", three(snapshot.samples_per_s), "samples/s"),
         _pair(
@@ -81,9 +79,9 @@ def _figures(view: View, width: int) -> list[Line]:
         line(
             *_figure("exposed", share(exposed), "of the step  "),
             *gauge(
-                None if exposed is None else exposed / EXPOSED_SCALE, bar, glyphs, role, EXPOSED_LIMIT / EXPOSED_SCALE
+                None if exposed is None else exposed / EXPOSED_SCALE, bar, glyphs, role, min(1.0, limit / EXPOSED_SCALE)
             ),
-            Cell(f"  {verdict} 10 %" if verdict else "", role),
+            Cell(f"  {verdict} {limit:.0%}".replace("%", " %") if verdict else "", role),
         ),
         _pair("overlap", share(snapshot.overlap_ratio), "hidden", share(snapshot.efficiency), "efficiency"),
     ]

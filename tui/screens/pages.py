@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ddpdoctor.tui.draw.cells import Cell, paragraph
 from ddpdoctor.tui.draw.painting import Painting, stacked
@@ -78,7 +79,7 @@ PAGES = {
             paint=paint_stall,
             keys=(("d", "dump stacks"), ("c", "copy"), ("e", "export"), ("k", "kill the job")),
         ),
-        Page(name="help", tab="", paint=paint_help, keys=(("Esc", "back"),), back="overview"),
+        Page(name="help", tab="", paint=partial(paint_help, TABS), keys=(("Esc", "back"),), back="overview"),
     )
 }
 

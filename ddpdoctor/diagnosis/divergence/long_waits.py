@@ -9,11 +9,10 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.next_calls import Lanes, NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import left_ns
+from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
-SHARE_OF_TIMEOUT = 0.5
-"""A wait is long from this share of the group's timeout on."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
@@ -76,14 +75,15 @@ def longest_wait(record: RunRecord) -> LongWait | None:
     found = timed_out_wait(record, matcher)
     if found is not None:
         return found
+    share = threshold(record, "long-wait")
     span_ns = record.job.ended_ns - record.job.started_ns
     waits = []
     for number in matcher.lanes:
         timeout_ns = record.groups[number].timeout_ns
-        if timeout_ns and span_ns >= SHARE_OF_TIMEOUT * timeout_ns and matcher.is_comparable(number):
+        if timeout_ns and span_ns >= share * timeout_ns and matcher.is_comparable(number):
             waits.append(_longest_in(record, Lanes(record, matcher, number), number))
     longest = max(filter(None, waits), key=lambda wait: wait.waited_ns / wait.timeout_ns, default=None)
-    return longest if longest and longest.waited_ns >= SHARE_OF_TIMEOUT * longest.timeout_ns else None
+    return longest if longest and longest.waited_ns >= share * longest.timeout_ns else None
 
 
 def told(wait: LongWait) -> str:

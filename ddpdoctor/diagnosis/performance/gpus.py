@@ -107,11 +107,12 @@ def _shares(track: StepTrack, first: int) -> tuple[float, float, float, float]:
     if steps_ns <= 0:
         return 0.0, 0.0, 0.0, 0.0
     exposed = [duration for duration in track.exposed_ns[first:] if duration >= 0]
-    mean_exposed_ns = sum(exposed) / len(exposed) if exposed else 0.0
+    # Of the sampled steps alone: enough for a correction of a figure that NVML counts in whole percents.
+    sampled_ns = sum(exposed) / len(exposed) if exposed else 0.0
     return (
         steps_ns / count,
         _total(track.data_wait_ns, first) / steps_ns,
-        mean_exposed_ns * count / steps_ns,
+        sampled_ns * count / steps_ns,
         _total(track.explicit_ns, first) / steps_ns,
     )
 

@@ -41,7 +41,7 @@ def _percentile(ordered: Sequence[int], share: float) -> float:
 class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time per step that one rank waits for the others."""
 
-    exposed_share: float | None = None
+    waiting_share: float | None = None
     """Share of its exposed communication that is waiting; None where that is not known."""
     gradients_ns: float | None = None
     explicit_ns: float | None = None
@@ -115,7 +115,7 @@ def _phases(steps: RankSteps, waits: _Waits) -> Phases:
     """The mean of each phase; exposed communication is part of the mean backward."""
     backward_ns = mean(steps.backward_ns)
     exposed_ns = mean_exposed_ns(steps)
-    share = waits.exposed_share
+    share = waits.waiting_share
     return Phases(
         step_ns=mean(steps.step_ns),
         data_wait_ns=mean(steps.data_wait_ns),
@@ -138,7 +138,7 @@ def _waits(gradients: Iterable[Meetings], explicit: Iterable[Meetings]) -> dict[
             mean_ns = waited_ns / meeting.steps
             if meeting.group is None:
                 share = waited_ns / (sum(held_ns) or 1)
-                known = msgspec.structs.replace(known, exposed_share=share, gradients_ns=mean_ns)
+                known = msgspec.structs.replace(known, waiting_share=share, gradients_ns=mean_ns)
             else:
                 known = msgspec.structs.replace(known, explicit_ns=(known.explicit_ns or 0.0) + mean_ns)
             found[rank] = known

@@ -10,7 +10,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.gpus import mean_utilisation
 from ddpdoctor.diagnosis.performance.scaling import scaling_efficiency
-from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
+from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict
+from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.diagnosis.wording import duration_text
 from ddpdoctor.finding import Severity
 from ddpdoctor.monitor.series import Series
@@ -70,22 +71,14 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         torch_version=job.torch_version,
         verdict=_with_meanwhile(look, ranks, overdue),
         steps=steps_made(record),
-        steps_per_s=summary.steps_per_s,
-        samples_per_s=summary.samples_per_s,
-        step_times=summary.step_times,
-        phases=summary.phases,
-        overlap_ratio=summary.overlap_ratio,
-        exposed_share=summary.exposed_share,
-        efficiency=summary.efficiency,
+        exposed_limit=threshold(record, "exposed-communication"),
         one_rank_samples_per_s=job.one_rank_samples_per_s,
         scaling_efficiency=scaling_efficiency(record, summary),
         gpu_utilisation_percent=utilisation,
         gpu_utilisation_corrected_percent=computing,
-        measured_at_ns=summary.measured_at_ns,
         overdue_ns=overdue,
         meanwhile="" if overdue is None and look.stall is None else meanwhile(ranks, look.now_ns),
         ranks=ranks,
-        traffic=summary.traffic,
         buckets=bucket_views(record),
         gpus=record.gpus,
         gpus_note=look.gpus_note,
@@ -94,6 +87,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         wait=look.wait,
         history=series.history(),
         notes=look.notes,
+        **{name: getattr(summary, name) for name in JobFigures.__struct_fields__},
     )
 
 
