@@ -93,6 +93,8 @@ class LiveRun:
         self._stuck: frozenset[int] = frozenset()
         self._restless: frozenset[int] = frozenset()
         """Processes whose training thread stands while the rest of them does a little."""
+        self._child_wakes_ns: dict[int, int] = {}
+        """Of processes that have been restless for too long: when a child that slept then wakes."""
         self._gpus = None if is_over else NodeGpus()
         self._hosts = Hosts()
         self._environment = plan.job.environment
@@ -189,8 +191,13 @@ class LiveRun:
         restless = self._liveness.restless()
         self._restless = frozenset(restless) - stopped
         tracks = {book.pids().get(track.rank): track for track in self.own_record.step_tracks}
-        tired = {pid for pid in self._restless if restless[pid] >= patience_of(tracks.get(pid))}
-        self._stuck = frozenset((stuck - stopped) | (stuck & long) | tired)
+        long_restless = {pid for pid in self._restless if restless[pid] >= patience_of(tracks.get(pid))}
+        # A child that sleeps then is awaited once: one that reports every minute sleeps again and again.
+        self._child_wakes_ns = {
+            pid: self._child_wakes_ns.get(pid, self._liveness.woken_at_ns(pid)) for pid in long_restless
+        }
+        spent = {pid for pid, wakes_ns in self._child_wakes_ns.items() if now_ns >= wakes_ns}
+        self._stuck = frozenset((stuck - stopped) | (stuck & long) | spent)
         for pid, ring in rings.items():
             entry = book.processes.get(pid)
             if entry is None or pid in stopped or not is_alive(pid):

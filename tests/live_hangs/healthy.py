@@ -125,6 +125,7 @@ NEAR_HANGS: dict[str, str] = {
         within="if rank == 1 and struck:\n    " + _RELEASED.strip().replace("\n", "\n    ")
     ),
     "a child that sleeps 15 s": _on_rank_1("subprocess.run(['sleep', '15'])"),
+    "a child that sleeps 75 s": _on_rank_1("subprocess.run(['sleep', '75'])"),
     "SIGSTOP for 5 s": script(within="if rank == 1 and struck:\n    " + _STOPPED.strip().replace("\n", "\n    ")),
     "a loader worker that takes 9 s": script(sample=_SLOW_WORKERS, loader_options=", num_workers=1"),
     "a loader worker that takes 16 s": script(

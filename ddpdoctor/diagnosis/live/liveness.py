@@ -30,6 +30,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the main thread's stack; empty when it was not taken."""
     wakes: bool = False
     """Something in the tree runs, or will be woken by a clock that it set itself."""
+    woken_at_ns: int = 0
+    """When such a clock of another process of the tree ends; 0 without one."""
     main_cpu_ns: int = 0
     """CPU time of the training thread."""
     main_runs: int = -1

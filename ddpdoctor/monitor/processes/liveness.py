@@ -77,6 +77,11 @@ class LivenessSampler:
             if standing.restless and standing.lasted_ns >= self._stall_after_s * 1e9 and not self._does_nothing(pid)
         }
 
+    def woken_at_ns(self, pid: int) -> int:
+        """Return when the clock by which a child of a process sleeps now ends; 0 without one."""
+        samples = self._samples.get(pid)
+        return samples[-1].woken_at_ns if samples else 0
+
     def _does_nothing(self, pid: int) -> bool:
         return judge_liveness(tuple(self._samples.get(pid, ())), self._stall_after_s) == "stuck"
 
@@ -107,6 +112,7 @@ class LivenessSampler:
             io_bytes=use.io_bytes - beat.own_bytes - self._written_for_us(pid),
             stack_hash=f"{beat.stack_hash:x}",
             wakes=use.wakes,
+            woken_at_ns=use.woken_at_ns,
             main_cpu_ns=beat.main_cpu_ns,
             main_runs=_runs(outer) if self._trains_in_main(pid) else -1,
             progress=beat.forwards + beat.backwards + beat.optimizer_steps,
@@ -124,7 +130,7 @@ class LivenessSampler:
         """What a process and all its children have used, and whether anything wakes one of them."""
         import psutil
 
-        cpu_s, io_bytes, process = 0.0, 0, psutil.Process(pid)
+        cpu_s, io_bytes, woken_at_ns, process = 0.0, 0, 0, psutil.Process(pid)
         wakes = self._is_in_time(beat.sleeps_until_ns)
         for member in (process, *process.children(recursive=True)):
             with member.oneshot():
@@ -139,8 +145,9 @@ class LivenessSampler:
             if not wakes and (member is not process or _is_silent(beat)):
                 clock = clock_of(member.pid, member.pid)
                 # A child that waits for work looks up every few seconds as well.
-                wakes = clock is not None and clock.sleeps and self._is_in_time(clock.ends_at_ns)
-        return _Use(cpu_s, io_bytes, wakes and self._heeds_clocks)
+                if clock is not None and clock.sleeps and self._is_in_time(clock.ends_at_ns):
+                    wakes, woken_at_ns = True, clock.ends_at_ns
+        return _Use(cpu_s, io_bytes, wakes and self._heeds_clocks, woken_at_ns)
 
     def _is_in_time(self, ends_at_ns: int) -> bool:
         now_ns = epoch_ns()
@@ -151,6 +158,7 @@ class _Use(NamedTuple):
     cpu_s: float
     io_bytes: int
     wakes: bool
+    woken_at_ns: int
 
 
 def _runs(pid: int) -> int:
