@@ -46,6 +46,11 @@ _HINTS = {
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
 }
+_TOO_LONG = frozenset({"time-limit", "slow"})
+_OWN_BATCHES_HINT = (
+    "The script trains without a DataLoader, whose batches would be cut: ask for a smaller model or batch by its own"
+    " arguments, or give it longer with `--time-limit`."
+)
 _PARTINGS: frozenset[Trouble] = DIVERGENCES | SUSPECTED | {"hang"}
 _ENDED_BY_US = frozenset(
     {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "rendezvous", "stand-in", "overlay"}
@@ -142,7 +147,10 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         if job.stop_reason == "time-limit" and (where := whereabouts(record)):
             reason = f"{reason}: {where}"
         told_by = _PARTINGS if job.stop_reason == "proof" else frozenset[Trouble]()
-        return _Judgement("stopped", reason, _HINTS.get(job.stop_reason, ""), told_by=told_by)
+        hint = _HINTS.get(job.stop_reason, "")
+        if job.stop_reason in _TOO_LONG and record.wraps and not record.loaders:
+            hint = _OWN_BATCHES_HINT
+        return _Judgement("stopped", reason, hint, told_by=told_by)
     failure = _failure(record, root)
     unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
     if failure is not None and not (unseen and _only_signals(record)):

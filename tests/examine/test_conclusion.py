@@ -93,10 +93,13 @@ def test_a_rehearsal_that_shows_too_little_has_failed_and_says_why(fields: dict[
     ],
 )
 def test_a_rehearsal_that_was_stopped_says_what_helps(stop_reason: str, hint: str) -> None:
-    section = judge(record(stop_reason=stop_reason, stop_text="stopped because"), ROOT)
+    stopped = record(stop_reason=stop_reason, stop_text="stopped because")
+    section = judge(msgspec.structs.replace(stopped, loaders=(Loader(rank=0, loader=0),)), ROOT)
     assert (section.status, section.reason) == ("stopped", "stopped because")
     assert hint in section.hint
     assert bool(hint) == bool(section.hint)
+    # Where no loader gives batches, there is none to cut.
+    assert ("without a DataLoader" in judge(stopped, ROOT).hint) == (stop_reason in ("time-limit", "slow"))
 
 
 def test_the_exception_of_the_guilty_rank_comes_before_the_echo_of_its_peers() -> None:
