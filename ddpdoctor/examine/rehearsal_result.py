@@ -126,7 +126,7 @@ def _unknown_gaps(record: RunRecord) -> Iterator[str]:
     if trained_by_hand(record):
         yield "no model was wrapped in DistributedDataParallel: the script averages by collectives of its own"
     lines = record.stream("lines")
-    if lines.state == "truncated" and any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
+    if lines.state == "truncated" and _ended_by_us(record):
         yield f"the rehearsal ended the script, and the lines that it did not reach are not known: {lines.reason}"
 
 
@@ -169,7 +169,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = f"{len(job.ranks_reported)} of {job.ranks_expected} ranks reported"
         reason += f"; {failure.reason}" if failure is not None else ""
         return _Judgement("failed", reason, _HINTS["no-ranks"], _any_output(record))
-    if unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]:
+    if not _ended_by_us(record) and (unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]):
         return _Judgement("failed", f"it is not known how {named_ranks(unknown)} ended", "", _any_output(record))
     if not record.wraps and record.stream("wraps").state == "truncated":
         return _Judgement("failed", f"it is not known what the script wrapped: {record.stream('wraps').reason}")
@@ -198,7 +198,7 @@ def _lacking(record: RunRecord, root: str) -> _Judgement | None:
 
 
 def _no_wrap(record: RunRecord) -> _Judgement:
-    if any(rank.end == "ended-by-rehearsal" for rank in record.ranks):
+    if _ended_by_us(record):
         reason = "until the rehearsal ended it, the script went on without wrapping a model in DistributedDataParallel"
         return _Judgement("failed", reason, _NO_WRAP_HINT, told_by=_NO_WRAP)
     reason = "the script ended without wrapping a model in DistributedDataParallel"
@@ -270,6 +270,11 @@ def _ended_without_torch(record: RunRecord) -> bool:
     if not record.ranks or record.stream("ranks").state != "complete":
         return False
     return all(rank.end == "finished" for rank in record.ranks)
+
+
+def _ended_by_us(record: RunRecord) -> bool:
+    """Tell whether the rehearsal ended a rank; its peers, whose step may outlast the wait for them, go with it."""
+    return any(rank.end == "ended-by-rehearsal" for rank in record.ranks)
 
 
 def _end_is_unknown(rank: Rank) -> bool:

@@ -53,6 +53,13 @@ def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
     assert note.endswith("the lines that it did not reach are not known: another tool traces the script")
 
 
+def test_a_rank_that_still_works_when_its_peer_was_ended_by_us_goes_with_it() -> None:
+    ended, works = Rank(rank=0, end="ended-by-rehearsal", exit_code=0), Rank(rank=1, end="running")
+    assert judge(record(ended, works), ROOT).status == "completed"
+    left = Rank(rank=0, end="finished", main_finished=True)
+    assert judge(record(left, works), ROOT).reason == "it is not known how rank 1 ended"
+
+
 def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
     ranks = [Rank(rank=number, end="signalled", signal=6, main_finished=True) for number in (0, 1)]
     assert judge(record(*ranks), ROOT).status == "completed"
