@@ -77,7 +77,9 @@ def rehearse_until_shown(
             notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
             break
     if lacking is not None and _fails_without_weights(record, section, lacking[1].steps):
+        why = section.reason
         record, section, notes = lacking
+        notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
     return record, msgspec.structs.replace(section, notes=(*section.notes, *notes)) if notes else section
 
 

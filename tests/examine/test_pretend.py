@@ -329,7 +329,7 @@ def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytes
     [
         ("nyu-mll/glue", "mrpc", {"sentence1", "sentence2", "label", "idx"}),
         ("imdb", "", {"text", "label"}),
-        ("json", "", {"text", "messages", "prompt"}),
+        ("json", "", {"text", "messages", "prompt", "chosen", "rejected"}),
         ("someone/their-own", "", set()),
     ],
 )
@@ -399,9 +399,8 @@ def test_a_script_that_reads_more_of_an_absent_checkpoint_than_weights_is_not_bl
     assert (code, rehearsal["status"], rehearsal["steps"]) == (3, "failed", 0), report["findings"]
     assert "out/last.pth" in rehearsal["reason"] and "lacks the data" in rehearsal["hint"]
     (note,) = (note for note in rehearsal["notes"] if "last.pth" in note)
-    assert note.endswith(
-        "rehearsed again with the weights that the model was made with, which do not do for this script"
-    )
+    why = "rehearsed again with the weights that the model was made with, which do not do for this script: rank"
+    assert why in note and " raised " in note.partition(why)[2]
 
 
 def _failing(kind: str, message: str, steps: int = 0) -> tuple[RunRecord, RehearsalSection]:
@@ -433,4 +432,5 @@ def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[A
     record, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))
     assert next(again, None) is None and record is made[counts][0]
     assert msgspec.structs.replace(section, notes=()) == made[counts][1]
-    assert section.notes[0].endswith(", which do not do for this script") == (counts == 0)
+    last = made[-1][1].reason
+    assert section.notes[0].endswith(f", which do not do for this script: {last}") == (counts == 0)

@@ -54,7 +54,12 @@ KNOWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("imagenet", {"image": "image", "label": 1000}),
 )
 """Part of the name of a data set, or of its configuration, and its columns: a number is that of its classes."""
-_OF_FILES = {**_ORDER, **_TALK, "prompt": "text", "completion": "text", "response": "text", "answer": "text"}
+_OF_FILES = {
+    **_ORDER,
+    **_TALK,
+    **dict.fromkeys(("prompt", "completion", "response", "answer"), "text"),
+    **dict.fromkeys(("chosen", "rejected"), "talk"),
+}
 """Of files that are not there, where the script does not say their columns: the usual names of texts."""
 _BUILDERS = frozenset({"json", "csv", "text", "parquet"})
 _WORDS = ("the", "rank", "step", "model", "data", "loss", "graph", "light", "river", "stone", "sees", "gives", "new")
