@@ -48,11 +48,6 @@ class GroupBook:
             )
         return known
 
-    @property
-    def has_world(self) -> bool:
-        """Whether there was a default group yet."""
-        return self._world >= 0
-
     def number_of(self, group: Any) -> int:
         """Number of a group; None is the default one."""
         return self._world if group is None else self.note(group)[0]

@@ -85,8 +85,6 @@ class PulseThread:
         """The progress at which the flight recorder was read."""
         self._dumped_ns = 0
         self._idle_dump_ns = 0
-        self._postponed = ""
-        """Why the flight recorder should be read as soon as nobody imports."""
         self._beating = threading.Lock()
         self._holding_frames = threading.Lock()
 
@@ -232,15 +230,13 @@ class PulseThread:
         return unchanged_ms, self._is_blocked(frame, cpu_ns, unchanged_ms), wakes_at_ns
 
     def _answer(self, requested: int) -> None:
-        """Write what a reader has asked for, and what had to wait."""
+        """Write what a reader has asked for."""
         journal = self._observer.journal
         give_back_the_signal(journal.run_directory)
         if requested != self._answered:
             write_stacks(journal, self._watched)
             self._dump("asked")
             self._answered = requested
-        elif self._postponed:
-            self._dump(self._postponed)
 
     def _cpu_ns(self) -> int:
         """What the training thread has computed; of a thread that has ended, and where it has no clock, the process."""
@@ -277,7 +273,7 @@ class PulseThread:
         self._dump("idle")
 
     def _dump(self, reason: str) -> None:
-        """Write what tells where this rank is compared with the others; at one of the next beats where it must wait.
+        """Write what tells where this rank is compared with the others.
 
         Again where a collective began meanwhile: on a loaded machine the training thread may draw a batch and be in
         its backward before the recorder is read, and a pass would seem to be a batch short of its reductions.
@@ -286,8 +282,8 @@ class PulseThread:
         for _ in range(DUMPED_AGAIN):
             enqueued = self._flights.counts()[0]
             self._observer.journal.guarded(self._note_progress, harms=("passes",))
-            self._postponed = "" if self._flights.dump(reason) else reason
-            if self._postponed or self._flights.counts()[0] == enqueued:
+            self._flights.dump(reason)
+            if self._flights.counts()[0] == enqueued:
                 return
 
 

@@ -13,7 +13,6 @@ from ..process import ProcessEnd
 from ..torch_compat import Capabilities
 from .collectives import Calls
 from .ddp_events import Evidence, Searches
-from .flights import symbols
 from .flights.recorder import Flights
 from .gauges import Gauges
 from .heartbeat import PulseThread
@@ -58,8 +57,7 @@ class Live:
         evidence = Evidence(observer, torch, passes)
         evidence.install()
         gauges = Gauges(journal)
-        journal.guarded(symbols.before_the_world, torch, harms=())
-        flights = Flights(journal, self._groups, capabilities)
+        flights = Flights(torch, journal, self._groups, capabilities)
         self._meeting = NodeMeeting(journal, torch)
         self._pulse = PulseThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
         observer.adopted = self._pulse.start

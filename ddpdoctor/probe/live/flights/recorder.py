@@ -14,8 +14,8 @@ from ....record.clock import from_system
 from ...groups import GroupBook
 from ...journal import Journal
 from ...torch_compat import Capabilities
-from . import symbols
 from .entries import KINDS, described, origin_of
+from .without_compiler import without_compiler
 
 MOST_ENTRIES = 500
 """Of the newest entries, so many are taken when nothing is known yet, or when the recorder has overflowed."""
@@ -29,7 +29,8 @@ class _Unpickler(pickle.Unpickler):
 class Flights:
     """Reads the recorders of one process."""
 
-    def __init__(self, journal: Journal, groups: GroupBook, capabilities: Capabilities) -> None:
+    def __init__(self, torch: Any, journal: Journal, groups: GroupBook, capabilities: Capabilities) -> None:
+        self._torch = torch
         self._journal = journal
         self._groups = groups
         self._recorders = capabilities.recorders
@@ -51,15 +52,13 @@ class Flights:
                     enqueued, completed = last, max(0, done)
         return enqueued, completed, under_way if self._states else -1
 
-    def dump(self, reason: str) -> bool:
-        """Write what the recorders hold beyond the last dump; False where that has to wait for an import to end."""
-        # Without a world there are no entries, so no frames to ask for: the import would look like work of the rank.
-        if self._recorders and self._groups.has_world and not symbols.ready():
-            return False
+    def dump(self, reason: str) -> None:
+        """Write what the recorders hold beyond the last dump."""
         for number, recorder in enumerate(self._recorders):
-            entries = _Unpickler(io.BytesIO(recorder(includeCollectives=True, includeStackTraces=True))).load()
+            with without_compiler(self._torch):
+                content = recorder(includeCollectives=True, includeStackTraces=True)
+            entries = _Unpickler(io.BytesIO(content)).load()
             self._take(number, [dict(entry) for entry in entries.get("entries") or ()], reason)
-        return True
 
     def _take(self, number: int, entries: list[dict[str, Any]], reason: str) -> None:
         entries.sort(key=lambda entry: int(entry["record_id"]))
