@@ -40,6 +40,38 @@ def test_any_sign_of_life_is_busy(seen: list[Sample]) -> None:
     assert judge_liveness(seen, 5.0) == "busy"
 
 
+def woken(runs_per_s: int, of: str = "main") -> list[Sample]:
+    """Six seconds in which a thread was given a core so often, which no counter of files or of the CPU tells."""
+    counted = [sample.time_ns // 10**9 * runs_per_s for sample in samples(6)]
+    return [
+        msgspec.structs.replace(
+            sample, main_runs=runs if of != "child" else 0, child_runs={7: runs} if of == "child" else {}
+        )
+        for sample, runs in zip(samples(6), counted, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("of", ["main", "child"])
+def test_a_thread_that_is_woken_again_and_again_gets_something(of: str) -> None:
+    assert judge_liveness(woken(2, of), 5.0) == "busy"
+    assert judge_liveness(woken(0, of), 5.0) == "stuck"
+
+
+def test_a_loaders_questions_after_its_workers_and_those_for_the_interpreter_wake_nobody_to_go_on() -> None:
+    asked = [msgspec.structs.replace(sample, main_runs=sample.time_ns // 5 // 10**9 * 2) for sample in samples(6)]
+    assert judge_liveness(asked, 5.0) == "stuck"
+    held = [msgspec.structs.replace(sample, is_held=True) for sample in woken(200)]
+    assert judge_liveness(held, 5.0) == "stuck"
+
+
+def test_a_child_that_came_or_went_meanwhile_was_woken_by_nobody() -> None:
+    seen = samples(6)
+    seen[-1] = msgspec.structs.replace(seen[-1], child_runs={7: 900})
+    assert judge_liveness(seen, 5.0) == "stuck"
+    seen[0] = msgspec.structs.replace(seen[0], child_runs={8: 900})
+    assert judge_liveness(seen, 5.0) == "stuck"
+
+
 def test_only_the_last_seconds_count() -> None:
     busy = samples(3, cpu_ns=1_000_000_000)
     idle = [

@@ -100,6 +100,26 @@ def slow_server(seconds):
     while connection.recv(1): pass
     child.wait()
 """
+_DOWNLOAD = """
+SERVER = \"\"\"
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+connection, _ = server.accept()
+connection.recv(65536)
+chunks = int(sys.argv[1]) * 20
+connection.sendall(b"HTTP/1.0 200 OK\\\\r\\\\nContent-Length: %d\\\\r\\\\n\\\\r\\\\n" % (chunks * 20_000))
+for _ in range(chunks): connection.sendall(bytes(20_000)); time.sleep(0.05)
+\"\"\"
+def download(seconds):
+    import urllib.request
+    # Not below this rank: what sleeps there would be its own.
+    command = ["setsid", "--fork", sys.executable, "-c", SERVER, str(seconds)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+    port = int(server.stdout.readline())
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/data").read()
+"""
+_DOWNLOADING_WORKER = "if index // 2 == 160 and index % 2: download(16)"
 
 
 def _on_rank_1(line: str, top: str = "pass") -> str:
@@ -144,6 +164,10 @@ NEAR_HANGS: dict[str, str] = {
     "a launcher that is stopped for 6 s": script(
         within="if rank == 0 and struck:\n    " + _STOPPED_LAUNCHER.strip().replace("\n", "\n    ")
     ),
+    "a slow download": _on_rank_0_with_barrier("download(16)", _DOWNLOAD),
+    "a slow download in a loader worker": script(
+        top=_DOWNLOAD, sample=_DOWNLOADING_WORKER, loader_options=", num_workers=1"
+    ),
     "a slow server": _on_rank_1("slow_server(15)", _SERVER),
     "rank 0 prepares the data first": script(top=_EVALUATE, after_init="if rank == 0: evaluate(20)\ndist.barrier()"),
     "all ranks sleep between epochs": script(epochs=2, end_of_epoch="time.sleep(9)"),
@@ -170,6 +194,7 @@ QUICK = ("a child that sleeps 15 s",)
 """Also run by the tests."""
 SAID = {
     "a loader worker that takes 16 s": "which waits in `main` at train.py:52 for its loader's workers",
+    "a slow download": "in `download` at train.py:54 for a connection",
     "an evaluation of 30 s on rank 0": "busy in `evaluate`",
 }
 """What the wait of some is told as."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -36,6 +36,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the training thread."""
     main_runs: int = -1
     """How often the training thread was given a core; -1 where that is not known."""
+    is_held: bool = False
+    """A call holds the interpreter: a thread that wants it asks for it 200 times a second, and gets nothing."""
+    child_runs: Mapping[int, int] = {}
+    """The same of the main threads of processes below, those left out that wake themselves every few seconds."""
     progress: int = 0
     """Forwards, backwards and steps of optimizers up to now."""
     main_wakes: bool = False
@@ -78,7 +82,7 @@ def _stands(first: Sample, sample: Sample) -> bool:
     lasted_ns = sample.time_ns - first.time_ns
     if min(first.main_runs, sample.main_runs) < 0 or _worked(first, sample, POLLING_CPU_SHARE):
         return False
-    if sample.main_runs - first.main_runs > WOKEN_AT_FIRST + lasted_ns // WOKEN_EVERY_NS:
+    if _runs_often(first.main_runs, sample.main_runs, lasted_ns):
         return False
     moved = abs(sample.io_bytes - first.io_bytes)
     return sample.main_cpu_ns - first.main_cpu_ns <= IDLE_CPU_SHARE * lasted_ns and (
@@ -95,10 +99,11 @@ def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["
     """Judge the last ``stall_after_s`` seconds of samples, oldest first.
 
     Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, nothing that would
-    wake it, and one stack that was taken at least twice and never changed. Anything else is busy.
+    wake it, a training thread and children that nobody wakes either, and one stack that was taken at least twice and
+    never changed. Anything else is busy.
     """
     window = _last_seconds(samples, stall_after_s)
-    if not _is_idle(window, IDLE_CPU_SHARE) or any(sample.wakes for sample in window):
+    if not _is_idle(window, IDLE_CPU_SHARE) or any(sample.wakes for sample in window) or _is_woken(window):
         return "busy"
     stacks = [sample.stack_hash for sample in window if sample.stack_hash]
     if len(stacks) < 2 or len(set(stacks)) != 1:
@@ -124,3 +129,17 @@ def _is_idle(window: Sequence[Sample], cpu_share: float) -> bool:
         return False
     first, last = window[0], window[-1]
     return not _worked(first, last, cpu_share) and last.io_bytes == first.io_bytes
+
+
+def _is_woken(window: Sequence[Sample]) -> bool:
+    """Tell whether somebody wakes the training thread or a child, again and again: what a socket gives is no file's."""
+    first, last = window[0], window[-1]
+    lasted_ns = last.time_ns - first.time_ns
+    is_main = not last.is_held and _runs_often(first.main_runs, last.main_runs, lasted_ns)
+    return is_main or any(
+        _runs_often(first.child_runs.get(child, -1), runs, lasted_ns) for child, runs in last.child_runs.items()
+    )
+
+
+def _runs_often(before: int, after: int, lasted_ns: int) -> bool:
+    return min(before, after) >= 0 and after - before > WOKEN_AT_FIRST + lasted_ns // WOKEN_EVERY_NS

@@ -18,6 +18,8 @@ SAMPLE_EVERY_S = 0.5
 LONGEST_SLEEP_NS = 1_800_000_000_000
 """A sleep with a later end wakes nobody in time, where no group has a shorter timeout: gloo's own is so long."""
 SILENT_AFTER_NS = 2_000_000_000
+LONGEST_POLL_NS = 6_000_000_000
+"""Whoever wakes itself at least so often got nothing by that; a loader's idle worker does every five seconds."""
 DISK_PATIENCE_MS = 60_000
 """A thread that the kernel holds for a disk is at work for so long."""
 
@@ -115,6 +117,8 @@ class LivenessSampler:
             woken_at_ns=use.woken_at_ns,
             main_cpu_ns=beat.main_cpu_ns,
             main_runs=_runs(outer) if self._trains_in_main(pid) else -1,
+            is_held=_is_silent(beat),
+            child_runs=use.child_runs,
             progress=beat.forwards + beat.backwards + beat.optimizer_steps,
             main_wakes=self._is_in_time(beat.sleeps_until_ns),
         )
@@ -130,7 +134,7 @@ class LivenessSampler:
         """What a process and all its children have used, and whether anything wakes one of them."""
         import psutil
 
-        cpu_s, io_bytes, woken_at_ns, process = 0.0, 0, 0, psutil.Process(pid)
+        cpu_s, io_bytes, woken_at_ns, process, child_runs = 0.0, 0, 0, psutil.Process(pid), dict[int, int]()
         wakes = self._is_in_time(beat.sleeps_until_ns)
         for member in (process, *process.children(recursive=True)):
             with member.oneshot():
@@ -147,7 +151,9 @@ class LivenessSampler:
                 # A child that waits for work looks up every few seconds as well.
                 if clock is not None and clock.sleeps and self._is_in_time(clock.ends_at_ns):
                     wakes, woken_at_ns = True, clock.ends_at_ns
-        return _Use(cpu_s, io_bytes, wakes and self._heeds_clocks, woken_at_ns)
+                elif member is not process and (clock is None or clock.ends_at_ns > epoch_ns() + LONGEST_POLL_NS):
+                    child_runs[member.pid] = _runs(member.pid)
+        return _Use(cpu_s, io_bytes, wakes and self._heeds_clocks, woken_at_ns, child_runs)
 
     def _is_in_time(self, ends_at_ns: int) -> bool:
         now_ns = epoch_ns()
@@ -159,6 +165,7 @@ class _Use(NamedTuple):
     io_bytes: int
     wakes: bool
     woken_at_ns: int
+    child_runs: dict[int, int]
 
 
 def _runs(pid: int) -> int:
