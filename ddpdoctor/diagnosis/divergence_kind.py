@@ -69,7 +69,7 @@ def divergence_of(record: RunRecord, trouble: Trouble | None) -> Divergence | No
 
 def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:
     """What the message of the culprit's exception names; None where it names nothing."""
-    culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
+    culprit = None if divergence.culprit is None else record.of_rank(divergence.culprit)
     raised = root_exception(culprit) if culprit is not None else None
     if culprit is None or raised is None:
         return None
@@ -82,7 +82,7 @@ def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:
 
 def _unnamed(divergence: Divergence, record: RunRecord) -> Trouble:
     """An exception that nothing else is known of, or that comes of the machine of the rehearsal."""
-    culprit = next((rank for rank in record.ranks if rank.rank == divergence.culprit), None)
+    culprit = None if divergence.culprit is None else record.of_rank(divergence.culprit)
     raised = root_exception(culprit) if culprit is not None else None
     lacks = record.job.kind == "rehearsal" and raised is not None and lack_behind(raised, record) is not None
     return "lacking-machine" if lacks else "exception"

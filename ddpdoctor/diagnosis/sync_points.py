@@ -209,9 +209,10 @@ def _widest(key: ByIdentity[tuple[Wrap, ...]]) -> dict[int, tuple[int, ...]]:
     for wrap in key.of:
         if len(wrap.ranks) > len(widest.get(wrap.rank, ())):
             widest[wrap.rank] = wrap.ranks
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
-    ordered = {rank: tuple(sorted(ranks)) for rank, ranks in widest.items()}
-    return {rank: known.setdefault(ranks, ranks) for rank, ranks in ordered.items()}
+    alike = {id(ranks): ranks for ranks in widest.values()}
+    ordered = {number: tuple(sorted(ranks)) for number, ranks in alike.items()}
+    known = {ranks: ranks for ranks in ordered.values()}
+    return {rank: known[ordered[id(ranks)]] for rank, ranks in widest.items()}
 
 
 def lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:

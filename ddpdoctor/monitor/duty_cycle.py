@@ -21,6 +21,8 @@ class Pace:
         self._at_most_ns = at_most_ns
         self._share = share
         self._due_at_ns = 0
+        self.cost_ns = 0
+        """What it cost last."""
         self._is_first = True
 
     def is_due(self, now_ns: int) -> bool:
@@ -36,5 +38,6 @@ class Pace:
         finally:
             cost_ns = 0 if self._is_first else time.thread_time_ns() - began_ns
             self._is_first = False
+            self.cost_ns = cost_ns
             wanted_ns = min(self._at_most_ns, max(self._every_ns, int(cost_ns / self._share)))
             self._due_at_ns = now_ns + max(wanted_ns, int(cost_ns / self._most_share))

@@ -15,7 +15,7 @@ OVER_AFTER_NS = 15_000_000_000
 """A finding is over when no look has found it for so long; its end is the last look that did. A standstill is over with
 the first step that all ranks make after it."""
 STANDSTILL = "hang"
-_OF_THE_MOMENT = frozenset({STANDSTILL, "long-wait"})
+OF_THE_MOMENT = frozenset({STANDSTILL, "long-wait"})
 """What ranks do that make no steps: a standstill, which is shown at once, and a long wait."""
 MOST_KEPT = 200
 """Findings that are over beyond this are forgotten, oldest first."""
@@ -98,7 +98,7 @@ class FindingHold:
 
 
 def _needs_no_steps(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR or finding.trouble in _OF_THE_MOMENT
+    return finding.severity is Severity.ERROR or finding.trouble in OF_THE_MOMENT
 
 
 def _key(finding: Finding) -> tuple[object, ...]:

@@ -104,7 +104,7 @@ def _headway(record: RunRecord) -> tuple[tuple[int, int, int], ...]:
 
 def _stands_since_ns(record: RunRecord, number: int | None) -> int:
     """Since when a rank has been at one place, as its newest pulse says; 0 for one that says nothing."""
-    pulse = next((pulse for pulse in record.pulses if pulse.rank == number), None)
+    pulse = None if number is None else record.pulse(number)
     return 0 if pulse is None else pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
 
 

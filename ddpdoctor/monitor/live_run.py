@@ -149,13 +149,14 @@ class LiveRun:
         is_late = not self._is_over and not self.is_quiet and now_ns - newest_ns > LATE_AFTER_NS
         self.quiet_at_ns = newest_ns + QUIET_AFTER_NS if is_late else 0
         assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
-        record = self._record(now_ns)
+        self.own_record = self._own_record(now_ns)
         if assembly.has_gaps and not self._has_gaps:
             self._has_gaps, self._watch = True, Watch()  # It knows rows that are not shown any more.
         if self.is_quiet:
             self._ask_for_evidence(now_ns)
-            self._look_at_processes(record, now_ns)
-            record = self._record(now_ns)
+            self._look_at_processes(now_ns)
+            self.own_record = self._own_record(now_ns)
+            record = self._joined(now_ns)
             if self.nodes.epoch != self._epoch:
                 # A node has come, gone or forgotten: what was compared may be of other rows.
                 self._epoch, self._watch = self.nodes.epoch, Watch()
@@ -169,6 +170,7 @@ class LiveRun:
             if found is None or self._has_fresh_stacks(found, now_ns):
                 self.divergence = found
         else:
+            record = self._joined(now_ns)
             self.wait = self._looping = None
             if self._asked:
                 # What is recorded of the next standstill need not join on to this one's.
@@ -176,10 +178,10 @@ class LiveRun:
                 assembly.live.forget_flights()
         return record
 
-    def _look_at_processes(self, record: RunRecord, now_ns: int) -> None:
+    def _look_at_processes(self, now_ns: int) -> None:
         """See which ranks do nothing, which are stopped, and where those are that cannot say it themselves."""
         rings, book = self._assembly.live.steps, self._assembly.book
-        timeouts = [group.timeout_ns for group in record.groups if group.timeout_ns]
+        timeouts = [group.timeout_ns for group in self.own_record.groups if group.timeout_ns]
         self._liveness.longest_sleep_ns = min([LONGEST_SLEEP_NS, *timeouts])
         stuck = self._liveness.look(rings)
         stopped = {pid for pid in book.pids().values() if pid in rings and is_stopped(pid)}
@@ -223,10 +225,11 @@ class LiveRun:
 
     def _has_fresh_stacks(self, found: Divergence, now_ns: int) -> bool:
         """Tell whether the stacks are of this moment; ask for them where they are not, and wait a little."""
-        if self.divergence is not None or all(turn.action != "elsewhere" for turn in found.turns):
+        living = self.living()
+        asked = (turn for turn in found.turns if turn.action == "elsewhere" and turn.rank in living)
+        if self.divergence is not None or next(asked, None) is None:
             self._fresh_request = None
             return True
-        living = self.living()
         rings = [ring for pid, ring in self._assembly.live.steps.items() if pid in living.values()]
         if self._fresh_request is None:
             for ring in rings:
@@ -353,9 +356,8 @@ class LiveRun:
             self._last_words[pid] = read_last_words(self._directory, pid)
         return self._last_words[pid]
 
-    def _record(self, now_ns: int) -> RunRecord:
+    def _joined(self, now_ns: int) -> RunRecord:
         """What is known of all ranks, those of other nodes included."""
-        self.own_record = self._own_record(now_ns)
         return self.nodes.joined(self.own_record, self._window_ns, now_ns)
 
     def _own_record(self, now_ns: int) -> RunRecord:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.catalogue.registry import read_catalogue, standing_for
+from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue, standing_for
 from ddpdoctor.catalogue.run_checks import run_live_checks
 from ddpdoctor.catalogue.select import chosen_checks, heard
 from ddpdoctor.config.settings import find_settings
@@ -21,6 +21,7 @@ from ddpdoctor.diagnosis.performance.verdict import SEE_ALL
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import merge
+from ddpdoctor.monitor.finding_hold import OF_THE_MOMENT
 from ddpdoctor.monitor.last_standstill import tells_the_end
 from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.record.model import RunRecord
@@ -44,12 +45,17 @@ class LiveChecks:
         self._comments: dict[str, tuple[Suppression, ...]] = {}
         self._gains = Gains()
 
-    def findings(self, record: RunRecord) -> tuple[Finding, ...]:
-        """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only."""
+    def findings(self, record: RunRecord, *, stands: bool = False) -> tuple[Finding, ...]:
+        """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only.
+
+        ``stands``: those are not asked that judge by measured steps how fast the job is, which takes seconds with
+        thousands of ranks, while a hang has to be told.
+        """
         if self._settings.thresholds:
             job = msgspec.structs.replace(record.job, thresholds=self._settings.thresholds)
             record = msgspec.structs.replace(record, job=job)
-        results = heard(run_live_checks(self._chosen, record), self._settings, self._catalogue)
+        chosen = [entry for entry in self._chosen if not _judges_speed(entry)] if stands else self._chosen
+        results = heard(run_live_checks(chosen, record), self._settings, self._catalogue)
         seen = [finding for result in results for finding in result.from_run]
         for finding in seen:
             if finding.location is not None and finding.location.file not in self._comments:
@@ -118,6 +124,13 @@ _WAIT_REMEDY = (
 _UNSEEN_REMEDY = f"See what these ranks did where they run. {SEE_ALL}"
 _MISSING_REMEDY = "See whether that rank was started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
 _REMEDY = "Compare what the ranks do at the lines that are named: all of them have to come to the same collectives."
+
+
+def _judges_speed(entry: CatalogueEntry) -> bool:
+    """Tell whether a check judges measured steps, and neither proves that something is wrong nor tells what waits."""
+    check = load(entry).check
+    is_error = check.severity.get("run") is Severity.ERROR
+    return "step_tracks" in check.needs_of("run") and not is_error and check.stands_for not in OF_THE_MOMENT
 
 
 def _tells_partings(finding: Finding) -> bool:

@@ -25,7 +25,7 @@ from ddpdoctor.diagnosis.hosts import only_lost_their_peers
 from ddpdoctor.diagnosis.live.last_steps import ASK_IT, stood_at_the_end
 from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
-from ddpdoctor.diagnosis.performance.summary import RunVerdict
+from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
 from ddpdoctor.errors import RecordError
@@ -60,6 +60,9 @@ JUDGED_ROWS = 40_000
 JUDGED_WINDOW_NS = 60_000_000_000
 """… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
 JUDGED_STEPS = 60
+DEAR_NS = 500_000_000
+HANG_FIRST_NS = 15_000_000_000
+"""Where the checks take longer than that, they judge no speed while it may yet turn out that the job hangs."""
 RECORD_EVERY_NS = 2_000_000_000
 """A recorded run is shown again in moments that are so far apart, where it was short."""
 TIMED_OUT = "timeout"
@@ -150,7 +153,12 @@ class RunSource:
         self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
         self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.006, most_share=0.3)
         self._judged_ns = JUDGED_WINDOW_NS
+        self._measured: tuple[object, ...] = ()
+        """What the newest figures are made of."""
+        self._summary = self._newest_slice = RunSummary()
+        self._sliced = False
         self._checked_steps = 0
+        self._quiet_since_ns = self._speed_cost_ns = 0
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
         self._is_suspicion = False
@@ -209,12 +217,7 @@ class RunSource:
     def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
         told_to_end = self._job is not None and self._job.told_to_end
         record = self._run.look(now_ns, 0 if whole else self._judged_ns, told_to_end=told_to_end)
-        shown = record if whole else _shown(record)
-        summary = summarise(shown)
-        if summary.step_times is not None:
-            self._judged_ns = _judged_ns(summary.step_times.p50_ns, len(record.step_tracks))
-        if self._series.is_due(now_ns):
-            self._series.add(summarise(recent(record, self._series.slice_ns)), now_ns)
+        summary = self._summarised(record, now_ns, whole=whole)
         exit_code = self._job.exit_code() if self._job is not None else self._exit_code
         state = self._state(record, exit_code)
         self._run.nodes.offer(
@@ -267,6 +270,21 @@ class RunSource:
                 self._listeners.remove(listener)
                 self._deaf.append(f"{type(listener).__name__} failed: {type(error).__name__}: {error}")
         return snapshot
+
+    def _summarised(self, record: RunRecord, now_ns: int, *, whole: bool) -> RunSummary:
+        """The figures to show, and those of the newest slice; as they were where nothing was measured since."""
+        measured = _measured(record)
+        if whole or measured != self._measured:
+            self._measured = measured
+            self._summary = self._newest_slice = summarise(record if whole else _shown(record))
+            if self._summary.step_times is not None:
+                self._judged_ns = _judged_ns(self._summary.step_times.p50_ns, len(record.step_tracks))
+            self._sliced = False
+        if self._series.is_due(now_ns):
+            if not self._sliced:
+                self._newest_slice, self._sliced = summarise(recent(record, self._series.slice_ns)), True
+            self._series.add(self._newest_slice, now_ns)
+        return self._summary
 
     def _verdict(self, look: Look, ended_in: Finding | None, *, whole: bool) -> RunVerdict:
         """The verdict on what is shown, or on the whole run; where nothing was measured, why."""
@@ -341,15 +359,23 @@ class RunSource:
             return _with_final(final, self._standing.views(), record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
         unexplained = stalled and not self._stalled_since_ns
-        has_news = stalled or self._run.is_quiet or steps != self._checked_steps
-        if unexplained or (has_news and self._check_pace.is_due(now_ns)):
+        moved = steps != self._checked_steps and not stalled and not self._hang_goes_first(now_ns)
+        if unexplained or ((stalled or self._run.is_quiet or moved) and self._check_pace.is_due(now_ns)):
             with self._check_pace.work(now_ns):
-                found, moved = self._checks.findings(record), steps != self._checked_steps
+                found = self._checks.findings(record, stands=not moved)
                 if any(may_yet_be_told(record, rank) for rank in record.ranks):
                     found = tuple(finding for finding in found if not tells_the_end(finding))
-                self._standing.take(found, now_ns, moved=moved, judged=summarise(record).steps >= FEWEST_STEPS)
-            self._checked_steps = steps
+                judged = moved and summarise(record).steps >= FEWEST_STEPS
+                self._standing.take(found, now_ns, moved=moved, judged=judged)
+            if moved:
+                self._checked_steps, self._speed_cost_ns = steps, self._check_pace.cost_ns
         return self._standing.views()
+
+    def _hang_goes_first(self, now_ns: int) -> bool:
+        """Tell whether it has to be seen whether the job hangs before its speed is judged, where that takes long."""
+        self._quiet_since_ns = (self._quiet_since_ns or now_ns) if self._run.is_quiet else 0
+        is_new = self._quiet_since_ns > 0 and now_ns - self._quiet_since_ns < HANG_FIRST_NS
+        return is_new and self._speed_cost_ns > DEAR_NS
 
     def _stall(
         self, record: RunRecord, views: Sequence[FindingView], now_ns: int
@@ -374,6 +400,13 @@ class RunSource:
         if self._run.divergence is not None:
             return "stalled"
         return "running" if steps_made(record) else "waiting"
+
+
+def _measured(record: RunRecord) -> tuple[object, ...]:
+    """What the figures of a record are made of, so that the same means the same figures."""
+    newest = [(track.rank, len(track), track.ended_at_ns[-1] if len(track) else 0) for track in record.step_tracks]
+    calls = sum(map(len, record.call_tracks))
+    return newest, calls, len(record.ranks), len(record.groups), len(record.wraps), record.job.world_size
 
 
 def _shown(record: RunRecord) -> RunRecord:

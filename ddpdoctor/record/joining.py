@@ -153,12 +153,17 @@ def _moved(row: Any, numbers: Mapping[str, list[int]], clock: Clock) -> Any:
                 changed[name] = clock.moved(value)
         elif kind and isinstance(value, (int, array)):
             table = numbers[kind]
-            changed[name] = (
-                array("q", [_at(table, number) for number in value]) if isinstance(value, array) else _at(table, value)
-            )
+            changed[name] = _renumbered(table, value) if isinstance(value, array) else _at(table, value)
         elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
             changed[name] = tuple(_moved(inner, numbers, clock) for inner in value)
     return msgspec.structs.replace(row, **changed) if changed else row
+
+
+def _renumbered(table: list[int], numbers: array[int]) -> array[int]:
+    """Each of them; with thousands of ranks these are millions."""
+    if numbers and min(numbers) >= -1 and max(numbers) < len(table):
+        return array("q", map(table.__getitem__, numbers))
+    return array("q", [_at(table, number) for number in numbers])
 
 
 def _at(table: list[int], number: int) -> int:

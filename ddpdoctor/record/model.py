@@ -8,8 +8,8 @@ and referred to by its index.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -335,7 +335,7 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that is known of one run."""
 
     job: Job
@@ -417,11 +417,28 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_rank(self, rank: int) -> Rank | None:
         """Return the process of one rank, if the record knows it."""
-        return next((entry for entry in self.ranks if entry.rank == rank), None)
+        return next(iter(self._rows_of("ranks", rank)), None)
 
     def track(self, rank: int) -> CollectiveTrack | None:
         """Return the collectives of one rank."""
-        return next((track for track in self.collectives if track.rank == rank), None)
+        return next(iter(self._rows_of("collectives", rank)), None)
+
+    def pulse(self, rank: int) -> Pulse | None:
+        """Return what the heart of one rank said last, of a live run."""
+        return next(iter(self._rows_of("pulses", rank)), None)
+
+    def stacks_of(self, rank: int) -> Sequence[StackDump]:
+        """Return the stacks of one rank, in their order."""
+        return self._rows_of("stacks", rank)
+
+    def _rows_of(self, stream: str, rank: int) -> Sequence[Any]:
+        """Those of one rank; there may be thousands of ranks, and each is looked for again and again."""
+        by_rank: dict[int, list[Any]] | None = self.__dict__.get(stream)
+        if by_rank is None:
+            by_rank = self.__dict__[stream] = {}
+            for row in getattr(self, stream):
+                by_rank.setdefault(row.rank, []).append(row)
+        return by_rank.get(rank, ())
 
     def steps(self) -> int:
         """Steps that every rank made (of its busiest optimizer), or synchronised backwards where there is none."""

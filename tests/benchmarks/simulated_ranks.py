@@ -41,7 +41,8 @@ class SimulatedRank:
             {"event": "group", "number": 0, "ranks": list(range(ranks)), "backend": "nccl", "timeout_ns": 600 * 10**9},
             {"event": "site", "number": 0, "frames": frames},
         ]
-        with (directory / layout.events_name(pid)).open("w") as file:
+        self._events = directory / layout.events_name(pid)
+        with self._events.open("w") as file:
             file.writelines(json.dumps({"time_ns": started_ns, "kind": "start", **event}) + "\n" for event in events)
 
     def make_steps(self, until_ns: int) -> None:

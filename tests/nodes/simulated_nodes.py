@@ -1,7 +1,8 @@
 """Nodes that are not there: what their agents would send a head, sent in real time, each over a connection of its own.
 
 ``python -m tests.nodes.simulated_nodes KEYS NODES FAULT BEGAN_NS`` sends for all nodes but the first until its stdin is
-closed; ``KEYS`` is the head's ``head.key``. The rows of a step are made here for the first node, too.
+closed; ``KEYS`` is the head's ``head.key``. The rows of a step are made here for the first node, too. A hang begins
+with the step that a file beside ``KEYS`` names, see ``simulated_hang``.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_answer,
 )
 from ddpdoctor.record import layout
-from ddpdoctor.record.model import STREAMS, Group, Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.model import STREAMS, Group, Job, RunRecord, StreamState, Wrap
 from ddpdoctor.record.streams.machine import Node
-from ddpdoctor.record.streams.measured import Pulse, StepTrack
+from ddpdoctor.record.streams.measured import Gauge, Gpu, HostUse, Pulse, StepTrack
+from tests.nodes import simulated_hang
+from tests.nodes.simulated_hang import HANGS, QUIET_AFTER_NS, RANKS_OF_A_NODE, STUCK_AFTER_NS
 
-RANKS_OF_A_NODE = 8
 STEP_NS = 200_000_000
 LATE_NS = 60_000_000
 SLOW_TRANSFER_NS = 120_000_000
 TRANSFER_NS = 4_000_000
-STRAGGLER = 2_003
-SLOW_NODE = 100
-FAULTS = ("healthy", "straggler", "slow node", "slow link")
+STRAGGLER = simulated_hang.HUNG_RANK
+SLOW_NODE = simulated_hang.HUNG_NODE
+FAULTS = ("healthy", *HANGS, "straggler", "slow node", "slow link")
+SENT_EVERY_NS = 1_000_000_000
 CLOCK_STEP_NS = 1_000_000
 """Each node's clock is that much further from the head's than that of the node before."""
 CLOCK_ERROR_NS = 150_000
@@ -107,26 +110,50 @@ class SimulatedNode:
         self._fault, self._began_ns, self._own = fault, began_ns, own
         self._ahead_ns = number * CLOCK_STEP_NS
         self._number, self._step, self._asked = 0, 0, False
+        self._due_ns = began_ns + number * SENT_EVERY_NS // nodes
+        self._phase_ns = number % 64 * 4_000_000
+        """Agents look at moments of their own."""
+        self._told = 0
+        """Of what it has to say of a hang."""
 
-    def send(self, now_ns: int) -> None:
-        """Send what is new, as an agent does, where the last update was answered."""
+    def send(self, now_ns: int, struck: int = 0) -> None:
+        """Send what is new, as an agent does, where the last update was answered and it is time."""
         while self._own.poll(0):
             self._asked = False
             if unpack_answer(self._own.recv()).send_all:
                 raise SystemExit(f"{self._host}: the head has lost what it was sent")
-        if self._asked:
+        step_ns = length_ns(self._fault)
+        step = (now_ns - self._began_ns) // step_ns
+        ended_ns = self._began_ns + (struck - 1) * step_ns
+        hangs = bool(struck) and step >= struck
+        stood_ns = now_ns - ended_ns - self._phase_ns if hangs else 0
+        news = (stood_ns >= QUIET_AFTER_NS) + (stood_ns >= STUCK_AFTER_NS)
+        if self._asked or (now_ns < self._due_ns and news == self._told):
             return
-        step = (now_ns - self._began_ns) // length_ns(self._fault)
         self._number += 1
-        local_ns = now_ns + self._ahead_ns
-        pulses = tuple(
-            Pulse(rank=rank, beat_at_ns=local_ns, phase="forward", phase_since_ns=local_ns - 10**7, step=step + 1)
-            for rank in self._ranks
-        )
+        self._due_ns += max(0, (now_ns - self._due_ns) // SENT_EVERY_NS + 1) * SENT_EVERY_NS
+        local_ns, local_end_ns = now_ns + self._ahead_ns, ended_ns + self._ahead_ns
+        if hangs:
+            step = struck - 1
+            pulses = tuple(
+                simulated_hang.pulse(rank, self._fault, struck, local_end_ns, local_ns) for rank in self._ranks
+            )
+        else:
+            pulses = tuple(
+                Pulse(rank=rank, beat_at_ns=local_ns, phase="forward", phase_since_ns=local_ns - 10**7, step=step + 1)
+                for rank in self._ranks
+            )
         record = RunRecord(job=Job(kind="run"), pulses=pulses)
         fields = {"pulses": pack_field(record, "pulses")}
         if self._number == 1:
             fields = self._whole(record)
+        collectives = None
+        if news > self._told:
+            is_first, self._told = not self._told, news
+            record = self._standing(record, struck, local_ns, stuck=news > 1)
+            fields = {name: pack_field(record, name) for name in ("pulses", "ranks", "stacks")}
+            if is_first:
+                collectives = tuple(self._recorder(rank, struck, local_end_ns) for rank in self._ranks)
         steps = tuple(self._rows(rank, self._step + 1, step) for rank in self._ranks) if step > self._step else ()
         self._own.send(
             pack(
@@ -136,6 +163,7 @@ class SimulatedNode:
                     number=self._number,
                     host=self._host,
                     sent_at_ns=local_ns,
+                    is_quiet=news > 0,
                     clock=(local_ns, -self._ahead_ns - CLOCK_ERROR_NS, -self._ahead_ns + CLOCK_ERROR_NS),
                     job=JobFacts(
                         world_size=self._world_size,
@@ -146,6 +174,7 @@ class SimulatedNode:
                     ),
                     fields=fields,
                     steps=steps,
+                    collectives=collectives,
                 )
             )
         )
@@ -155,15 +184,32 @@ class SimulatedNode:
         rows = _packed(first, last, late_ns(rank, self._fault), rank % 4, self._fault, self._began_ns + self._ahead_ns)
         return msgspec.structs.replace(rows, rank=rank, anew=first == 1)
 
-    def _whole(self, record: RunRecord) -> dict[str, bytes]:
-        ranks = tuple(
-            Rank(rank=rank, local_rank=rank % 8, node=rank // 8, host=self._host, pid=1_000 + rank, end="running")
-            for rank in self._ranks
+    def _standing(self, record: RunRecord, struck: int, local_ns: int, *, stuck: bool) -> RunRecord:
+        ranks, stacks = (
+            tuple(simulated_hang.process(rank, self._host, self._fault, struck, stuck=stuck) for rank in self._ranks),
+            tuple(simulated_hang.stack(rank, self._fault, local_ns) for rank in self._ranks),
         )
+        return msgspec.structs.replace(record, ranks=ranks, stacks=stacks)
+
+    def _recorder(self, rank: int, struck: int, ended_ns: int) -> Rows:
+        stands = simulated_hang.stands(rank, self._fault)
+        rows = _packed_recorder(stands, self._fault, struck, ended_ns, rank if stands else 0)
+        return msgspec.structs.replace(rows, rank=rank)
+
+    def _whole(self, record: RunRecord) -> dict[str, bytes]:
+        everyone = tuple(range(self._world_size))
         whole = msgspec.structs.replace(
             record,
-            ranks=ranks,
-            groups=(Group(ranks=tuple(range(self._world_size)), backend="nccl", timeout_ns=600 * 10**9),),
+            ranks=tuple(simulated_hang.process(rank, self._host, self._fault, 0, stuck=False) for rank in self._ranks),
+            sites=(simulated_hang.SITE,),
+            signatures=(simulated_hang.BUCKET,),
+            groups=(Group(ranks=everyone, backend="nccl", timeout_ns=600 * 10**9),),
+            wraps=tuple(Wrap(rank=rank, wrap=0, site=0, module_class="Net", ranks=everyone) for rank in self._ranks),
+            gpus=tuple(Gpu(index=rank % 8, name="H100", ranks=(rank,)) for rank in self._ranks),
+            gauges=tuple(
+                Gauge(rank=rank, name="garbage collection", unit="ns", total=1_000, steps=10) for rank in self._ranks
+            ),
+            host_uses=tuple(HostUse(rank=rank, cores=16) for rank in self._ranks),
             streams={name: StreamState("complete") for name in STREAMS},
             nodes=(Node(host=self._host, ranks=self._ranks, interfaces=("lo", "eth0")),),
         )
@@ -176,6 +222,12 @@ def _columns(first: int, last: int, late: int, noise: int, fault: str) -> StepTr
     return StepTrack(
         rank=0, dropped=0, **{name: array("q", [row[name] for row in rows]) for name in layout.STEP_FIELDS}
     )
+
+
+@lru_cache(maxsize=4_096)
+def _packed_recorder(stands: bool, fault: str, struck: int, ended_ns: int, rank: int) -> Rows:
+    """That of a rank that stands, or of any that waits."""
+    return pack_rows(simulated_hang.track(rank, fault, struck, ended_ns, length_ns(fault)), anew=True)
 
 
 @lru_cache(maxsize=4_096)
@@ -202,16 +254,10 @@ def main() -> None:
         for number in range(1, nodes)
     ]
     print(f"{socket.gethostname()}: ready", flush=True)
-    while True:
-        began_s = time.monotonic()
-        for number, node in enumerate(simulated, 1):
-            node.send(time.time_ns())
-            # Agents send at moments of their own.
-            left_s = began_s + number / len(simulated) - time.monotonic()
-            if left_s > 0 and select.select([sys.stdin], [], [], left_s)[0]:
-                return
-        if select.select([sys.stdin], [], [], 0)[0]:
-            return
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
+        struck = simulated_hang.struck_at(Path(sys.argv[1]).parent)
+        for node in simulated:
+            node.send(time.time_ns(), struck)
 
 
 if __name__ == "__main__":

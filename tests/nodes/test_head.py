@@ -291,6 +291,7 @@ def test_a_monitor_that_leaves_says_so_and_is_forgotten() -> None:
 
 def test_a_monitor_in_the_place_of_a_lost_one_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_node, "LOST_AFTER_NS", 500_000_000)
+    monkeypatch.setattr("ddpdoctor.monitor.nodes.agent.EVERY_S", 0.0)
     with listening() as head, forwarding(head.meeting) as first:
         until(lambda: bool(first.answered_s))
         with forwarding(head.meeting) as second:

@@ -60,9 +60,11 @@ def large_states(record: RunRecord) -> Iterator[ModelState]:
 
 def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
     for gpu in record.gpus:
+        if not record.optimizer_sizes or not gpu.memory_total_bytes:
+            continue
         sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
         wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
-        if sizes and gpu.memory_total_bytes:
+        if sizes:
             yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps)
 
 

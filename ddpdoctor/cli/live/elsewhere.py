@@ -27,21 +27,24 @@ def look_on(where: str, key_file: str | None, wanted: RunOutput, *, on_screen: b
     """
     from ddpdoctor.monitor.nodes.attached import AttachedRun, find_key
 
-    with signals.kept(), signals.Relay(None) as relay:
-        source = AttachedRun(find_key(where, key_file))
-        try:
+    source = AttachedRun(find_key(where, key_file))  # Until there is something to be seen, Ctrl-C just ends this.
+    try:
+        with signals.kept(), signals.Relay(None) as relay:
             streams.say(f"ddpdoctor: looks at the run shown at {source.where}; Ctrl-C leaves it alone")
             code = ExitCode.CLEAN
             if on_screen:
                 with signals.heard(), relay.quietly():
                     screen.show(source)
                 streams.say("ddpdoctor: the screen is closed; nothing was touched")
+                if source.trouble:
+                    streams.say(f"ddpdoctor: what was shown last is reported: {source.trouble}")
+                    code = ExitCode.INCONCLUSIVE
             else:
                 code = _in_lines(source)
             wanted.write(source.last_snapshot())
             return code
-        finally:
-            source.close()
+    finally:
+        source.close()
 
 
 def _in_lines(source: AttachedRun) -> ExitCode:

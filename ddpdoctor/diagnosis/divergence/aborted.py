@@ -144,7 +144,7 @@ def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blo
 
 def last_stack(record: RunRecord, rank: Rank) -> tuple[Frame, ...]:
     """Return the main thread's stack when a signal ended a rank; empty where none did, or it could not say."""
-    told = any(dump.of_the_end for dump in record.stacks if dump.rank == rank.rank and dump.main)
+    told = any(dump.of_the_end for dump in record.stacks_of(rank.rank) if dump.main)
     return main_stack(record, rank.rank) if told or rank.signal in CRASHES else ()
 
 
@@ -291,7 +291,7 @@ def _call(record: RunRecord, track: CallTrack, row: int) -> Call:
 
 def _ended_natively(record: RunRecord, rank: Rank) -> bool:
     """Return whether a thread of gloo's or NCCL's own ended a rank."""
-    return rank.signal in CRASHES and any(dump.native_end for dump in record.stacks if dump.rank == rank.rank)
+    return rank.signal in CRASHES and any(dump.native_end for dump in record.stacks_of(rank.rank))
 
 
 def _runs_backward(stack: tuple[Frame, ...]) -> bool:
@@ -303,4 +303,4 @@ def _track(record: RunRecord, rank: int) -> CallTrack | None:
 
 
 def _pulse(record: RunRecord, rank: int) -> Pulse | None:
-    return next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    return record.pulse(rank)

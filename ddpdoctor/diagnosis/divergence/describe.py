@@ -81,7 +81,8 @@ def _stuck_title(divergence: Divergence) -> str:
     if any(turn.waiting for turn in others):
         comma = "," if stuck.seen_ago_ns and not known else ""
         waiting = [turn for turn in others if turn.waiting]
-        return f"{rank_list([stuck.rank])} {_standing([stuck])}{comma} while {_waiting(waiting)}"
+        first = _alike(tuple(standing))[0] if standing else [stuck]
+        return f"{_ranks(first)} {_standing(first)}{comma} while {_waiting(waiting)}"
     alike = "; ".join(f"{_ranks(turns)} {_standing(turns)}" for turns in _alike(tuple(standing)))
     return alike + (f"; {_waiting(others)}" if others else "")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import Blocked
+from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature
@@ -244,8 +246,8 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
     if dump is None or not dump.frames:
         return None
     if not _is_shutdown(dump.frames[-1]):
-        return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(record) else None
-    threads = [other for other in record.stacks if other.rank == rank and not other.main and not other.daemon]
+        return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(ByIdentity(record)) else None
+    threads = [other for other in record.stacks_of(rank) if not other.main and not other.daemon]
     newest_ns = max((other.time_ns for other in threads), default=0)
     # What is written of the threads of one moment is written at once.
     keeper = next((other for other in threads if newest_ns - other.time_ns < _ONE_LOOK_NS), None)
@@ -258,9 +260,10 @@ def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
     return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
 
 
-def _all_scripts_are_over(record: RunRecord) -> bool:
+@lru_cache(maxsize=2)
+def _all_scripts_are_over(key: ByIdentity[RunRecord]) -> bool:
     """Tell whether below nothing that the living ranks do is the code of a module, as it is below all of a script."""
-    dumps = [_main_dump(record, rank.rank) for rank in record.ranks if rank.end == "running"]
+    dumps = [_main_dump(key.of, rank.rank) for rank in key.of.ranks if rank.end == "running"]
     return all(
         dump is not None
         and 0 < len(dump.frames) < _MOST_FRAMES
@@ -275,14 +278,13 @@ def _is_shutdown(frame: Frame) -> bool:
 
 
 def _main_dump(record: RunRecord, rank: int) -> StackDump | None:
-    dumps = [dump for dump in record.stacks if dump.rank == rank and dump.main]
+    dumps = [dump for dump in record.stacks_of(rank) if dump.main]
     return max(dumps, key=lambda dump: dump.time_ns, default=None)
 
 
 def _seen_ago_ns(record: RunRecord, rank: int) -> int:
     """How old the stack of a rank is, where it may have changed since; 0 where it has not."""
-    dump = _main_dump(record, rank)
-    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    dump, pulse = _main_dump(record, rank), record.pulse(rank)
     if pulse is None or record.job.kind != "run":
         return 0
     taken_ns = pulse.beat_at_ns if dump is None else max(dump.time_ns, 0)
@@ -294,8 +296,7 @@ def _seen_ago_ns(record: RunRecord, rank: int) -> int:
 
 def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
     """Return whether the newest pulse of a rank came well after its newest stack, from another place."""
-    dump = _main_dump(record, rank)
-    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    dump, pulse = _main_dump(record, rank), record.pulse(rank)
     if dump is None or pulse is None:
         return pulse is not None
     stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
@@ -304,16 +305,21 @@ def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
 
 def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
     """Where the pulse of a rank saw it last."""
-    pulse = next((pulse for pulse in record.pulses if pulse.rank == rank), None)
+    pulse = record.pulse(rank)
     return () if pulse is None else record.site(pulse.site).frames
 
 
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames of a stack that are in the user's files."""
-    files = {frame.file for site in record.sites for frame in site.frames} | {record.job.script}
+    files = _user_files(ByIdentity(record))
     beside = os.path.dirname(record.job.script) + os.sep
     mine = tuple(frame for frame in stack if frame.file in files or _is_beside(frame.file, beside))
     return mine or tuple(frame for frame in stack if in_user_code(frame.file))
+
+
+@lru_cache(maxsize=2)
+def _user_files(key: ByIdentity[RunRecord]) -> frozenset[str]:
+    return frozenset(frame.file for site in key.of.sites for frame in site.frames) | {key.of.job.script}
 
 
 def _is_beside(file: str, directory: str) -> bool:

@@ -101,9 +101,11 @@ def missing_gradients(record: RunRecord) -> tuple[MissingGradient, ...]:
 def _reported(record: RunRecord) -> Iterator[MissingGradient]:
     """The parameters behind the indices in DDP's error; only where a rank has one wrap, which it must be about."""
     for rank in record.ranks:
-        wraps = [wrap for wrap in record.wraps if wrap.rank == rank.rank]
         said = next(filter(None, (_INDICES.search(raised.message) for raised in rank.exceptions)), None)
-        if said is None or len(wraps) != 1:
+        if said is None:
+            continue
+        wraps = [wrap for wrap in record.wraps if wrap.rank == rank.rank]
+        if len(wraps) != 1:
             continue
         reduced = [
             tensor.name

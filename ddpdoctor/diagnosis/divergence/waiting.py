@@ -112,6 +112,7 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
 def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
     """Find the ranks that wait in a collective, in a send or receive whose peer is known, or in the store."""
     found: dict[int, Blocked] = {}
+    missing: dict[tuple[int, int], tuple[int, ...]] = {}
     tracks = {track.rank: track for track in record.collectives}
     for rank in record.ranks:
         track = tracks.get(rank.rank)
@@ -129,10 +130,13 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
         position = _position_of(lanes.get(rank.rank), row)
         if position is None:
             continue
-        members = record.groups[track.group[row]].ranks
+        at = track.group[row], position
+        if at not in missing:  # Thousands of ranks wait at one place for the same few.
+            members = record.groups[track.group[row]].ranks
+            missing[at] = tuple(member for member in members if member not in lanes or lanes[member].end <= position)
         found[rank.rank] = Blocked(
             rank=rank.rank,
-            missing=tuple(member for member in members if member not in lanes or lanes[member].end <= position),
+            missing=missing[at],
             since_ns=track.started_ns[row],
             row=row,
             group=track.group[row],
@@ -141,8 +145,8 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
     calls = open_calls(record)
     for call in calls.values():
         if not _meets(call, calls.get(call.peer)):
-            missing = call.absent if call.peer < 0 else (call.peer,)
-            found[call.rank] = Blocked(rank=call.rank, missing=missing, since_ns=call.entered_at_ns, call=call)
+            absent = call.absent if call.peer < 0 else (call.peer,)
+            found[call.rank] = Blocked(rank=call.rank, missing=absent, since_ns=call.entered_at_ns, call=call)
     for entry in _store_waits(record):
         found.setdefault(entry.rank, entry)
     return found

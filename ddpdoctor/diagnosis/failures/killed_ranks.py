@@ -58,7 +58,7 @@ def killed_rank(record: RunRecord) -> Killed | None:
         return None
     if first.signal is None and not _went_first(first, record, last_sign):
         return None
-    pulse = next((pulse for pulse in record.pulses if pulse.rank == first.rank), None)
+    pulse = record.pulse(first.rank)
     return Killed(
         rank=first.rank,
         signal=first.signal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -31,11 +32,6 @@ class Order:
     def __init__(self, record: RunRecord, handovers: tuple[Handover, ...] = ()) -> None:
         self._record = record
         self._handovers = handovers
-        self._rows: dict[tuple[int, int], list[int]] = {}
-        """(rank, group) -> rows of its track, ascending."""
-        for track in record.collectives:
-            for row, group in enumerate(track.group):
-                self._rows.setdefault((track.rank, group), []).append(row)
         self._tracks: Mapping[int, CollectiveTrack] = {track.rank: track for track in record.collectives}
         self._meetings: dict[tuple[str, int], dict[int, Wait]] = {}
         counts: dict[tuple[int, str], int] = {}
@@ -45,6 +41,15 @@ class Order:
                 counts[wait.rank, wait.kind] = ordinal + 1
                 self._meetings.setdefault((wait.kind, ordinal), {})[wait.rank] = wait
         self._known: dict[tuple[int, int, int], dict[int, int]] = {}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, int], list[int]]:
+        """(rank, group) -> rows of its track, ascending."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for track in self._record.collectives:
+            for row, group in enumerate(track.group):
+                found.setdefault((track.rank, group), []).append(row)
+        return found
 
     def follows(self, rank: int, time_ns: int, other: int, other_ns: int) -> bool:
         """Return whether the moment of ``other`` certainly comes after that of ``rank``."""

@@ -136,7 +136,7 @@ def _function_it_is_in(record: RunRecord, turn: NextCall) -> Frame | None:
 
     Its pulse says which line has called that function; the stack says where in it the rank is.
     """
-    pulse = next((pulse for pulse in record.pulses if pulse.rank == turn.rank), None)
+    pulse = record.pulse(turn.rank)
     stood = None if pulse is None else record.site(pulse.site).innermost
     frames = user_frames(record, turn.stack)
     if pulse is None or stood is None or record.job.ended_ns - pulse.beat_at_ns > OLD_NS:

@@ -35,15 +35,28 @@ class Watch:
         self.wait: LastingWait | None = None
         """What ranks wait for now, where that is no standstill."""
         self.confirm_ns = CONFIRM_NS
-        """How long a suspicion has to look the same."""
+        """How long what the ranks wait for has to look the same."""
         self._suspicion: tuple[object, ...] | None = None
         self._since_ns = 0
+        self._waits: tuple[object, ...] = ()
+        self._waits_since_ns = 0
 
-    def confirmed(self, suspicion: tuple[object, ...], now_ns: int) -> bool:
-        """Remember a suspicion; tell whether it has looked the same for long enough."""
+    def confirmed(self, suspicion: tuple[object, ...], now_ns: int, waits: tuple[object, ...] = ()) -> bool:
+        """Remember a suspicion; tell whether it has looked the same for long enough.
+
+        Where ``waits`` are what it rests on, and some ranks are on other nodes, it is they that have to: that a rank
+        does nothing was seen for seconds where it runs, and is told later.
+        """
         if suspicion != self._suspicion:
             self._suspicion, self._since_ns = suspicion, now_ns
+        if waits and self.confirm_ns > CONFIRM_NS and now_ns - self._waits_since_ns >= self.confirm_ns:
+            return True
         return now_ns - self._since_ns >= self.confirm_ns
+
+    def note_waits(self, waits: tuple[object, ...], now_ns: int) -> None:
+        """Remember who waits where for whom."""
+        if waits != self._waits:
+            self._waits, self._waits_since_ns = waits, now_ns
 
     def forget(self) -> None:
         """Drop the suspicion."""
@@ -60,6 +73,9 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
     parting = watch.matcher.advance(record)
     blocked = blocked_ranks(record, watch.matcher)
     watch.wait = lasting_wait(record, blocked)
+    held = sorted(rank for rank, entry in blocked.items() if entry.missing)
+    waits = tuple((rank, blocked[rank].row, blocked[rank].since_ns, blocked[rank].missing) for rank in held)
+    watch.note_waits(waits, now_ns)
     if parting is not None:
         parted = from_parting(record, watch.matcher, parting, blocked)
         # What the ranks say of where they are may come a beat later than the calls that part them.
@@ -77,6 +93,6 @@ def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | N
     if found is None:
         watch.forget()
         return None
-    waits = tuple((rank, entry.row, entry.since_ns) for rank, entry in sorted(blocked.items()) if entry.missing)
     suspicion = (found.form, found.culprit, found.group, found.sequence, waits)
-    return found if watch.confirmed(suspicion, now_ns) else None
+    rests_on = () if found.form == "absentee" else waits
+    return found if watch.confirmed(suspicion, now_ns, rests_on) else None

@@ -35,7 +35,8 @@ def replicated_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
     """Yield each wrap of two or more ranks by rank, where every rank of its group made it."""
     for number in sorted({wrap.wrap for wrap in record.wraps}):
         by_rank = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
-        groups = {wrap.ranks or record.rank_numbers() for wrap in by_rank.values()}
+        # Of thousands of ranks each names them all: the same object is compared once.
+        groups = set({id(wrap.ranks): wrap.ranks or record.rank_numbers() for wrap in by_rank.values()}.values())
         for group in sorted(groups):
             members = {rank: by_rank[rank] for rank in group if rank in by_rank}
             if len(group) > 1 and len(members) == len(group):

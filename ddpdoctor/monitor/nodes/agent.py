@@ -41,6 +41,8 @@ from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import CollectiveTrack, RunRecord
 
+EVERY_S = 1.0
+"""Updates are so far apart, however often this node is looked at; what may prove a hang is sent at once."""
 AGAIN_AFTER_S = 5.0
 """An update that was not answered for so long is sent again: it may have been lost with a connection."""
 UNREACHED_AFTER_S = 15.0
@@ -81,6 +83,10 @@ class Agent:
         """By rank its process, and the end of the last step that the head has."""
         self._calls: dict[int, tuple[int, int]] = {}
         self._number = 0
+        self._made_s = 0.0
+        """When the newest update was made, …"""
+        self._made_of: tuple[object, ...] = ()
+        """… and what of it is never kept waiting."""
         self._sent_state = ""
         """What the update under way says of the job."""
         self._over = threading.Event()
@@ -242,12 +248,14 @@ class Agent:
     def _next_update(self) -> bytes:
         """The next update, once something was offered; empty where nothing was for a while."""
         with self._offer:
-            if self._record is None and not self._over.is_set():
+            if not self._is_due() and not self._over.is_set():
                 self._offer.wait(0.2)
-            record, self._record = self._record, None
-            if record is None:
+            if not self._is_due():
                 return b""
+            record, self._record = self._record, None
+            assert record is not None
             state, exit_code, is_quiet = self._state
+            self._made_s, self._made_of = time.monotonic(), _picture(record, self._state)
             bound, self._newest_bound = self._newest_bound, None
         self._number += 1
         self._sent_state = state
@@ -281,6 +289,13 @@ class Agent:
         )
         return pack(update)
 
+    def _is_due(self) -> bool:
+        """Tell whether something was offered that is to be sent now."""
+        if self._record is None:
+            return False
+        waited = time.monotonic() - self._made_s >= EVERY_S
+        return waited or self._over.is_set() or _picture(self._record, self._state) != self._made_of
+
     def _farewell(self) -> Update:
         """Says that nothing more will be told of ranks that go on."""
         return Update(
@@ -302,6 +317,11 @@ class Agent:
                 self._fields[name] = changed[name] = content
                 self._sent_at[name] = self._number
         return changed
+
+
+def _picture(record: RunRecord, state: tuple[str, int | None, bool]) -> tuple[object, ...]:
+    """What a hang is proved by, and the end: whether ranks stand, wait or are gone, and what their recorders tell."""
+    return state, record.ranks, [len(track) for track in record.collectives]
 
 
 def _news(

@@ -23,10 +23,14 @@ from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 
 PATIENCE_S = 8.0
-"""For the first answer of the head; a handshake over a slow link takes a second."""
+"""For the greeting of the head; a handshake over a slow link takes a second."""
+SNAPSHOT_WITHIN_S = 60.0
+"""After that for the first snapshot, of which a slow link carries a part a second."""
 ANSWERED_WITHIN_S = 0.25
 AGAIN_AFTER_S = 5.0
 """A request that was not answered for so long is sent again: it may have been lost with a connection."""
+_LINGER_MS = 200
+"""The head hears what was seen last, and waits no longer then."""
 SILENT_AFTER_S = 6.0
 """The head answers every two seconds, whether there is news or not."""
 
@@ -98,6 +102,12 @@ class AttachedRun:
         self._asked_s = self._heard_s = time.monotonic()
         self._newest: Snapshot | None = None
         self._left = self._has_ended = False
+        self._is_greeted = False
+        """Its key is right."""
+        self._refused = ""
+        """Why the head shows nothing here any more."""
+        self.trouble = ""
+        """Why nothing comes any more, or not now, as a sentence; empty while all is well."""
         self.where = ""
         """Where the head listens, as ``HOST:PORT``."""
         try:
@@ -108,12 +118,23 @@ class AttachedRun:
 
     def snapshot(self) -> Snapshot:
         """The newest one; raises HeadLeft where none will come any more, and RecordError where none comes now."""
+        try:
+            newest = self._newer()
+        except RecordError as error:
+            self.trouble = error.message
+            raise
+        self.trouble = ""
+        return newest
+
+    def _newer(self) -> Snapshot:
         with self._lock:
             if self._has_ended:
                 return self.last_snapshot()
             self._exchange(ANSWERED_WITHIN_S)  # After one that has left another may take its place.
             newest = self.last_snapshot()
             self._has_ended = newest.state == "ended"
+            if self._refused:
+                raise HeadLeft(f"the monitor at {self.where} shows nothing here any more: {self._refused}")
             if self._left and not self._has_ended:
                 raise HeadLeft(f"the monitor at {self.where} has left, and the job may go on without it")
             silent_s = time.monotonic() - self._heard_s
@@ -138,7 +159,7 @@ class AttachedRun:
     def close(self) -> None:
         """Look on no longer."""
         with self._lock:
-            self._context.destroy(linger=0)
+            self._context.destroy(linger=_LINGER_MS)
 
     def _connect(self, meeting: Meeting) -> None:
         # Through a tunnel, or where a machine has no name that it can be reached by, this machine is meant.
@@ -151,13 +172,16 @@ class AttachedRun:
             )
         self.where = endpoint(address, meeting.port).removeprefix("tcp://")
         where = endpoint(address, meeting.port)
-        self._socket = connected(self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False)
-        until_s = time.monotonic() + PATIENCE_S
-        heard_s = self._heard_s
-        while self._newest is None and not self._left and time.monotonic() < until_s:
+        self._socket = connected(
+            self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False, patience_s=int(SNAPSHOT_WITHIN_S)
+        )
+        began_s = time.monotonic()
+        while self._newest is None and not self._left:
             self._exchange(ANSWERED_WITHIN_S)
+            if time.monotonic() - began_s > (SNAPSHOT_WITHIN_S if self._is_greeted else PATIENCE_S):
+                break
         if self._newest is None:
-            if self._heard_s > heard_s:
+            if self._is_greeted:
                 raise UsageError(f"the monitor at {self.where} has nothing to show", "Try again in a few seconds.")
             raise UsageError(
                 f"{self.where}: somebody listens on the port, but gives no answer to the run's key",
@@ -189,9 +213,10 @@ class AttachedRun:
             self._number, self._asked_s = number, now_s
 
     def _take(self, shown: Shown, snapshot: Snapshot | None) -> None:
-        if shown.refused:
+        if shown.refused and self._newest is None:
             raise UsageError(f"the monitor at {self.where} shows nothing here: {shown.refused}")
-        self._heard_s, self._left = time.monotonic(), shown.has_left
+        self._heard_s, self._left, self._refused = time.monotonic(), shown.has_left, shown.refused
+        self._is_greeted = True
         if shown.number == self._number:
             self._number = 0
         if snapshot is not None:

@@ -8,11 +8,18 @@ from ddpdoctor.monitor.nodes.meeting import Meeting
 
 
 def connected(
-    context: zmq.Context[zmq.Socket[bytes]], meeting: Meeting, where: str, most_bytes: int, *, immediate: bool = True
+    context: zmq.Context[zmq.Socket[bytes]],
+    meeting: Meeting,
+    where: str,
+    most_bytes: int,
+    *,
+    immediate: bool = True,
+    patience_s: int = 15,
 ) -> zmq.Socket[bytes]:
     """A socket that goes on trying to reach the head, and takes no message that is longer.
 
-    ``immediate``: nothing can be sent while there is no connection, and what a lost one brought last is lost, too.
+    ``immediate``: nothing can be sent while there is no connection, and what a lost one brought last is lost, too. A
+    connection is given up on which nothing has come for ``patience_s``; of a long message nothing comes before its end.
     """
     own = context.socket(zmq.DEALER)
     own.curve_serverkey = meeting.server_key.encode("ascii")
@@ -22,7 +29,7 @@ def connected(
     own.maxmsgsize = most_bytes
     own.sndhwm = own.rcvhwm = 8
     own.reconnect_ivl, own.reconnect_ivl_max = 500, 5_000
-    own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 15_000
+    own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 1_000 * patience_s
     own.immediate = immediate
     own.connect(where)
     return own

@@ -41,6 +41,9 @@ WHOLE_ROWS = 400_000
 FEWEST_ROWS = 256
 MOST_NODES = 4_096
 _POLL_MS = 100
+_LINGER_MS = 200
+LAST_WORDS_S = 10.0
+"""For so long a head that is over waits until those who look on have its last snapshot, which a slow link delays."""
 _BACKLOG = 8
 """Messages of or for one of the others: each sends the next when the last one is answered."""
 _FLOOD_PAUSE_S = 0.001
@@ -67,10 +70,10 @@ class Head:
     def __init__(self, host: str = "", port: int = 0, keys: HeadKeys | None = None) -> None:
         """``host`` and ``port`` are what the user gave: the address that agents use, and the port to listen on.
 
-        ``keys`` are those of a head whose place this one takes.
+        ``keys`` are those of a head whose place this one takes, on its port unless another one is given.
         """
         self.keys = keys or _drawn()
-        port = port if keys is None else keys.meeting.port
+        port = port or (0 if keys is None else keys.meeting.port)
         nodes, screens = self.keys.meeting, self.keys.screens
         self._context = zmq.Context()
         self._guard = ThreadAuthenticator(self._context)
@@ -135,10 +138,10 @@ class Head:
     def close(self) -> None:
         """Listen no longer."""
         self._over.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=LAST_WORDS_S + 5)
         sys.setswitchinterval(self._switch_s)
         self._guard.stop()
-        self._context.destroy(linger=200)
+        self._context.destroy(linger=_LINGER_MS)
 
     def _prepare(self, secret: bytes) -> None:
         own = self._socket
@@ -147,7 +150,7 @@ class Head:
         own.ipv6 = True
         own.maxmsgsize = MOST_BYTES
         own.rcvhwm = own.sndhwm = _BACKLOG
-        own.linger = 200
+        own.linger = _LINGER_MS
         own.handshake_ivl = 10_000
         # A node whose machine is gone leaves no connection open for good.
         own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 30_000
@@ -169,8 +172,8 @@ class Head:
                 self.strange += 1
                 self.trouble = f"part of what other machines sent could not be taken in: {error!r}"[:500]
         with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
-            self._show(self.screens.last_words())
-        self._socket.close(200)
+            self._say_last_words()
+        self._socket.close(_LINGER_MS)
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -184,6 +187,17 @@ class Head:
         if said is not None:
             # Who is gone by now gets nothing, and nobody waits for it.
             self._socket.send_multipart([identity, said], zmq.NOBLOCK)
+
+    def _say_last_words(self) -> None:
+        """Show the end; a connection that is closed loses what is still under way when the other side says more."""
+        self._show(self.screens.last_words())
+        until_s = time.monotonic() + LAST_WORDS_S
+        while not self.screens.have_the_last and time.monotonic() < until_s:
+            if self._socket.poll(_POLL_MS):
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                if frames[-1].get("User-Id") == self.keys.screens.client_key:
+                    identity, *parts = [frame.bytes for frame in frames]
+                    self._heard(identity, parts)
 
     def _heard(self, screen: bytes, parts: list[bytes]) -> bytes | None:
         """Take in what a screen asks for; what it is answered at once."""

@@ -25,6 +25,9 @@ MOST_SCREENS = 16
 FORGOTTEN_AFTER_S = 10.0
 """Screens ask again as soon as they are answered, which is every two seconds at the latest."""
 NOTHING_NEW_AFTER_S = 2.0
+UNDER_WAY_S = 60.0
+"""A snapshot that was sent on a connection and is asked for again there is under way for so long: over a slow link a
+megabyte takes a while, and more of them would never end."""
 ANSWERED_EVERY_S = 0.25
 REQUESTS_PER_S = 200
 """Of all screens together; who asks more often than all of them need waits, and with it nobody else for long."""
@@ -61,7 +64,13 @@ class _Screen:
         self.request: Request | None = None
         """Not answered yet."""
         self.sent_ns = 0
-        """Time of the snapshot that it has got."""
+        """Time of the snapshot that was sent to it last, …"""
+        self.sent_s = 0.0
+        """… and when."""
+
+    def has_under_way(self, request: Request, now_s: float) -> bool:
+        """Tell whether it asks for what was sent to it already; one that connects anew is another screen."""
+        return request.has_ns < self.sent_ns and now_s - self.sent_s < UNDER_WAY_S
 
 
 class Screens:
@@ -84,7 +93,10 @@ class Screens:
         self._newest = snapshot
 
     def take(self, screen: bytes, parts: list[bytes], now_s: float) -> bytes | None:
-        """Take in a request; what is to be answered at once, None for nothing. Raises RecordError for what is none."""
+        """Take in a request; what is to be answered at once, None for nothing. Raises RecordError for what is none.
+
+        Who asks first is greeted, and knows by that that the key is right, however long a snapshot takes.
+        """
         if len(parts) != 1:
             raise RecordError("a request of several parts is none")
         try:
@@ -98,9 +110,10 @@ class Screens:
         if screen not in self._screens and len(self._screens) >= MOST_SCREENS:
             reason = f"{MOST_SCREENS} screens are attached already"
             return pack_answer(Shown(number=request.number, host=self._host, refused=reason))
+        is_new = screen not in self._screens
         held = self._screens.setdefault(screen, _Screen())
         held.asked_s, held.request = now_s, request
-        return None
+        return pack_answer(Shown(host=self._host)) if is_new else None
 
     def is_flooded(self, now_s: float) -> bool:
         """Count a request; whether there were too many of late."""
@@ -116,13 +129,20 @@ class Screens:
             if request is None or now_s - held.answered_s < ANSWERED_EVERY_S:
                 continue
             content = self._content(now_s)
-            has_newest = not content or request.has_ns == self._packed_ns
+            has_newest = not content or request.has_ns == self._packed_ns or held.has_under_way(request, now_s)
             if has_newest and now_s - held.asked_s < NOTHING_NEW_AFTER_S:
                 continue
             held.request, held.answered_s = None, now_s
-            held.sent_ns = request.has_ns if has_newest else self._packed_ns
+            if not has_newest:
+                held.sent_ns, held.sent_s = self._packed_ns, now_s
             answer = pack_answer(Shown(number=request.number, host=self._host))
             yield screen, [answer] if has_newest else [answer, content]
+
+    @property
+    def have_the_last(self) -> bool:
+        """All who look on have the newest snapshot, as what they ask for says."""
+        requests = [held.request for held in self._screens.values()]
+        return all(request is not None and request.has_ns == self._packed_ns for request in requests)
 
     def last_words(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield what each screen is told when it is over here, whether it has asked or was just answered."""

@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary
 from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.record.model import Rank, RunRecord
-from ddpdoctor.record.streams.measured import CallTrack, Gpu, Phase, Pulse
+from ddpdoctor.record.streams.measured import CallTrack, Gauge, Phase, Pulse
 from ddpdoctor.record.streams.stacks import StackDump
 
 SHOWN_SILENT_AFTER_NS = 5_000_000_000
@@ -44,6 +44,10 @@ def rank_views(
     steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
     calls = {track.rank: track for track in record.call_tracks}
     stacks = _newest_main_stacks(record.stacks)
+    gpus = {rank: gpu.index for gpu in reversed(record.gpus) for rank in gpu.ranks}
+    gauges: dict[int, list[Gauge]] = {}
+    for gauge in record.gauges:
+        gauges.setdefault(gauge.rank, []).append(gauge)
     views = []
     for rank in record.ranks:
         number = rank.rank
@@ -56,7 +60,7 @@ def rank_views(
             node=rank.node,
             host=rank.host,
             pid=rank.pid or None,
-            gpu_index=_gpu_of(number, record.gpus),
+            gpu_index=gpus.get(number),
             state=state_of(rank, pulse, now_ns),
             phase=pulse.phase if pulse is not None else "starting",
             state_since_ns=_since_ns(pulse, stepped_at_ns, now_ns),
@@ -68,7 +72,7 @@ def rank_views(
             stepped_at_ns=stepped_at_ns,
             lateness_ns=lateness_ns(number),
             pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
-            gauges=tuple(gauge for gauge in record.gauges if gauge.rank == number),
+            gauges=tuple(gauges.get(number, ())),
             calls=_call_views(record, calls.get(number)),
             stack=without_ours(stack.frames) if stack is not None else (),
             stack_taken_at_ns=stack.time_ns if stack is not None else None,
@@ -141,10 +145,6 @@ def _with_figures(view: RankView, figure: RankSummary) -> RankView:
         samples_per_s=figure.samples_per_s,
         measured_at_ns=figure.measured_at_ns or None,
     )
-
-
-def _gpu_of(rank: int, gpus: Iterable[Gpu]) -> int | None:
-    return next((gpu.index for gpu in gpus if rank in gpu.ranks), None)
 
 
 def _call_views(record: RunRecord, track: CallTrack | None) -> tuple[CallView, ...]:
