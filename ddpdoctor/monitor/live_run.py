@@ -127,14 +127,16 @@ class LiveRun:
         self._window_ns = 0
         self._silence = Silence(None if is_over else plan.launcher_pid, plan.job.command, plan.job.script)
 
-    def look(self, now_ns: int, window_ns: int = 0, *, told_to_end: bool = False) -> RunRecord:
+    def look(self, now_ns: int, window_ns: int = 0, *, told_to_end: bool = False, ended_well: int = 0) -> RunRecord:
         """Take in what was written since the last look; the record of what is known so far.
 
         With ``window_ns`` steps and explicit collectives reach so far back from the newest step, and no further. What
-        happens to the processes of a job that was told to end is not its fault.
+        happens to the processes of a job that was told to end is not its fault. ``ended_well`` is the launcher, once it
+        has ended with code 0.
         """
         self._told_to_end = self._told_to_end or told_to_end
         assembly = self._up_to_date(whole=not window_ns)
+        assembly.book.ended_well = ended_well
         assembly.live.window_ns = self._window_ns = window_ns
         for pid in assembly.book.pids().values():
             if self._is_over or not is_alive(pid):
@@ -311,6 +313,8 @@ class LiveRun:
 
     def why_nothing(self, record: RunRecord, *, ended: bool) -> str:
         """Return why no step was measured, as a sentence; empty while that may yet change, and where some were."""
+        if ended and self._assembly.live.mute() and not any(map(len, record.step_tracks)):
+            return f"the ranks could not write down what they did: see whether the disk of {self._directory} is full"
         return self._silence.reason(self._assembly.book, record, ended=ended)
 
     def faults(self, record: RunRecord) -> tuple[str, ...]:

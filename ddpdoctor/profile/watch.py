@@ -216,9 +216,11 @@ class RunSource:
 
     def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
         told_to_end = self._job is not None and self._job.told_to_end
-        record = self._run.look(now_ns, 0 if whole else self._judged_ns, told_to_end=told_to_end)
-        summary = self._summarised(record, now_ns, whole=whole)
         exit_code = self._job.exit_code() if self._job is not None else self._exit_code
+        ended_well = self._job.pid if self._job is not None and exit_code == 0 else 0
+        window_ns = 0 if whole else self._judged_ns
+        record = self._run.look(now_ns, window_ns, told_to_end=told_to_end, ended_well=ended_well)
+        summary = self._summarised(record, now_ns, whole=whole)
         state = self._state(record, exit_code)
         self._run.nodes.offer(
             self._run.own_record,
@@ -356,7 +358,8 @@ class RunSource:
             self._standing.end_standstill(now_ns, refuted=True)
         if whole:
             final = self._checks.findings(record)
-            return _with_final(final, self._standing.views(), record.job.started_ns)
+            held = tuple(view for view in self._standing.views() if not _ended_well_after_all(view.finding, record))
+            return _with_final(final, held, record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
         unexplained = stalled and not self._stalled_since_ns
         moved = steps != self._checked_steps and not stalled and not self._hang_goes_first(now_ns)
@@ -425,6 +428,12 @@ def _without_collectives(record: RunRecord) -> RunRecord:
     """Keep from the checks what ranks told of their collectives at different moments, unless it proves something."""
     absent = StreamState("absent", "the job goes on, so nobody asked the ranks for their collectives")
     return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
+
+
+def _ended_well_after_all(finding: Finding, record: RunRecord) -> bool:
+    """Tell whether a rank that was called killed, because it was gone without a word, is known to have ended well."""
+    finished = {rank.rank for rank in record.ranks if rank.end == "finished"}
+    return finding.trouble == "killed" and bool(finding.ranks) and finished.issuperset(finding.ranks)
 
 
 def _with_final(final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int) -> tuple[FindingView, ...]:

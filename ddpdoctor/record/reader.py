@@ -24,13 +24,20 @@ _DECODER = msgspec.json.Decoder()
 _SLOTS_AT_ONCE = 256
 _MOST_OVERTAKEN = layout.RING_ROWS << 6
 """A row whose number is further ahead was written by somebody else."""
+_MOST_HELD_OPEN = 256
+"""Files of events that are held open, those of the ranks among the first: workers come and go by the hundred."""
 
 
 class EventTail:
-    """The events of one process, read as they come."""
+    """The events of one process, read as they come.
 
-    def __init__(self, path: Path) -> None:
+    The file is held open, as the process holds it: whoever deletes it takes nothing of what is still written.
+    """
+
+    def __init__(self, path: Path, *, holds_open: bool = True) -> None:
         self._path = path
+        self._holds_open = holds_open
+        self._descriptor = -1
         self._offset = 0
         self._rest = b""
         self._newest_ns = 0
@@ -45,13 +52,11 @@ class EventTail:
     def read(self) -> list[dict[str, Any]]:
         """Events that were added since the last call."""
         try:
-            with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    # Somebody truncated it; the process appends behind what is left, which was read before.
-                    self.shortened += 1
-                    self._offset, self._rest, self._known_ns = 0, b"", self._newest_ns
-                file.seek(self._offset)
-                content = file.read()
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            content = self._added()
+            if not self._holds_open:
+                self.close()
         except OSError:
             return []
         self._offset += len(content)
@@ -73,6 +78,25 @@ class EventTail:
             else:
                 self.damaged += 1
         return events
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _added(self) -> bytes:
+        """What the file holds behind what was read of it."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self._offset:
+            # Somebody truncated it; the process appends behind what is left, which was read before.
+            self.shortened += 1
+            self._offset, self._rest, self._known_ns = 0, b"", self._newest_ns
+        parts, offset = [], self._offset
+        while part := os.pread(self._descriptor, 1 << 20, offset):
+            parts.append(part)
+            offset += len(part)
+        return b"".join(parts)
 
 
 def _decoded(line: bytes) -> Any:
@@ -324,7 +348,8 @@ class RunFiles:
         """Return the processes that have written events."""
         for pid, kind in self._processes():
             if kind == "events" and pid not in self._tails:
-                self._tails[pid] = EventTail(self._directory / layout.events_name(pid))
+                holds_open = len(self._tails) < _MOST_HELD_OPEN
+                self._tails[pid] = EventTail(self._directory / layout.events_name(pid), holds_open=holds_open)
             elif kind == "ring" and pid not in self.rings and pid not in self.refused:
                 self._open_ring(pid)
         return set(self._tails)
@@ -343,6 +368,8 @@ class RunFiles:
         """Let go of every file."""
         for ring in self.rings.values():
             ring.close()
+        for tail in self._tails.values():
+            tail.close()
 
     def _processes(self) -> list[tuple[int, str]]:
         try:

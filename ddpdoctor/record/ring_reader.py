@@ -63,7 +63,15 @@ class NumberedTail:
         except (RecordError, ValueError):
             os.close(self._descriptor)
             raise
-        self.columns: dict[str, array[int]] = {name: array("q") for name in fields}
+        self._fields = fields
+        self._finishing = fields.index("left_at_ns") if "left_at_ns" in fields else -1
+        self.most_rows = layout.NUMBERED_ROWS
+        """So many of the newest rows are kept."""
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget all rows, and read the file from its beginning."""
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._fields}
         self.numbers = array("q")
         """Number of each row that was read, ascending."""
         self.dropped = 0
@@ -72,10 +80,7 @@ class NumberedTail:
         """Rows that were written and are not there: somebody truncated the file, or wrote into it."""
         self._stuck_at = -1
         """Row that was not there at the last look although later ones had been written."""
-        self.most_rows = layout.NUMBERED_ROWS
-        """So many of the newest rows are kept."""
         self._next = 0
-        self._finishing = fields.index("left_at_ns") if "left_at_ns" in fields else -1
         self._unfinished: list[int] = []
         """Positions of rows that will be written again."""
 

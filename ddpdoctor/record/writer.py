@@ -14,7 +14,9 @@ from .clock import epoch_ns
 from .descriptors import private_descriptor
 
 MOST_EVENT_BYTES = 1 << 28
-"""No event is written once the file of a process is so large."""
+"""No event is written once the file of a process is so large …"""
+TELL_THE_END = frozenset({"exit", "os_exit", "raised", "ended"})
+"""… but for the few that tell how it ended."""
 
 
 class EventWriter:
@@ -46,7 +48,7 @@ class EventWriter:
         """Append one event; ``fields`` must be JSON values."""
         if self._unopened:
             self.open()
-        if self._broken or self.moved_bytes > MOST_EVENT_BYTES:
+        if self._broken or (self.moved_bytes > MOST_EVENT_BYTES and event not in TELL_THE_END):
             self.lost += 1
             return
         fields["event"] = event

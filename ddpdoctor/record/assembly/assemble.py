@@ -194,7 +194,9 @@ class Assembly:
             sites=tuple(self._sites),
             signatures=tuple(self._signatures),
             streams=self._completeness.states(self._lines.state(), job.kind),
-            ranks=self.book.ranks(*self._heartbeats(), without=doubles),
+            ranks=self.book.ranks(
+                *self._heartbeats(), without=doubles, last_signs=self.live.last_signs() if job.kind == "run" else None
+            ),
             groups=tuple(self._groups),
             waits=tuple(msgspec.structs.replace(wait, rank=self._rank(pid)) for (pid, _), wait in self._waits.items())
             if paired

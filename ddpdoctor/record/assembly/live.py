@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
+from ddpdoctor.record.assembly.ranks import LastSign
 from ddpdoctor.record.model import CollectiveTrack
 from ddpdoctor.record.ring_reader import NumberedTail, RawPulse
 from ddpdoctor.record.streams.measured import CallTrack, Phase, Pulse, StepTrack
@@ -19,6 +20,7 @@ NumberOf = Callable[[int, str, int], int]
 """The record's number for a process's own: process, kind, number there."""
 RankOf = Callable[[int], "int | None"]
 _PHASES = get_args(Phase)
+_FINISHED = _PHASES.index("finished")
 CALLS_A_STEP = 4
 """Explicit collectives that are kept of each step, where not all steps of the rings are."""
 SAME_WAIT_NS = 500_000_000
@@ -44,6 +46,8 @@ class LiveRings:
         """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
+        self._empty: set[int] = set()
+        """Processes that have made a ring and written nothing to it, as on a disk that is full."""
         self.lacks: dict[str, str] = {}
         """Names that the job's torch does not have, and what that means for the user."""
         self._flights = FlightTracks()
@@ -67,9 +71,7 @@ class LiveRings:
     def reopen(self) -> None:
         """Forget all rows, so that the next look takes in as many as there are and as are wanted by then."""
         for tail in (*self.steps.values(), *self.calls.values()):
-            tail.close()
-        self.steps.clear()
-        self.calls.clear()
+            tail.start_anew()
 
     def missing(self) -> int:
         """Rows that the ranks have written and that are not in their files."""
@@ -155,6 +157,21 @@ class LiveRings:
         pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
         return {pid: pulse.lost_events for pid, pulse in pulses.items() if pulse is not None}
 
+    def mute(self) -> set[int]:
+        """Processes that have made a ring and could not write one pulse to it, as on a disk that is full."""
+        return self._empty | {pid for pid, tail in self.steps.items() if tail.pulse() is None}
+
+    def last_signs(self) -> dict[int, LastSign]:
+        """What the newest pulse of each process that has a ring says of its end."""
+        signs = {pid: LastSign(mute=True) for pid in self._empty}
+        for pid, tail in self.steps.items():
+            pulse = tail.pulse()
+            if pulse is None:
+                signs[pid] = LastSign(mute=True)
+            else:
+                signs[pid] = LastSign(finished=pulse.phase == _FINISHED, lost_events=pulse.lost_events)
+        return signs
+
     def pulses(self) -> tuple[Pulse, ...]:
         """The newest pulse of each rank, ascending."""
         pulses = []
@@ -213,8 +230,12 @@ class LiveRings:
             tails[pid] = NumberedTail(self._directory / name, magic, fields)
         except RecordError as error:
             self.refused[pid] = error.message
-        except (OSError, ValueError):
+        except ValueError:
+            self._empty.add(pid)
+        except OSError:
             return
+        else:
+            self._empty.discard(pid)
 
     def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
         self.lacks[str(event["name"])] = str(event["cost"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+import msgspec
+
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RankEnd, RankException
 from ddpdoctor.record.streams.machine import Node
@@ -45,6 +47,17 @@ class ProcessEntry:
         self.environment: dict[str, str] = {}
 
 
+class LastSign(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last pulse of a process says of its end."""
+
+    mute: bool = False
+    """It could not write any."""
+    finished: bool = False
+    """Its script was over."""
+    lost_events: int = 0
+    """Events that it could not write: what told its end may be among them."""
+
+
 class RankBook:
     """All processes of a job by their process id."""
 
@@ -54,6 +67,8 @@ class RankBook:
         """Ranks that the launcher has told of; 0 where it has not."""
         self.worlds: dict[int, tuple[int, str]] = {}
         """World size and backend as each rank's process group says, by process."""
+        self.ended_well = 0
+        """The launcher, where it is ours and has ended with code 0; else 0."""
         self.head = ""
         """Where the monitor is that sees the ranks of all nodes, as it was told over the job's store."""
 
@@ -175,10 +190,11 @@ class RankBook:
         waiting_rows: Mapping[int, int],
         sleeping: Mapping[int, int],
         without: Container[int] = (),
+        last_signs: Mapping[int, LastSign] | None = None,
     ) -> tuple[Rank, ...]:
         """The ranks of the record, ascending; nothing that came after our own ending counts.
 
-        ``without``: processes that say to be a rank and are none.
+        ``without``: processes that say to be a rank and are none. ``last_signs``: of a live run, by process.
         """
         first_ending_ns = self.first_ending_ns()
         ranks = []
@@ -192,6 +208,8 @@ class RankBook:
                 if not 0 < first_ending_ns < event["time_ns"] and (is_over or not event.get("of_a_thread"))
             ]
             end, ended_ns = self._end(entry, raised)
+            if end == "signalled" and last_signs is not None and entry.exit_status is None:
+                end = self._end_untold(pid, last_signs)
             status = entry.exit_status
             waiting = waiting_rows.get(pid, -1)
             ranks.append(
@@ -204,7 +222,8 @@ class RankBook:
                     end=end,
                     exit_code=_exit_code(entry),
                     signal=-status if status is not None and status < 0 else None,
-                    main_finished=bool(entry.exit and entry.exit.get("finished")),
+                    main_finished=bool(entry.exit and entry.exit.get("finished"))
+                    or (end == "finished" and self.ended_well > 0),
                     ended_ns=ended_ns,
                     exceptions=tuple(map(exception_of, raised)),
                     waiting_in=waiting if waiting >= 0 and end in ("running", "signalled") else None,
@@ -229,6 +248,25 @@ class RankBook:
         if entry.gone_ns:
             return ("ended-by-rehearsal" if 0 < first_ending_ns < entry.gone_ns else "signalled"), entry.gone_ns
         return "running", 0
+
+    def _end_untold(self, pid: int, last_signs: Mapping[int, LastSign]) -> RankEnd:
+        """How a process ended of whose end no event is there: it was killed, or the event could not be written.
+
+        The disk was full, or somebody has deleted the run directory.
+        """
+        sign = last_signs.get(pid)
+        if sign is not None and sign.finished:
+            return "finished"
+        if sign is not None and sign.mute and not self.ended_well:
+            return "unknown"
+        has_lost = sign is not None and (sign.mute or sign.lost_events > 0)
+        # A script around the launcher may swallow its exit code; the launcher of the rank itself does not.
+        is_own = self.ended_well in (pid, self.processes[pid].parent)
+        if self.ended_well and (is_own or has_lost or sign is None):
+            return "finished"
+        others = (entry for entry in self.processes.values() if entry.rank is not None)
+        over = all(entry.gone_ns or entry.exit is not None or entry.os_exit is not None for entry in others)
+        return "unknown" if has_lost and over else "signalled"
 
 
 def _rank_of_entry(entry: ProcessEntry) -> int:
