@@ -21,7 +21,7 @@ from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
 from ddpdoctor.monitor.processes.hosts import Hosts
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
-from ddpdoctor.monitor.processes.loops import LoopDetector, patience_of
+from ddpdoctor.monitor.processes.loops import LoopDetector, patience_of, usual_interval_ns
 from ddpdoctor.monitor.processes.probe_logs import probe_logs
 from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
@@ -60,6 +60,10 @@ NODES_CONFIRM_NS = 3_000_000_000
 """Nodes are told of once a second: so long a standstill has to look the same where some ranks are on others."""
 ASK_AGAIN_NS = 1_000_000_000
 """Ranks that stand still are asked for their evidence again after so long, then after twice that, and so on."""
+NEEDLESS = 5
+"""Ranks that went on so often after they were asked take longer for a step than they count as at work, …"""
+LONGEST_USUAL_NS = 30_000_000_000
+"""… and are asked once a step takes longer than usual; after so long in any case."""
 
 
 class LiveRun:
@@ -101,6 +105,8 @@ class LiveRun:
         self._asked = 0
         """How often the ranks were asked for evidence in this standstill."""
         self._asked_ns = 0
+        self._needless = 0
+        """How often the ranks made another step after they were asked."""
         self._requests = time.time_ns() // 1_000_000_000 % (1 << 31)
         """Above every number that an earlier reader of the same run may have used."""
         self.divergence: Divergence | None = None
@@ -154,8 +160,13 @@ class LiveRun:
         self.own_record = self._own_record(now_ns)
         if assembly.has_gaps and not self._has_gaps:
             self._has_gaps, self._watch = True, Watch()  # It knows rows that are not shown any more.
+        if self._asked and (newest_ns > self._asked_ns or not self.is_quiet):
+            # What is recorded of the next standstill need not join on to this one's.
+            self._needless += newest_ns > self._asked_ns
+            self.divergence, self._watch, self._asked = None, Watch(), 0
+            assembly.live.forget_flights()
         if self.is_quiet:
-            self._ask_for_evidence(now_ns)
+            self._ask_for_evidence(newest_ns, now_ns)
             self._look_at_processes(now_ns)
             self.own_record = self._own_record(now_ns)
             record = self._joined(now_ns)
@@ -174,10 +185,6 @@ class LiveRun:
         else:
             record = self._joined(now_ns)
             self.wait = self._looping = None
-            if self._asked:
-                # What is recorded of the next standstill need not join on to this one's.
-                self.divergence, self._watch, self._asked = None, Watch(), 0
-                assembly.live.forget_flights()
         return record
 
     def _look_at_processes(self, now_ns: int) -> None:
@@ -280,10 +287,14 @@ class LiveRun:
         self._assembly.poll()
         self.divergence, self._watch, self._asked = None, Watch(), 0
 
-    def _ask_for_evidence(self, now_ns: int) -> None:
+    def _ask_for_evidence(self, newest_ns: int, now_ns: int) -> None:
         """Have the ranks write what they have of torch's flight recorder, again after twice the time."""
         if now_ns - self._asked_ns < ASK_AGAIN_NS << min(self._asked, 8):
             return
+        if not self._asked and self._needless >= NEEDLESS:
+            usual_ns = min(LONGEST_USUAL_NS, max(map(usual_interval_ns, self.own_record.step_tracks), default=0))
+            if now_ns - newest_ns < usual_ns * 5 // 4 + QUIET_AFTER_NS:
+                return
         self._asked, self._asked_ns = self._asked + 1, now_ns
         for ring in self._assembly.live.steps.values():
             self._request(ring)

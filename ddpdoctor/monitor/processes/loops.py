@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
+from statistics import median
 
 import msgspec
 
@@ -14,6 +16,7 @@ SHORTEST_NS = 60_000_000_000
 PAUSES = 20
 """A loop has to last for so many of the longest pauses that the rank has made, and for a minute."""
 _WARM_UP = 2
+_NEWEST = 32
 _WORKING_SHARE = 0.7
 """Share of the time for which a thread in a loop runs or waits for a core; one that reads or waits is in none."""
 
@@ -66,6 +69,12 @@ class LoopDetector:
 def patience_of(steps: StepTrack | None) -> int:
     """Return for how long, in ns, a rank with these steps may be at one place before that is no usual pause."""
     return max(SHORTEST_NS, PAUSES * _longest_pause_ns(steps))
+
+
+def usual_interval_ns(steps: StepTrack) -> int:
+    """Return the median time in ns from one of the newest steps to the next; 0 where there are not two."""
+    ended = steps.ended_at_ns[-_NEWEST:]
+    return int(median(after - before for before, after in pairwise(ended))) if len(ended) > 1 else 0
 
 
 def _longest_pause_ns(steps: StepTrack | None) -> int:

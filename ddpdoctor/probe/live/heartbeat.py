@@ -42,6 +42,9 @@ IDLE_AFTER_MS = 3_000
 IDLE_AGAIN_MS = 60_000
 """… which is looked at once a minute at most."""
 LATE_DUMPS_NS = 2_000_000_000
+DUMPS_REST_NS = 600_000_000_000
+"""Where a rank went on after a dump, the next waits for twice as long as that did, up to a tenth of this; after so long
+without a dump it begins anew."""
 DUMPED_AGAIN = 3
 """Times that progress and recorder are written at most, to be of one moment."""
 _REDUCTION = layout.CALL_KINDS.index("reduction")
@@ -84,6 +87,8 @@ class PulseThread:
         self._dumped: tuple[int, ...] = ()
         """The progress at which the flight recorder was read."""
         self._dumped_ns = 0
+        self._gap_ns = 0
+        """After a dump, the time within which a pause is a usual one; the monitor may ask meanwhile."""
         self._idle_dump_ns = 0
         self._beating = threading.Lock()
         self._holding_frames = threading.Lock()
@@ -259,7 +264,13 @@ class PulseThread:
         What was open before it came to stand is not what it waits in, as far as a reader knows.
         """
         if progress != self._progress:
+            if self._dumped == self._progress:
+                # It went on: a job that pauses in every step would fill the disk.
+                rests = now_ns - self._dumped_ns > DUMPS_REST_NS
+                self._gap_ns = 0 if rests else min(DUMPS_REST_NS // 10, max(LATE_DUMPS_NS, 2 * self._gap_ns))
             self._progress, self._progress_ns = progress, now_ns
+            return
+        if now_ns - self._dumped_ns < self._gap_ns:
             return
         still_ms = (now_ns - self._progress_ns) // 1_000_000
         late = waits and self._stack_since_ns > self._dumped_ns and now_ns - self._dumped_ns > LATE_DUMPS_NS

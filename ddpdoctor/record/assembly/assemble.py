@@ -92,6 +92,10 @@ def _row_types() -> dict[str, type[Any]]:
     return {name: get_args(hint)[0] for name, hint in get_type_hints(RunRecord).items() if name in _LISTED}
 
 
+MOST_STACKS = 2_000
+"""From there on only the newest of each thread are kept: a watched job may be asked for weeks."""
+
+
 class Assembly:
     """Takes in events as they come; hands out a record of what is known so far."""
 
@@ -465,7 +469,8 @@ class Assembly:
 
     def _on_stack(self, pid: int, event: dict[str, Any]) -> None:
         frames = tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"])
-        self._rows["stacks"].append(
+        stacks = self._rows["stacks"]
+        stacks.append(
             StackDump(
                 rank=self._rank(pid),
                 thread=str(event["thread"]),
@@ -475,6 +480,8 @@ class Assembly:
                 time_ns=event["time_ns"],
             )
         )
+        if len(stacks) > MOST_STACKS:
+            self._rows["stacks"] = list({(dump.rank, dump.thread): dump for dump in stacks}.values())
 
     def _on_fault(self, pid: int, event: dict[str, Any]) -> None:
         where, fault = str(event["where"]), str(event["text"])

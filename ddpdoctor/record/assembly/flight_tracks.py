@@ -7,6 +7,8 @@ from typing import Any
 
 MOST_KEPT = 2_000
 """As many as torch's own recorder holds."""
+MOST_HELD = 20 * MOST_KEPT
+"""More are not held of a process, though what is compared with others must not be forgotten meanwhile: 20 MB."""
 _COLUMNS = ("record", "group", "sequence", "signature", "site", "started_ns", "over")
 
 
@@ -40,6 +42,8 @@ class FlightTracks:
             entry = dict(zip(_COLUMNS, map(int, row), strict=True))
             entry["completed_ns"] = time_ns if entry.pop("over") else 0
             entries[recorder, entry["record"]] = entry
+        if len(entries) > MOST_HELD:
+            self._forget(pid)
 
     def processes(self) -> set[int]:
         """Processes of which something is known."""
@@ -55,9 +59,12 @@ class FlightTracks:
         """Forget all but the newest ``MOST_KEPT`` entries of each process."""
         for pid, entries in self._entries.items():
             if len(entries) > MOST_KEPT:
-                newest = sorted(entries.items(), key=lambda item: item[1]["started_ns"])[-MOST_KEPT:]
-                self._entries[pid] = dict(newest)
-                self._columns.pop(pid, None)
+                self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        newest = sorted(self._entries[pid].items(), key=lambda item: item[1]["started_ns"])[-MOST_KEPT:]
+        self._entries[pid] = dict(newest)
+        self._columns.pop(pid, None)
 
     def _made(self, pid: int) -> dict[str, array[int]]:
         entries = sorted(self._entries[pid].values(), key=lambda entry: entry["started_ns"])
