@@ -34,7 +34,7 @@ class RecordedRuns:
     def read(self, directory: Path, name: str, positions: count[int]) -> LogRead:
         """Return what a run tells of its ranks' ends; one that cannot be read costs a note."""
         # Most autopsies have no run, and the monitor takes 0.1 s to load.
-        from ddpdoctor.profile.watch import recorded
+        from ddpdoctor.profile.recorded_run import recorded
 
         try:
             snapshot, record = recorded(directory.absolute())

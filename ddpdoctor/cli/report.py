@@ -26,7 +26,7 @@ def report(
 
     Several runs are those that the nodes of one job have recorded, each on its own disk: they are put together.
     """
-    from ddpdoctor.profile.watch import recorded
+    from ddpdoctor.profile.recorded_run import recorded
 
     wanted = RunOutput(
         format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color

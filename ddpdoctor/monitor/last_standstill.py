@@ -87,13 +87,18 @@ class LastStandstill:
         """What it is, where it is the cause of the end."""
         return self._stood.divergence if self._stood is not None and self.holds else None
 
+    @property
+    def cause(self) -> Finding | None:
+        """The finding that tells the standstill which was seen last, whether it is the cause of an end or not yet."""
+        return self._stood.finding if self._stood is not None else None
+
     def as_cause(self, views: tuple[FindingView, ...]) -> tuple[FindingView, ...]:
         """Return the findings of an ended run with the standstill as the one reason of its end."""
         stood = self._stood
         if stood is None or not self.holds:
             return views
         cause = msgspec.structs.replace(stood.finding, severity=Severity.ERROR)
-        others = [view for view in views if not tells_the_end(view.finding) and not _same(view.finding, cause)]
+        others = [view for view in views if not tells_the_end(view.finding) and not same_cause(view.finding, cause)]
         return (FindingView(finding=cause, since_ns=stood.view.since_ns), *others)
 
 
@@ -117,7 +122,7 @@ def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:
     moved = before.keys() <= now.keys() and bool(before) and all(now[rank] != known for rank, known in before.items())
     finished = ran_to_their_ends(record)
     waiting = {turn.rank for turn in stood.divergence.turns if turn.waiting}
-    failed = any(_raised_its_own(rank) for rank in record.ranks if rank.rank not in waiting)
+    failed = any(raised_its_own(rank) for rank in record.ranks if rank.rank not in waiting)
     return moved or finished or (failed and stood.divergence.form != "absentee")
 
 
@@ -138,8 +143,8 @@ def _proves(stall: StallView, divergence: Divergence | None, record: RunRecord) 
     return not stall.may_go_on and divergence is not None and (divergence.form != "stuck" or lives)
 
 
-def _raised_its_own(rank: Rank) -> bool:
-    """Tell whether a rank failed by something that nobody sent it."""
+def raised_its_own(rank: Rank) -> bool:
+    """Return whether a rank failed by something that nobody sent it."""
     first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
     sent = first is not None and (first.by_signal > 0 or first.type in _SENT_FROM_OUTSIDE)
     return first is not None and not is_echo(rank) and not sent
@@ -155,5 +160,6 @@ def tells_the_end(finding: Finding) -> bool:
     return finding.severity is Severity.ERROR and finding.family in _OF_THE_END
 
 
-def _same(one: Finding, other: Finding) -> bool:
+def same_cause(one: Finding, other: Finding) -> bool:
+    """Return whether two findings tell the same, if in other words."""
     return (one.code, one.ranks, one.location) == (other.code, other.ranks, other.location)

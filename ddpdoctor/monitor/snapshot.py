@@ -194,6 +194,8 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     findings: tuple[FindingView, ...] = ()
     stall: StallView | None = None
     wait: WaitView | None = None
+    cause: Finding | None = None
+    """What its end would be laid to if nobody saw any more of it than the standstill or the wait that it is in."""
     history: History = History()
     notes: tuple[str, ...] = ()
     """What could not be measured or read, in sentences."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.runs.kept_runs import live_processes, named_run
-from ddpdoctor.profile.watch import recorded
+from ddpdoctor.profile.recorded_run import recorded
 
 _HOW = "`ddpdoctor profile --nproc 1 train.py` records one, and says at its end where."
 

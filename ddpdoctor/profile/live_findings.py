@@ -93,6 +93,12 @@ class LiveChecks:
         self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
     ) -> tuple[FindingView, ...]:
         """The findings of a job that was ended while ranks waited for one that worked: that wait is among them."""
+        finding = self.of_wait(ended_in, record)
+        others = [view for view in views if view.finding.code != finding.code and not tells_the_end(view.finding)]
+        return (FindingView(finding=finding, since_ns=ended_in[0].since_ns), *others)
+
+    def of_wait(self, ended_in: tuple[LastingWait, str], record: RunRecord) -> Finding:
+        """What tells a wait in which a job was ended."""
         wait, said = ended_in
         heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
         trouble: Trouble = "long-wait" if heard else "no-rendezvous"
@@ -112,9 +118,7 @@ class LiveChecks:
             ),
             remedy=_UNSEEN_REMEDY if wait.unseen else _WAIT_REMEDY if heard else _MISSING_REMEDY,
         )
-        (finding,) = with_fingerprints((finding,), self._root)
-        others = [view for view in views if view.finding.code != entry.code and not tells_the_end(view.finding)]
-        return (FindingView(finding=finding, since_ns=wait.since_ns), *others)
+        return with_fingerprints((finding,), self._root)[0]
 
 
 _WAIT_REMEDY = (

@@ -13,7 +13,8 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.runs.kept_runs import live_processes
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.profile.watch import RunSource, recorded
+from ddpdoctor.profile.recorded_run import recorded
+from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
 from ddpdoctor.record.model import RunRecord

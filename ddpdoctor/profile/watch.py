@@ -28,16 +28,13 @@ from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
-from ddpdoctor.errors import RecordError
 from ddpdoctor.finding import Finding
 from ddpdoctor.launch.job import LaunchedJob
-from ddpdoctor.launch.runs.kept_runs import live_processes
 from ddpdoctor.monitor.duty_cycle import Pace
 from ddpdoctor.monitor.finding_hold import FindingHold
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.last_standstill import LastStandstill, is_suspicion, ran_to_their_ends, tells_the_end
 from ddpdoctor.monitor.live_run import LiveRun
-from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_made
@@ -89,31 +86,6 @@ def live_source(
         told = msgspec.structs.replace(plan.job, one_rank_samples_per_s=one_rank_samples_per_s)
         plan = msgspec.structs.replace(plan, job=told)
     return RunSource(directory, plan, job, head_at=head_at)
-
-
-def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
-    """Return what was shown last of a run, and its record.
-
-    A run that went on when nobody watched it any more, or that nobody watched, is looked at now, once it is over; its
-    GPUs are those of what was shown. Raises RecordError when the directory cannot be read.
-    """
-    plan = read_plan(directory)
-    share_clock(plan.clock)
-    is_over = not live_processes(directory)
-    source = RunSource(directory, plan, None, is_over=is_over, keeps_history=False)
-    try:
-        try:
-            shown = final_snapshot(directory)
-        except RecordError:
-            shown = None
-        snapshot = shown
-        if snapshot is None or (is_over and snapshot.state != "ended"):
-            snapshot = source.final_snapshot()
-        if shown is not None:
-            snapshot = msgspec.structs.replace(snapshot, gpus=shown.gpus, gpus_note=shown.gpus_note)
-        return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
-    finally:
-        source.close()
 
 
 class RunSource:
@@ -242,6 +214,9 @@ class RunSource:
             ended_in = None  # It says more of the same wait.
         if ended_in is not None:
             views = self._checks.with_wait(views, ended_in, record)
+        cause = self._last_standstill.cause if stands else None
+        if wait is not None and (told := self._last_wait.told) is not None:
+            cause = self._checks.of_wait(told, record)
         look = Look(
             now_ns=now_ns,
             record=record,
@@ -251,6 +226,7 @@ class RunSource:
             findings=views,
             stall=stall,
             wait=wait,
+            cause=None if state == "ended" else cause,
             culprit=self._culprit(),
             gpus_note=self._run.gpus_note(),
             notes=self._notes(record),

@@ -14,6 +14,7 @@ import pytest
 from ddpdoctor.monitor.history import FILE, MOST_SNAPSHOTS
 from ddpdoctor.monitor.series import MOST_SLICES
 from ddpdoctor.profile import watch
+from ddpdoctor.profile.recorded_run import recorded
 from ddpdoctor.record import layout
 from ddpdoctor.record.plan import RunPlan
 from tests.benchmarks.simulated_ranks import SimulatedRank
@@ -68,6 +69,6 @@ def test_a_report_on_a_run_that_goes_on_writes_nothing_into_its_directory(tmp_pa
     rank = SimulatedRank(tmp_path, 0, 1, os.getpid(), STEP_NS, STARTED_NS)
     rank.make_steps(STARTED_NS + 20 * STEP_NS)
     before = sorted(path.name for path in tmp_path.iterdir())
-    snapshot, _ = watch.recorded(tmp_path)
+    snapshot, _ = recorded(tmp_path)
     assert snapshot.ranks
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -33,7 +33,7 @@ def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
     Raises UsageError where it goes on, or is a rehearsal, and RecordError where it cannot be read.
     """
     from ddpdoctor.launch.runs.kept_runs import live_processes
-    from ddpdoctor.profile.watch import recorded
+    from ddpdoctor.profile.recorded_run import recorded
 
     snapshot, record = recorded(directory)
     if live_processes(directory):

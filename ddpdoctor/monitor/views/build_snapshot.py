@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.performance.scaling import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.diagnosis.wording import duration_text
-from ddpdoctor.finding import Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot, StallView, WaitView
 from ddpdoctor.monitor.views.between_steps import meanwhile, overdue_ns
@@ -34,6 +34,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[FindingView, ...] = ()
     stall: StallView | None = None
     wait: WaitView | None = None
+    cause: Finding | None = None
     culprit: int | None = None
     """The rank that a proof names."""
     gpus_note: str = ""
@@ -85,6 +86,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         findings=look.findings,
         stall=look.stall,
         wait=look.wait,
+        cause=look.cause,
         history=series.history(),
         notes=look.notes,
         **{name: getattr(summary, name) for name in JobFigures.__struct_fields__},

@@ -34,9 +34,16 @@ class LastWait:
             timeout_at_ns=wait.since_ns + wait.timeout_ns if wait.timeout_ns else None,
         )
 
-    def at_end(self, record: RunRecord, exit_code: int | None) -> tuple[LastingWait, str] | None:
-        """Return the wait in which the job was ended, and what to say of it; None where it ended otherwise."""
-        if self._last is None or exit_code == 0 or all(rank.main_finished for rank in record.ranks):
+    @property
+    def told(self) -> tuple[LastingWait, str] | None:
+        """The wait, and what to say of it once the job was ended in it."""
+        if self._last is None:
             return None
         wait, seen_ns = self._last
         return wait, told_wait(wait, seen_ns, over=True)
+
+    def at_end(self, record: RunRecord, exit_code: int | None) -> tuple[LastingWait, str] | None:
+        """Return the wait in which the job was ended, and what to say of it; None where it ended otherwise."""
+        if exit_code == 0 or all(rank.main_finished for rank in record.ranks):
+            return None
+        return self.told

@@ -1,0 +1,94 @@
+"""What there is to say of a run that was recorded: as its monitor told it, or as it is found now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnosis.performance.summary import RunSummary
+from ddpdoctor.diagnosis.performance.verdict import run_verdict
+from ddpdoctor.errors import RecordError
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.launch.runs.kept_runs import live_processes
+from ddpdoctor.monitor.last_standstill import raised_its_own, same_cause, tells_the_end
+from ddpdoctor.monitor.replay import final_snapshot
+from ddpdoctor.monitor.snapshot import FindingView, Snapshot
+from ddpdoctor.profile.watch import RunSource
+from ddpdoctor.record.clock import share_clock
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.plan import read_plan
+
+
+def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
+    """Return what was shown last of a run, and its record.
+
+    A run that went on when nobody watched it any more, or that nobody watched, is looked at now, once it is over; its
+    GPUs are those of what was shown, and so is what it stood in, if it came no further. Raises RecordError when the
+    directory cannot be read.
+    """
+    plan = read_plan(directory)
+    share_clock(plan.clock)
+    is_over = not live_processes(directory)
+    source = RunSource(directory, plan, None, is_over=is_over, keeps_history=False)
+    try:
+        try:
+            shown = final_snapshot(directory)
+        except RecordError:
+            shown = None
+        snapshot = shown
+        if snapshot is None or (is_over and snapshot.state != "ended"):
+            snapshot = source.final_snapshot()
+            if shown is not None and shown.cause is not None and not _came_further(shown, snapshot, source.record()):
+                snapshot = _ended_in(shown, shown.cause, snapshot)
+        if shown is not None:
+            snapshot = msgspec.structs.replace(snapshot, gpus=shown.gpus, gpus_note=shown.gpus_note)
+        return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
+    finally:
+        source.close()
+
+
+def _came_further(shown: Snapshot, now: Snapshot, record: RunRecord) -> bool:
+    """Tell whether what a run stood in when it was seen last is not what it ended in."""
+    before = {view.rank: view for view in shown.ranks}
+    culprits = set(_culprits(shown))
+    for view in now.ranks:
+        known = before.get(view.rank)
+        if known is None or (view.step or 0) > (known.step or 0):
+            return True
+        places = (known.where, view.where)
+        if view.rank in culprits and all(places) and len({(at.file, at.function) for at in places if at}) > 1:
+            return True
+    finished = bool(record.ranks) and all(rank.main_finished for rank in record.ranks)
+    return finished or any(raised_its_own(rank) for rank in record.ranks if rank.rank in culprits)
+
+
+def _culprits(shown: Snapshot) -> Iterator[int]:
+    """The ranks that others waited for."""
+    if shown.stall is not None:
+        yield from (rank for side in shown.stall.sides if side.culprit for rank in side.ranks)
+    elif shown.wait is not None:
+        yield shown.wait.late
+
+
+def _ended_in(shown: Snapshot, cause: Finding, now: Snapshot) -> Snapshot:
+    """The end of a run as one that was ended in what it was seen in last."""
+    stall = shown.stall
+    since_ns = shown.wait.since_ns if shown.wait is not None else shown.now_ns
+    if stall is not None:
+        since_ns, cause = stall.since_ns, msgspec.structs.replace(cause, severity=Severity.ERROR)
+        stall = msgspec.structs.replace(stall, may_go_on=False, cut_short=stall.may_go_on)
+    others = tuple(
+        view for view in now.findings if not tells_the_end(view.finding) and not same_cause(view.finding, cause)
+    )
+    findings = (FindingView(finding=cause, since_ns=since_ns), *others)
+    holding = [view.finding for view in findings if view.until_ns is None]
+    culprits = set(_culprits(shown))
+    return msgspec.structs.replace(
+        now,
+        stall=stall,
+        findings=findings,
+        verdict=run_verdict(RunSummary(), holding, stall=stall, ended_in=cause),
+        ranks=tuple(msgspec.structs.replace(view, culprit=view.rank in culprits) for view in now.ranks),
+    )
