@@ -59,7 +59,7 @@ JUDGED_WINDOW_NS = 60_000_000_000
 JUDGED_STEPS = 60
 DEAR_NS = 500_000_000
 HANG_FIRST_NS = 15_000_000_000
-"""Where the checks take longer than that, they judge no speed while it may yet turn out that the job hangs."""
+"""Where the checks take longer than that, they wait while it may yet turn out that the job hangs."""
 RECORD_EVERY_NS = 2_000_000_000
 """A recorded run is shown again in moments that are so far apart, where it was short."""
 TIMED_OUT = "timeout"
@@ -131,6 +131,7 @@ class RunSource:
         self._sliced = False
         self._checked_steps = 0
         self._quiet_since_ns = self._speed_cost_ns = 0
+        self._hang_goes_first = False
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
         self._is_suspicion = False
@@ -192,6 +193,7 @@ class RunSource:
         ended_well = self._job.pid if self._job is not None and exit_code == 0 else 0
         window_ns = 0 if whole else self._judged_ns
         record = self._run.look(now_ns, window_ns, told_to_end=told_to_end, ended_well=ended_well)
+        self._hang_goes_first = not whole and self._may_yet_hang(now_ns)
         summary = self._summarised(record, now_ns, whole=whole)
         state = self._state(record, exit_code)
         self._run.nodes.offer(
@@ -252,7 +254,7 @@ class RunSource:
     def _summarised(self, record: RunRecord, now_ns: int, *, whole: bool) -> RunSummary:
         """The figures to show, and those of the newest slice; as they were where nothing was measured since."""
         measured = _measured(record)
-        if whole or measured != self._measured:
+        if whole or (measured != self._measured and not self._hang_goes_first):
             self._measured = measured
             self._summary = self._newest_slice = summarise(record if whole else _shown(record))
             if self._summary.step_times is not None:
@@ -338,8 +340,9 @@ class RunSource:
             return _with_final(final, held, record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
         unexplained = stalled and not self._stalled_since_ns
-        moved = steps != self._checked_steps and not stalled and not self._hang_goes_first(now_ns)
-        if unexplained or ((stalled or self._run.is_quiet or moved) and self._check_pace.is_due(now_ns)):
+        moved = steps != self._checked_steps and not stalled
+        is_due = self._check_pace.is_due(now_ns) and not self._hang_goes_first
+        if unexplained or ((stalled or self._run.is_quiet or moved) and is_due):
             with self._check_pace.work(now_ns):
                 found = self._checks.findings(record, stands=not moved)
                 if any(may_yet_be_told(record, rank) for rank in record.ranks):
@@ -350,8 +353,8 @@ class RunSource:
                 self._checked_steps, self._speed_cost_ns = steps, self._check_pace.cost_ns
         return self._standing.views()
 
-    def _hang_goes_first(self, now_ns: int) -> bool:
-        """Tell whether it has to be seen whether the job hangs before its speed is judged, where that takes long."""
+    def _may_yet_hang(self, now_ns: int) -> bool:
+        """Tell whether it has to be seen whether the job hangs before all else is judged, where that takes long."""
         self._quiet_since_ns = (self._quiet_since_ns or now_ns) if self._run.is_quiet else 0
         is_new = self._quiet_since_ns > 0 and now_ns - self._quiet_since_ns < HANG_FIRST_NS
         return is_new and self._speed_cost_ns > DEAR_NS

@@ -196,7 +196,7 @@ class Nodes:
         newest_ns = max((track.ended_at_ns[-1] for track in own.step_tracks if len(track)), default=0)
         since_ns = newest_ns - window_ns if window_ns and newest_ns else 0
         parts = [NodePart(name="", record=own, clock=Clock(error_ns=0))]
-        epoch = []
+        epoch, quiet = [], self.are_quiet
         with self._head.lock:
             held = dict(self._head.nodes)
         for session, node in held.items():
@@ -206,7 +206,8 @@ class Nodes:
                     continue
                 part = node.part(clock, since_ns)
                 epoch.append((session, node.epoch))
-            parts.append(self._narrowed_part(part, node, own, now_ns))
+            # While no step comes there is nothing to compare the clocks by, and it may have to be told soon why.
+            parts.append(part if quiet and session in self._clocks else self._narrowed_part(part, node, own, now_ns))
         self._epoch = tuple(sorted(epoch))
         for kept in (self._clocks, self._narrowed, self._was_lost):
             for gone in kept.keys() - held.keys():
