@@ -6,15 +6,23 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.processes import handles
-from ddpdoctor.record import layout
+from ddpdoctor.launch.runs.run_processes import RunProcess, RunProcesses
 
 _KILL_AT_MOST_S = 3.0
+AGAIN_AFTER_S = 2.0
+"""A second signal that comes sooner is the first one once more: `timeout` signals its child, then the whole group, and
+some schedulers send it twice. It must not take away the time in which a checkpoint is saved."""
+RANKS_GET_S = 30.0
+"""Ranks that outlive their launcher may save a checkpoint for so long, as torchrun lets them, before they are told to
+end, and for as long again before they are killed."""
+_SETTLES_S = 1.0
+"""In this time the workers of ranks that have ended notice it."""
 
 
 class LaunchedJob:
@@ -34,9 +42,8 @@ class LaunchedJob:
         With ``apart`` it gets a session of its own, nothing to read, and writes its stderr to ``output``, too.
         Signals that are blocked here are not blocked there. Raises UsageError when it cannot be started.
         """
-        self._run_directory = str(run_directory)
-        self._started_s = time.time()
-        self._told_to_end = False
+        started_s = time.time()
+        self._told_at_s: float | None = None
         self.is_apart = apart
         """It has a session of its own: what the terminal sends does not reach it."""
         try:
@@ -51,6 +58,8 @@ class LaunchedJob:
             )
         except OSError as error:
             raise UsageError(f"cannot start {words[0]}: {error.strerror or error}") from error
+        session = self._launcher.pid if apart else os.getsid(0)
+        self._processes = RunProcesses(run_directory, started_s, session)
 
     @property
     def pid(self) -> int:
@@ -60,7 +69,7 @@ class LaunchedJob:
     @property
     def told_to_end(self) -> bool:
         """Whether a signal that asks it to end was passed on."""
-        return self._told_to_end
+        return self._told_at_s is not None
 
     def exit_code(self) -> int | None:
         """Exit code as a shell gives it, 128 + N for a signal N; None while the launcher runs."""
@@ -68,15 +77,12 @@ class LaunchedJob:
         return code if code is None or code >= 0 else 128 - code
 
     def forward(self, number: int) -> None:
-        """Pass a signal on to the launcher, which passes it on to its ranks; a second one kills all of them."""
-        if self._told_to_end:
-            self.kill()
-            return
-        self._told_to_end = True
-        try:
-            self._launcher.send_signal(number)
-        except OSError:
-            return
+        """Pass a signal on to the launcher, which passes it on to its ranks; a later one kills all of them."""
+        if self._is_first():
+            try:
+                self._launcher.send_signal(number)
+            except OSError:
+                return
 
     def notify(self, number: int) -> int:
         """Send a signal to the uppermost processes of the job that handle it; how many those are.
@@ -99,46 +105,79 @@ class LaunchedJob:
         return told
 
     def was_told_by_the_terminal(self) -> None:
-        """Take note of a Ctrl-C that the terminal sent to all processes of the job, too; a second one kills them."""
-        if self._told_to_end:
-            self.kill()
-        self._told_to_end = True
+        """Take note of a Ctrl-C that the terminal sent to all processes of the job, too; a later one kills them."""
+        self._is_first()
 
-    def end_leftovers(self) -> None:
-        """Kill what a launcher that was told to end has left running; does nothing after a job that ended by itself."""
-        if self._told_to_end:
+    def _is_first(self) -> bool:
+        """Tell whether this is the first time that the job is told to end; kill it when it is told again."""
+        if self._told_at_s is None:
+            self._told_at_s = time.monotonic()
+            return True
+        if time.monotonic() - self._told_at_s >= AGAIN_AFTER_S:
             self.kill()
+        return False
+
+    def end_leftovers(self, wait: Callable[[], None], say: Callable[[str], None]) -> None:
+        """End the ranks that a launcher which was told to end has left, as torchrun does; after another job do nothing.
+
+        ``wait`` sleeps a moment, and passes on what the user wants meanwhile. What a rank has started in a session of
+        its own, or what is no rank, is left alone, and ``say`` tells of it.
+        """
+        if not self.told_to_end:
+            return
+        ended_s = time.monotonic()
+        is_said = ranks_are_told = False
+        while left := self.living():
+            ranks, lasted_s = [process for process in left if process.is_rank], time.monotonic() - ended_s
+            if lasted_s < _SETTLES_S:
+                pass
+            elif not ranks:
+                say(f"of the job this goes on: {_told(left)}")
+                return
+            elif not is_said:
+                is_said = True
+                say(
+                    f"the launcher has ended, and ranks of the job have not: {_told(ranks)}; they are told to end in "
+                    f"{RANKS_GET_S:.0f} s, and the next Ctrl-C or SIGTERM kills them"
+                )
+            elif lasted_s >= 2 * RANKS_GET_S:
+                self._kill(lambda process: process.is_rank or process.starts_ranks)
+            elif lasted_s >= RANKS_GET_S and not ranks_are_told:
+                ranks_are_told = True
+                # Who has started them ends them, and does not start them anew.
+                _signal_all([process for process in left if process.starts_ranks] or ranks, signal.SIGTERM)
+            wait()
+
+    def living(self) -> list[RunProcess]:
+        """Return the processes of the job that live, the launcher's included."""
+        return self._processes.living()
 
     def kill(self) -> None:
-        """Kill the launcher and every process that carries the run in its environment and was started after it."""
+        """Kill the launcher and all that was started by it, but for what a rank has started in a session of its own."""
+        self._kill(lambda process: not process.is_apart)
+
+    def _kill(self, is_meant: Callable[[RunProcess], bool]) -> None:
         deadline = time.monotonic() + _KILL_AT_MOST_S
         while time.monotonic() < deadline:
-            alive = self._alive()
-            for pid in alive:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    continue
-            if self._launcher.poll() is not None and not alive:
+            meant = [process for process in self.living() if is_meant(process)]
+            _signal_all(meant, signal.SIGKILL)
+            if self._launcher.poll() is None:
+                self._launcher.kill()
+            elif not meant:
                 return
             time.sleep(0.02)
 
-    def _alive(self) -> list[int]:
-        import psutil
 
-        found = [self._launcher.pid] if self._launcher.poll() is None else []
-        for process in psutil.process_iter():
-            try:
-                if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                # A shell in which the variable was exported by hand is older than the job.
-                if process.create_time() >= self._started_s - 1 and (
-                    process.environ().get(layout.RUN_VARIABLE) == self._run_directory
-                ):
-                    found.append(process.pid)
-            except (psutil.Error, OSError):
-                continue
-        return found
+def _signal_all(processes: Sequence[RunProcess], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            os.kill(process.pid, number)
+        except OSError:
+            continue
+
+
+def _told(processes: Sequence[RunProcess]) -> str:
+    return ", ".join(f"{process.pid} ({process.command})" for process in processes)
 
 
 def unblock_signals() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,9 +20,13 @@ import pytest
 
 from ddpdoctor.cli.live.watching import LOOK_EVERY_S, _Watcher
 from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.environment import observed
+from ddpdoctor.launch.job import AGAIN_AFTER_S, LaunchedJob
 from ddpdoctor.launch.runs.attachable import find_run
+from ddpdoctor.launch.runs.kept_runs import write_plan
 from ddpdoctor.probe.plan import plan_of
 from ddpdoctor.record import layout
+from tests.jobs_of_tests import kill_marked, marked
 
 MAIN = (sys.executable, "-m", "ddpdoctor", "profile")
 Started = list["subprocess.Popen[bytes]"]
@@ -129,11 +134,111 @@ def test_the_second_signal_kills_a_job_that_does_not_listen(tmp_path: Path, star
     # Of two signals of one kind that come before the first is heard, the second is lost.
     assert process.stderr is not None
     assert any(b"SIGINT goes to the job" in line for line in process.stderr)
+    # Schedulers and `timeout` send it twice at once: that takes away no time in which a checkpoint is saved.
+    process.send_signal(signal.SIGINT)
+    time.sleep(AGAIN_AFTER_S + 0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL
     assert _gone(int((tmp_path / "ready").read_text()))
+
+
+_UPLOADS = """
+import os, pathlib, signal, subprocess, sys, time
+UPLOADER = '''
+import pathlib, time
+pathlib.Path("ready").touch()
+while not pathlib.Path("go").exists(): time.sleep(0.02)
+pathlib.Path("uploaded").touch()
+'''
+def save(*_):
+    null = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, "-c", UPLOADER], start_new_session=True, stdout=null, stderr=null)
+    while not pathlib.Path("ready").exists(): time.sleep(0.02)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("trains").touch()
+time.sleep(600)
+"""
+
+
+def test_what_a_rank_leaves_on_purpose_goes_on_and_is_told(tmp_path: Path, started: Started) -> None:
+    (tmp_path / "train.py").write_text(_UPLOADS)
+    process = _start(started, tmp_path, "--nproc", "1", "train.py", options=("--no-tui",))
+    _wait_for(tmp_path / "trains")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    told = re.search(r"of the job this goes on: (\d+) \(", err.decode())
+    assert told is not None, err.decode()
+    assert psutil.pid_exists(int(told[1]))
+    (tmp_path / "go").touch()
+    _wait_for(tmp_path / "uploaded")
+
+
+_LAUNCHER = """
+import os, pathlib, subprocess, sys, time
+RANK = '''
+import os, pathlib, signal, subprocess, time
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("told").touch())
+upload = subprocess.Popen(["sleep", "600"], start_new_session=True)
+pathlib.Path("upload").write_text(str(upload.pid))
+subprocess.Popen(["sleep", "600"])
+pathlib.Path("rank").write_text(str(os.getpid()))
+while True: time.sleep(0.1)
+'''
+subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, "RANK": "0"}, start_new_session=True)
+subprocess.Popen(["sleep", "600"])
+while not pathlib.Path("rank").exists(): time.sleep(0.02)
+pathlib.Path("ready").touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchedJob]:
+    """A job whose launcher dies of the first SIGTERM, and whose rank does not listen to it."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    write_plan(run, {"version": layout.VERSION, "kind": "run"})
+    environment = {**marked(os.environ, tmp_path), **observed(run, os.environ)}
+    job = LaunchedJob([sys.executable, "-c", _LAUNCHER], environment, run)
+    try:
+        _wait_for(tmp_path / "ready")
+        yield job
+    finally:
+        kill_marked(tmp_path)
+
+
+def test_ranks_that_outlive_their_launcher_are_told_to_end_and_then_killed_and_nothing_else_is(
+    left: LaunchedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpdoctor.launch.job.RANKS_GET_S", 4.0)
+    rank, upload = (int((tmp_path / name).read_text()) for name in ("rank", "upload"))
+    said: list[str] = []
+    alive = []
+
+    def wait() -> None:
+        alive.append((psutil.pid_exists(rank), (tmp_path / "told").exists()))
+        time.sleep(0.1)
+
+    left.forward(signal.SIGTERM)
+    _wait_until(lambda: left.exit_code() is not None)
+    left.end_leftovers(wait, said.append)
+    assert sorted({seen for seen in alive if seen[0]}) == [(True, False), (True, True)]
+    assert _gone(rank) and psutil.pid_exists(upload)
+    assert "ranks of the job have not: " + str(rank) in said[0] and f"{upload} (sleep 600)" in said[1]
+    assert said[1].count("sleep 600") == 3
+
+
+def test_the_second_signal_leaves_alone_what_a_rank_has_started_in_a_session_of_its_own(
+    left: LaunchedJob, tmp_path: Path
+) -> None:
+    rank, upload = (int((tmp_path / name).read_text()) for name in ("rank", "upload"))
+    left.kill()
+    assert _gone(rank)
+    assert [process.pid for process in left.living()] == [upload]
 
 
 @pytest.mark.parametrize("launched", ["alone", "by a shell"])

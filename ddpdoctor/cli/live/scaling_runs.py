@@ -36,7 +36,7 @@ def run_on(command: ObservedCommand, ranks: int, most_steps: int | None) -> Scal
                     if (received := signals.wait(LOOK_EVERY_S)) is not None:
                         told = True
                         signals.tell_to_end(job, received)
-                job.end_leftovers()
+                signals.end_leftovers(job)
                 snapshot, record = source.final_snapshot(), source.record()
             finally:
                 source.close()

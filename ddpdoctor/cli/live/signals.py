@@ -1,7 +1,7 @@
 """What becomes of a signal that reaches the monitor while it watches.
 
-* SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the launcher of a job that was started here, which ends the ranks; a second
-  one kills them.
+* SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the launcher of a job that was started here, which ends the ranks; one that
+  comes two seconds later, or after that, kills them.
 * SIGUSR1 and SIGUSR2, on which scripts save a checkpoint (Slurm's ``--signal=USR1@60``), go to the uppermost processes
   of the job that handle them: the launcher where it does, as srun and mpirun do, or else the ranks. A process that
   handles them not is left alone: it would die of them, and torchrun does not handle them.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.report import streams
+from ddpdoctor.report.escape import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.job import LaunchedJob
@@ -29,6 +30,7 @@ _RELAYED = frozenset((signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT))
 _OF_A_SCREEN = _END | {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH}
 _BROKEN = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP)
 _KEPT = signal.valid_signals() - {signal.SIGTSTP, signal.SIGCONT, *_BROKEN}
+_LEFTOVERS_EVERY_S = 0.25
 _SENT_BY_THE_KERNEL = 0
 """``si_code`` is above this when no process sent a signal: the terminal did, and to all of its foreground processes."""
 
@@ -72,12 +74,22 @@ def tell_to_end(job: LaunchedJob, received: signal.struct_siginfo, *, aloud: boo
     """Pass on a signal that asks to end."""
     if aloud and not job.told_to_end:
         name = signal.Signals(received.si_signo).name
-        streams.say(f"ddpdoctor: {name} goes to the job, which may take its time; once more kills it")
+        streams.say(f"ddpdoctor: {name} goes to the job, which may take its time; once more after 2 s kills it")
     by_key = received.si_signo in (signal.SIGINT, signal.SIGQUIT) and received.si_code > _SENT_BY_THE_KERNEL
     if by_key and not job.is_apart:
         job.was_told_by_the_terminal()
     else:
         job.forward(received.si_signo)
+
+
+def end_leftovers(job: LaunchedJob) -> None:
+    """End what a launcher that was told to end has left, unless the job means to leave it."""
+
+    def wait_a_moment() -> None:
+        if (received := wait(_LEFTOVERS_EVERY_S)) is not None:
+            tell_to_end(job, received)
+
+    job.end_leftovers(wait_a_moment, lambda text: streams.say(f"ddpdoctor: {one_line(text)}"))
 
 
 class Relay:

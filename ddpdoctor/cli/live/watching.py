@@ -46,10 +46,10 @@ def launch_and_watch(
                 watcher.look()
                 if (received := signals.wait(LOOK_EVERY_S)) is not None:
                     signals.tell_to_end(job, received)
-        job.end_leftovers()
         if job.is_apart:
             _say_output(directory, failed=code != 0 and not job.told_to_end)
         watcher.report(wanted)
+        signals.end_leftovers(job)
     return code
 
 

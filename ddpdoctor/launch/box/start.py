@@ -18,6 +18,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.box.mounts import read_mountinfo, visible_mounts
+from ddpdoctor.launch.pid_namespaces import numbers_of
 
 _PROGRAM = Path(__file__).parent / "__main__.py"
 BUILT_WITHIN_S = 20.0
@@ -112,12 +113,8 @@ class Box:
 
 def _inner_pid(outer: int) -> int | None:
     """The number that a process has in the PID namespace that it is in below ours; None when it is in none, or gone."""
-    try:
-        with open(f"/proc/{outer}/status", encoding="utf-8", errors="replace") as file:
-            numbers = next(line for line in file if line.startswith("NSpid:")).split()[1:]
-    except (OSError, StopIteration):
-        return None
-    return int(numbers[1]) if len(numbers) > 1 else None
+    numbers = numbers_of(outer)
+    return numbers[1] if len(numbers) > 1 else None
 
 
 def mount_points() -> dict[str, bool]:
