@@ -96,9 +96,11 @@ def _remedy(divergence: Divergence) -> str:
             "waits for neither."
         )
     turn = next((turn for turn in divergence.turns if turn.rank == divergence.culprit), None)
+    if turn is not None and turn.kept_by.startswith("exit handler"):
+        return f"Give what the {turn.kept_by} waits for a time limit: the process ends only after it."
     if turn is not None and turn.kept_by:
         return (
-            f"End the thread {turn.kept_by} before the script ends, or make it a daemon: Python waits at its end for "
+            f"End the {turn.kept_by} before the script ends, or make it a daemon: Python waits at its end for "
             "every other thread."
         )
     if turn is not None and turn.loops:
@@ -121,8 +123,9 @@ def _remedy(divergence: Divergence) -> str:
                 "before providing it, no rank can go on. Let all ranks wait in that collective instead."
             )
         return "Sleep less: the others wait all that time, and give up when the timeout of their group is over."
-    stuck = "the ranks" if divergence.culprit is None else f"rank {divergence.culprit}"
-    return f"See in its stack what {stuck} stands in; give that lock, queue or read a time limit."
+    if divergence.culprit is None:
+        return "See in their stacks what the ranks stand in; give that lock, queue or read a time limit."
+    return f"See in its stack what rank {divergence.culprit} stands in; give that lock, queue or read a time limit."
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

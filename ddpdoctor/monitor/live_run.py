@@ -192,7 +192,14 @@ class LiveRun:
         rings, book = self._assembly.live.steps, self._assembly.book
         timeouts = [group.timeout_ns for group in self.own_record.groups if group.timeout_ns]
         self._liveness.longest_sleep_ns = min([LONGEST_SLEEP_NS, *timeouts])
-        stuck = self._liveness.look(rings)
+        tracks = {book.pids().get(track.rank): track for track in self.own_record.step_tracks if len(track)}
+        # Where steps usually take long, as those that wait for a GPU without computing, a pause as long is no sign.
+        usual = {
+            pid
+            for pid, track in tracks.items()
+            if now_ns - track.ended_at_ns[-1] < 2 * min(LONGEST_USUAL_NS, usual_interval_ns(track))
+        }
+        stuck = self._liveness.look(rings) - usual
         stopped = {pid for pid in book.pids().values() if pid in rings and is_stopped(pid)}
         # It went on for no longer than a beat after its last one, nor was it stopped at the look before.
         since_ns = {pid: max(rings[pid].heartbeat().beat_ns, self._looked_ns) for pid in stopped}
@@ -201,7 +208,6 @@ class LiveRun:
         long = {pid for pid, since_ns in self._stopped_since_ns.items() if now_ns - since_ns >= STOPPED_AFTER_NS}
         restless = self._liveness.restless()
         self._restless = frozenset(restless) - stopped
-        tracks = {book.pids().get(track.rank): track for track in self.own_record.step_tracks}
         long_restless = {pid for pid in self._restless if restless[pid] >= patience_of(tracks.get(pid))}
         # A child that sleeps then is awaited once: one that reports every minute sleeps again and again.
         self._child_wakes_ns = {

@@ -6,7 +6,10 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from ddpdoctor.monitor.live_run import LiveRun
+from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import MOST_STACKS, Assembly
 from ddpdoctor.record.assembly.flight_tracks import MOST_HELD, FlightTracks
@@ -64,3 +67,21 @@ def test_what_it_says_of_collectives_and_stacks_does_not_grow_for_ever(tmp_path:
     assembly.poll()
     stacks = assembly.record(Job(kind="run")).stacks
     assert len(stacks) <= MOST_STACKS and stacks[-1].frames[0].line == 2 * MOST_STACKS - 1
+
+
+def test_a_rank_that_waits_for_as_long_as_in_every_step_is_not_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [SimulatedRank(tmp_path, rank, 2, pid, STEP_NS, STARTED_NS) for rank, pid in enumerate((os.getpid(), 1))]
+    monkeypatch.setattr(LivenessSampler, "look", lambda sampler, rings: frozenset(rings))
+    run = LiveRun(tmp_path, RunPlan())
+    stuck = []
+    try:
+        for now_ns in (STARTED_NS + 40 * STEP_NS, STARTED_NS + 41 * STEP_NS + S, STARTED_NS + 43 * STEP_NS + S):
+            for rank in ranks:
+                rank.make_steps(min(now_ns, STARTED_NS + 41 * STEP_NS))
+                rank.beat(now_ns)
+            stuck.append([rank.rank for rank in run.look(now_ns).ranks if rank.stuck])
+    finally:
+        run.close()
+    assert stuck == [[], [], [0, 1]]
