@@ -22,7 +22,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
 from ddpdoctor.diagnosis.hosts import only_lost_their_peers
-from ddpdoctor.diagnosis.live.last_steps import ASK_IT, stood_at_the_end
+from ddpdoctor.diagnosis.live.last_steps import with_last_steps
 from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
@@ -285,11 +285,9 @@ class RunSource:
             ended_in=ended_in,
             cut_off=only_lost_their_peers(look.record),
         )
-        if ended and verdict.state == "healthy":
+        if ended and look.stall is None and ended_in is None:
             usual_ns = look.summary.step_times.p95_ns if look.summary.step_times is not None else 0
-            stood = stood_at_the_end(look.record, usual_ns)
-            if stood:
-                verdict = msgspec.structs.replace(verdict, state="unknown", text=stood, next=ASK_IT)
+            verdict = with_last_steps(verdict, look.record, usual_ns)
         why_nothing = self._run.why_nothing(look.record, ended=ended)
         if not why_nothing:
             return verdict
