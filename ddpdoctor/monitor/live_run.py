@@ -266,8 +266,11 @@ class LiveRun:
         before, live.most_rows = live.most_rows, _rows_of_each(ranks, whole=whole)
         if whole and before < live.most_rows:
             live.reopen()
-        self._assembly.poll()
         book = self._assembly.book
+        lives = book.lives
+        self._assembly.poll()
+        if book.lives > lives:  # What was compared is of rows that are not there any more.
+            self.divergence, self._watch, self._asked = None, Watch(), 0
         if not self._is_over:
             self._rivals |= rival_launchers(book, is_alive)
         newly = superseded(

@@ -59,7 +59,7 @@ class NumberedTail:
         self._row_bytes = self._row.size + _CHECKSUM_BYTES
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self.pid = self._check(magic)
+            self.pid, self._created_ns = self._check(magic)
         except (RecordError, ValueError):
             os.close(self._descriptor)
             raise
@@ -85,7 +85,11 @@ class NumberedTail:
         """Positions of rows that will be written again."""
 
     def read(self) -> None:
-        """Take in new rows, and what became of unfinished ones."""
+        """Take in new rows, and what became of unfinished ones; all rows where the process has made the file anew."""
+        created_ns = self._whole_since_ns()
+        if created_ns not in (0, self._created_ns):
+            self._created_ns = created_ns
+            self.start_anew()
         self._unfinished = [position for position in self._unfinished if not self._finished_now(position)]
         written = self._written()
         while self._read_ahead() == _SLOTS_AT_ONCE:
@@ -134,16 +138,17 @@ class NumberedTail:
         """Let go of the file."""
         os.close(self._descriptor)
 
-    def _check(self, magic: bytes) -> int:
+    def _check(self, magic: bytes) -> tuple[int, int]:
+        """The process that writes it, and when it was made."""
         head = self._bytes_at(0, layout.IDENTITY.size)
         if len(head) < layout.IDENTITY.size or not any(head):
             raise ValueError(f"{self._path.name} is still empty")
-        found, version, row_bytes, rows, pid, _ = layout.IDENTITY.unpack(head)
+        found, version, row_bytes, rows, pid, created_ns = layout.IDENTITY.unpack(head)
         if found != magic:
             raise RecordError(f"{self._path.name} is damaged", "its rows cannot be read")
         if version > layout.VERSION or row_bytes != self._row_bytes or rows != layout.NUMBERED_ROWS:
             raise RecordError(f"{self._path.name} was not written by this version", "use the version that wrote it")
-        return int(pid)
+        return int(pid), int(created_ns)
 
     def _read_ahead(self) -> int:
         """Read the slots from the next expected row on; how many new rows there were."""
@@ -163,14 +168,16 @@ class NumberedTail:
     def _written(self) -> int:
         """Number of the first row that was not written yet, as the process says; 0 where the head is damaged."""
         content = self._bytes_at(layout.NEXT_OFFSET, layout.NEXT.size)
-        return int(layout.NEXT.unpack(content)[0]) if len(content) == layout.NEXT.size and self._is_whole() else 0
+        return int(layout.NEXT.unpack(content)[0]) if len(content) == layout.NEXT.size and self._whole_since_ns() else 0
 
-    def _is_whole(self) -> bool:
+    def _whole_since_ns(self) -> int:
+        """When the file was made; 0 where its head is damaged."""
         head = self._bytes_at(0, layout.IDENTITY.size)
-        return len(head) == layout.IDENTITY.size and layout.IDENTITY.unpack(head)[1:5] == (
-            *(layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS),
-            self.pid,
-        )
+        if len(head) < layout.IDENTITY.size:
+            return 0
+        _, *known, created_ns = layout.IDENTITY.unpack(head)
+        expected = [layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, self.pid]
+        return int(created_ns) if known == expected else 0
 
     def _pass_over(self, written: int) -> None:
         """Go on behind the rows before ``written`` that are not there."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -107,3 +109,55 @@ def test_two_runs_in_one_directory_give_each_rank_once_with_the_figures_of_the_n
     assert ([rank.rank for rank in first.ranks], [len(track) for track in first.step_tracks]) == ([0, 1], [7, 7])
     assert ([rank.rank for rank in second.ranks], [len(track) for track in second.step_tracks]) == ([0, 1], [3, 3])
     assert said[0].startswith("a further job has begun here, and these are its figures")
+
+
+REBORN = """
+import os, sys
+from ddpdoctor.record import layout
+from ddpdoctor.record.clock import epoch_ns
+from ddpdoctor.record.ring_writer import NumberedRing
+from ddpdoctor.record.writer import EventWriter
+
+run, life = sys.argv[1], int(sys.argv[2])
+steps = {1: 7, 2: 3}[life]
+writer = EventWriter(run)
+writer.write("process", parent=1, kind="start", rank=0, local_rank=0)
+writer.write("torch", version="2.13.0")
+writer.write("world", rank=0, world_size=1, backend="gloo", local_rank=0)
+writer.write("group", number=0, ranks=[0], backend="gloo", timeout_ns=0)
+writer.write("site", number=0, frames=[["train.py", life, "<module>"]])
+signature = {"kind": "all_reduce", "size_bytes": 4}
+writer.write("signature", number=0, **signature)
+rows = [[number, 0, number, 0, 0, epoch_ns(), 1] for number in range(steps)]
+writer.write("flight", recorder=0, continues=True, completed=[], rows=rows)
+ring = NumberedRing(os.path.join(run, layout.steps_name(os.getpid())), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
+for step in range(steps):
+    ring.put((step + 1, epoch_ns(), epoch_ns(), *([0] * (len(layout.STEP_FIELDS) - 3))))
+ring.flush()
+ring.write_head()
+print("written", flush=True)
+sys.stdin.readline()
+if life == 1:
+    os.execv(sys.executable, [sys.executable, "-c", sys.orig_argv[2], run, "2"])
+"""
+
+
+def test_a_rank_that_has_made_itself_anew_by_exec_is_known_by_its_new_life_only(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", REBORN, str(tmp_path), "1")
+    live, seen = LiveRun(tmp_path, RunPlan()), []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == "written\n"
+            record = live.look(time.time_ns())
+            (track,), (flights,) = record.step_tracks, record.collectives
+            places = {record.site(site).frames[0].line for site in flights.site}
+            ordinals = [group.ordinal for group in record.groups]
+            seen.append((list(track.step), list(flights.sequence), places, ordinals))
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+    live.close()
+    assert seen == [
+        ([1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6], {1}, [0]),
+        ([1, 2, 3], [0, 1, 2], {2}, [0]),
+    ]

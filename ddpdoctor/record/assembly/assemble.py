@@ -15,7 +15,7 @@ from ddpdoctor.record.assembly.completeness import Completeness
 from ddpdoctor.record.assembly.lines import LineRows
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.pre_rank_events import EarlyEvents
-from ddpdoctor.record.assembly.ranks import RankBook, exception_of
+from ddpdoctor.record.assembly.ranks import RankBook, exception_of, forget
 from ddpdoctor.record.assembly.restarts import second_claims
 from ddpdoctor.record.assembly.states import StateRows
 from ddpdoctor.record.assembly.stop_reasons import ending_of
@@ -177,6 +177,9 @@ class Assembly:
         self.live.poll(self.files.find_processes())
         for pid, event in self.files.poll():
             try:
+                if self.book.is_reborn(pid, event):  # It numbers all things from the beginning again.
+                    self.live.forget(pid)
+                    forget(pid, self._local, self._group_counts, self._wraps, self._passes, self._waits, self._missing)
                 self.book.take(pid, event)
                 for due in self._early.due(pid, event, is_rank=self.book.rank_or_parent(pid) is not None):
                     handler = self._handlers.get(due["event"])

@@ -61,6 +61,11 @@ class FlightTracks:
             if len(entries) > MOST_KEPT:
                 self._forget(pid)
 
+    def forget(self, pid: int) -> None:
+        """Forget all entries of a process."""
+        for table in (self._entries, self._columns, self.newest_ns):
+            table.pop(pid, None)
+
     def _forget(self, pid: int) -> None:
         newest = sorted(self._entries[pid].items(), key=lambda item: item[1]["started_ns"])[-MOST_KEPT:]
         self._entries[pid] = dict(newest)

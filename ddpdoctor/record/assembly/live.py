@@ -87,6 +87,10 @@ class LiveRings:
         ends = [tail.columns["ended_at_ns"] for pid, tail in self.steps.items() if self._rank_of(pid) is not None]
         return [column[-1] if column else 0 for column in ends]
 
+    def forget(self, pid: int) -> None:
+        """Forget what a process told of its flight recorder in an earlier life; its rings show it themselves."""
+        self._flights.forget(pid)
+
     def forget_flights(self) -> None:
         """Keep of the flight recorder's entries the newest only."""
         self._flights.keep_newest()

@@ -67,13 +67,24 @@ class RankBook:
         """Ranks that the launcher has told of; 0 where it has not."""
         self.worlds: dict[int, tuple[int, str]] = {}
         """World size and backend as each rank's process group says, by process."""
+        self.lives = 0
+        """How often a process has made itself anew by ``exec``."""
         self.ended_well = 0
         """The launcher, where it is ours and has ended with code 0; else 0."""
         self.head = ""
         """Where the monitor is that sees the ranks of all nodes, as it was told over the job's store."""
 
+    def is_reborn(self, pid: int, event: dict[str, Any]) -> bool:
+        """Return whether an event is the first of a process that has made itself anew by ``exec``."""
+        entry = self.processes.get(pid)
+        begins = event["event"] == "process" and event.get("kind") == "start"
+        return begins and entry is not None and 0 < entry.started_ns < int(event.get("time_ns", 0))
+
     def take(self, pid: int, event: dict[str, Any]) -> None:
         """Take in one event."""
+        if self.is_reborn(pid, event):
+            forget(pid, self.processes, self.worlds)
+            self.lives += 1
         entry = self.processes.setdefault(pid, ProcessEntry())
         kind = event["event"]
         entry.told_ns = max(entry.told_ns, int(event.get("time_ns", 0)))
@@ -267,6 +278,13 @@ class RankBook:
         others = (entry for entry in self.processes.values() if entry.rank is not None)
         over = all(entry.gone_ns or entry.exit is not None or entry.os_exit is not None for entry in others)
         return "unknown" if has_lost and over else "signalled"
+
+
+def forget(process: int, *tables: dict[Any, Any]) -> None:
+    """Remove what is known of a process from tables by process, or by process and what it numbers."""
+    for table in tables:
+        for key in [key for key in table if process in (key, key[0] if isinstance(key, tuple) else key)]:
+            del table[key]
 
 
 def _rank_of_entry(entry: ProcessEntry) -> int:
