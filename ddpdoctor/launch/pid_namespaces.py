@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddpdoctor.record import layout
+
+SCAN_EVERY_S = 1.0
+
 
 def numbers_of(pid: int) -> tuple[int, ...]:
     """Return the numbers of a process from ours to that of the innermost namespace; only its own where nobody tells."""
@@ -13,6 +22,117 @@ def numbers_of(pid: int) -> tuple[int, ...]:
     return tuple(map(int, words)) or (pid,)
 
 
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self"):
+            return False
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a signal or a debugger has stopped a process; False where the platform does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 def number_inside(pid: int) -> int:
     """Return the number by which a process knows itself."""
     return numbers_of(pid)[-1]
+
+
+class OuterPids:
+    """The numbers out here of the processes of a run, which may be in a container and know themselves by others.
+
+    A process is known by the run in its environment; one that is not, but has the number, counts where no other does.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = os.path.realpath(directory)
+        self._outer: dict[int, int] = {}
+        self._inside: dict[int, list[int]] = {}
+        """Processes of containers by the number that they have in there, …"""
+        self._scanned_s = float("-inf")
+        """… as of this moment."""
+
+    def __call__(self, pid: int) -> int | None:
+        """Return the number out here of one that calls itself ``pid``; None when it is gone, or not seen from here."""
+        known = self._outer.get(pid)
+        if known is not None:
+            return known if is_alive(known) and number_inside(known) == pid else None
+        is_here = is_alive(pid) and number_inside(pid) == pid
+        if is_here and self._carries(pid):
+            return self._outer.setdefault(pid, pid)
+        for outer in self._in_containers().get(pid, ()):
+            if self._carries(outer) and is_alive(outer):
+                return self._outer.setdefault(pid, outer)
+        return self._outer.setdefault(pid, pid) if is_here else None
+
+    def is_alive(self, pid: int) -> bool:
+        """Tell whether one that calls itself so lives."""
+        return self(pid) is not None
+
+    def is_stopped(self, pid: int) -> bool:
+        """Tell whether a signal or a debugger has stopped one that calls itself so."""
+        outer = self(pid)
+        return outer is not None and is_stopped(outer)
+
+    def of_ranks(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Return the numbers out here of processes given by rank, those that were seen alive once."""
+        for pid in pids.values():
+            self(pid)
+        return {rank: self._outer[pid] for rank, pid in pids.items() if pid in self._outer}
+
+    def is_inside(self, pid: int) -> bool:
+        """Tell whether a process of the run lives that calls itself so, in a container."""
+        return any(self._carries(outer) and is_alive(outer) for outer in self._in_containers().get(pid, ()))
+
+    def thread(self, outer: int, thread: int) -> int | None:
+        """Return the number out here of a thread that knows itself as ``thread``; ``outer`` is its process out here."""
+        if len(numbers_of(outer)) == 1:
+            return thread
+        try:
+            threads = [int(name) for name in os.listdir(f"/proc/{outer}/task")]
+        except OSError:
+            return None
+        return next((one for one in threads if number_inside(one) == thread), None)
+
+    def _carries(self, outer: int) -> bool:
+        prefix = layout.RUN_VARIABLE.encode() + b"="
+        try:
+            with open(f"/proc/{outer}/environ", "rb") as file:
+                entries = file.read().split(b"\0")
+        except OSError:
+            return False
+        names = (os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix))
+        return any(os.path.realpath(name) == self._directory for name in names)
+
+    def _in_containers(self) -> dict[int, list[int]]:
+        if time.monotonic() - self._scanned_s >= SCAN_EVERY_S:
+            self._scanned_s, self._inside = time.monotonic(), {}
+            for outer in _processes():
+                numbers = numbers_of(outer)
+                if len(numbers) > 1:
+                    self._inside.setdefault(numbers[-1], []).append(outer)
+        return self._inside
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ddpdoctor.launch.box.start import Box
+from ddpdoctor.launch.pid_namespaces import is_alive
 from ddpdoctor.record import layout
 
 _SET_CHILD_SUBREAPER = 36
@@ -109,40 +110,12 @@ class JobProcesses:
         return [pid for pid in found if is_alive(pid)]
 
 
-def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        if os.path.exists("/proc/self"):
-            return False
-    except (OSError, IndexError):
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def handles(pid: int, number: int) -> bool:
     """Tell whether the process has a handler of its own for the signal; raises OSError when it is gone."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
-
-
-def is_stopped(pid: int) -> bool:
-    """Tell whether a signal or a debugger has stopped a process; False where the platform does not say."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):
-        return False
 
 
 def start_plainly(

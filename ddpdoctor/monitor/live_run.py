@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
 from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, Watch, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
-from ddpdoctor.launch.processes import is_alive, is_stopped
+from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.gpus.node_gpus import NodeGpus
 from ddpdoctor.monitor.gpus.rank_gpus import environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
@@ -87,9 +87,11 @@ class LiveRun:
         self._watch = Watch()
         self._epoch: tuple[tuple[str, int], ...] = ()
         """Of what other nodes sent, as it was compared last."""
-        self._signalled = SignalledStacks(directory)
+        self._outer = OuterPids(directory)
+        self._signalled = SignalledStacks(directory, self._outer)
         self._liveness = LivenessSampler(
             STALL_AFTER_S,
+            self._outer,
             heeds_clocks=True,
             written_for_us=self._signalled.written,
             trains_in_main=lambda pid: not self._assembly.book.training_thread(pid),
@@ -116,7 +118,7 @@ class LiveRun:
         self._wait_asked_ns = 0
         self._fresh_request: tuple[int, int] | None = None
         """Number and time of the request for the stacks that a verdict needs."""
-        self._loops = LoopDetector()
+        self._loops = LoopDetector(self._outer)
         self._looping: int | None = None
         self._stopped_since_ns: dict[int, int] = {}
         self._looked_ns = 0
@@ -145,7 +147,7 @@ class LiveRun:
         assembly.book.ended_well = ended_well
         assembly.live.window_ns = self._window_ns = window_ns
         for pid in assembly.book.pids().values():
-            if self._is_over or not is_alive(pid):
+            if self._is_over or not self._outer.is_alive(pid):
                 words = self._words_of(pid)
                 assembly.book.gone(pid, now_ns, None if words is None or words.signal is None else -words.signal)
         self._silence.look(assembly.book, now_ns)
@@ -200,7 +202,7 @@ class LiveRun:
             if now_ns - track.ended_at_ns[-1] < 2 * min(LONGEST_USUAL_NS, usual_interval_ns(track))
         }
         stuck = self._liveness.look(rings) - usual
-        stopped = {pid for pid in book.pids().values() if pid in rings and is_stopped(pid)}
+        stopped = {pid for pid in book.pids().values() if pid in rings and self._outer.is_stopped(pid)}
         # It went on for no longer than a beat after its last one, nor was it stopped at the look before.
         since_ns = {pid: max(rings[pid].heartbeat().beat_ns, self._looked_ns) for pid in stopped}
         self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, since_ns[pid]) for pid in stopped}
@@ -217,7 +219,7 @@ class LiveRun:
         self._stuck = frozenset((stuck - stopped) | (stuck & long) | spent)
         for pid, ring in rings.items():
             entry = book.processes.get(pid)
-            if entry is None or pid in stopped or not is_alive(pid):
+            if entry is None or pid in stopped or not self._outer.is_alive(pid):
                 continue
             beat_ns = ring.heartbeat().beat_ns
             if 0 < beat_ns < now_ns - HELD_AFTER_NS:
@@ -272,17 +274,17 @@ class LiveRun:
         if book.lives > lives:  # What was compared is of rows that are not there any more.
             self.divergence, self._watch, self._asked = None, Watch(), 0
         if not self._is_over:
-            self._rivals |= rival_launchers(book, is_alive)
+            self._rivals |= rival_launchers(book, self._outer.is_alive)
         newly = superseded(
             book,
             self._rivals,
             lambda pid: live.steps[pid].heartbeat().beat_ns if pid in live.steps else 0,
-            lambda pid: not self._is_over and is_alive(pid),
+            lambda pid: not self._is_over and self._outer.is_alive(pid),
         )
         if newly:
             self._two_runs = two_runs(book, at_once=bool(self._rivals)) or self._two_runs
             self._leave_out(self._superseded | newly)
-        elif self._rivals and not self.living() and any(map(is_alive, self._superseded)):
+        elif self._rivals and not self.living() and any(map(self._outer.is_alive, self._superseded)):
             # Of jobs that ran at once the one that was shown is over: from now on it is the other.
             self._rivals = frozenset(book.processes[pid].parent for pid in book.pids().values())
             self._leave_out(frozenset(book.processes))
@@ -329,7 +331,7 @@ class LiveRun:
     def living(self) -> dict[int, int]:
         """Process id of each rank that lives."""
         pids = {} if self._is_over else self._assembly.book.pids()
-        return {rank: pid for rank, pid in pids.items() if is_alive(pid)}
+        return {rank: pid for rank, pid in pids.items() if self._outer.is_alive(pid)}
 
     def why_nothing(self, record: RunRecord, *, ended: bool) -> str:
         """Return why no step was measured, as a sentence; empty while that may yet change, and where some were."""
@@ -431,7 +433,7 @@ class LiveRun:
 
     def _with_hosts(self, record: RunRecord, now_ns: int) -> RunRecord:
         """The record with what the ranks get of this machine."""
-        uses = self._hosts.look(self._assembly.book.pids(), now_ns)
+        uses = self._hosts.look(self._outer.of_ranks(self._assembly.book.pids()), now_ns)
         if not uses:
             return record
         streams = {**record.streams, "host_uses": StreamState("complete")}
@@ -440,7 +442,7 @@ class LiveRun:
     def _job_environment(self) -> Mapping[str, str]:
         """The variables that the ranks were started with, where whoever started them did not say."""
         if not self._environment and not self._is_over:
-            found = (environment_of(pid) for pid in self._assembly.book.pids().values())
+            found = (environment_of(pid) for pid in self._outer.of_ranks(self._assembly.book.pids()).values())
             self._environment = recorded_environment(next((one for one in found if one), {}))
         return self._environment
 

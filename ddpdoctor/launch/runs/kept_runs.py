@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError, UsageError
-from ddpdoctor.launch.processes import is_alive
+from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import kept_clock
@@ -22,6 +22,8 @@ from ddpdoctor.record.clock import kept_clock
 MOST_RUNS = 50
 MOST_BYTES = 2_000_000_000
 """The newest runs are kept as long as there are no more, and they hold no more; one that is live is never removed."""
+QUIET_FOR_S = 600.0
+"""What was written to more recently may be live in a container, or on another machine with the same home."""
 _PLACE = "Name another one with `--run-dir`, or set XDG_STATE_HOME to a directory that can be written."
 _PREFIX = "run-"
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
@@ -103,7 +105,8 @@ def live_processes(directory: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     pids = (int(match[1]) for match in map(_EVENTS.match, names) if match)
-    return tuple(sorted(pid for pid in pids if _belongs(pid, directory)))
+    outer = OuterPids(directory)
+    return tuple(sorted(pid for pid in pids if _belongs(pid, directory) or outer.is_inside(pid)))
 
 
 def _belongs(pid: int, directory: Path) -> bool:
@@ -125,8 +128,17 @@ def prune(runs: Path) -> None:
     held = 0
     for number, directory in enumerate(kept_runs(), 1):
         held += _size(directory)
-        if (number >= MOST_RUNS or held > MOST_BYTES) and not live_processes(directory):
+        too_many = number >= MOST_RUNS or held > MOST_BYTES
+        if too_many and not live_processes(directory) and _written_ago_s(directory) > QUIET_FOR_S:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _written_ago_s(directory: Path) -> float:
+    """For how long nothing was written to a run; its ranks may be where nobody sees them from here."""
+    try:
+        return time.time() - max(entry.stat().st_mtime for entry in os.scandir(directory))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _size(directory: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
@@ -31,7 +32,9 @@ class _Place(msgspec.Struct, frozen=True):
 class LoopDetector:
     """Remembers since when the late rank has been in one function."""
 
-    def __init__(self) -> None:
+    def __init__(self, outer_pid: Callable[[int], int | None] = lambda pid: pid) -> None:
+        """``outer_pid`` gives the number out here of a process that knows itself by another one."""
+        self._outer_pid = outer_pid
         self._place: _Place | None = None
         self._since_ns = self._seen_ns = self._wanted_ns = 0
         self._stood_ns = self._stood_in = 0
@@ -50,7 +53,8 @@ class LoopDetector:
         if step > self._stood_in:
             self._longest_ns, self._stood_ns = max(self._longest_ns, self._stood_ns), 0
         place = _Place(rank.pid, wait.place.file, wait.place.function, step)
-        wanted_ns = _wanted_core_ns(rank.pid)
+        outer = self._outer_pid(rank.pid)
+        wanted_ns = None if outer is None else _wanted_core_ns(outer)
         if place != self._place or wanted_ns is None:
             self._leave()
             self._place, self._since_ns, self._seen_ns, self._wanted_ns = place, now_ns, now_ns, wanted_ns or 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.launch.processes import handles
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
@@ -84,8 +85,9 @@ class SignalledStacks:
     The signal goes to the thread of ours: what the training thread does is not interrupted.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, outer: OuterPids | None = None) -> None:
         self._directory = directory
+        self._outer = OuterPids(directory) if outer is None else outer
         self._asked: dict[int, tuple[int, int]] = {}
         """By process how long its file was when it was asked, and when that was."""
         self._taken: dict[int, tuple[StackDump, ...]] = {}
@@ -98,8 +100,11 @@ class SignalledStacks:
             # Without the file there is no handler of ours, and without any the signal would kill the process.
             size = (self._directory / layout.stacks_name(pid)).stat().st_size
             self._asked[pid] = size, now_ns
-            if thread and handles(pid, signal.SIGUSR2):
-                _signal_thread(pid, thread)
+            outer = self._outer(pid)
+            if thread and outer is not None and handles(outer, signal.SIGUSR2):
+                number = self._outer.thread(outer, thread)
+                if number is not None:
+                    _signal_thread(outer, number)
         except (OSError, AttributeError):
             self._asked[pid] = 0, now_ns
 
