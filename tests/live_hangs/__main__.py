@@ -1,6 +1,6 @@
 """Prints the table of hangs and of jobs that go on, as they are told while they run; exits with 1 when a row is wrong.
 
-python -m tests.live_hangs [--times N] [--load] [--jobs N] [--part hangs|healthy] [--only WORDS]
+python -m tests.live_hangs [--times N] [--after N] [--load] [--jobs N] [--part hangs|healthy] [--only WORDS]
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from tests.scratch import scratch_directory
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.live_hangs", description=__doc__)
     parser.add_argument("--times", type=int, default=1, help="how often each row is run, each time ended another way")
+    parser.add_argument(
+        "--after", type=int, default=0, help="how often each row was run before: the endings go on from there"
+    )
     parser.add_argument("--load", action="store_true", help="keep every core busy meanwhile")
     parser.add_argument("--jobs", type=int, default=1, help="rows at once; they mostly stand")
     parser.add_argument("--only", nargs="*", default=(), help="rows whose names hold one of these words")
@@ -36,7 +39,7 @@ def main() -> int:
     if wanted.list:
         print("\n".join([*hangs, *healthy]))
         return 0
-    tasks = [(name, turn) for turn in range(wanted.times) for name in (*hangs, *healthy)]
+    tasks = [(name, turn) for turn in range(wanted.after, wanted.after + wanted.times) for name in (*hangs, *healthy)]
     with scratch_directory() as directory, _load(wanted.load), ThreadPoolExecutor(wanted.jobs) as pool:
         outcomes = []
         for outcome in pool.map(lambda task: _run(directory, *task), tasks):
