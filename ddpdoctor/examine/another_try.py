@@ -14,6 +14,7 @@ import msgspec
 
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.record.exception_summary import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RankException, RunRecord
@@ -77,10 +78,24 @@ def rehearse_until_shown(
             notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
             break
     if lacking is not None and _fails_without_weights(record, section, lacking[1].steps):
-        why = section.reason
+        why = _what_stopped(record, section)
         record, section, notes = lacking
         notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
     return record, msgspec.structs.replace(section, notes=(*section.notes, *notes)) if notes else section
+
+
+def _what_stopped(record: RunRecord, section: RehearsalSection) -> str:
+    """Return the first error of a rank; where none raised, what the rehearsal says."""
+    raised = [
+        (error.time_ns, rank.rank, error)
+        for rank in record.ranks
+        for error in rank.exceptions
+        if not error.communication
+    ]
+    if not raised or " raised " in section.reason:
+        return section.reason
+    _, rank, error = min(raised, key=lambda entry: entry[:2])
+    return f"rank {rank} raised {error.type}: {headline(error)}"
 
 
 def _fails_without_weights(record: RunRecord, section: RehearsalSection, steps_before: int) -> bool:

@@ -53,10 +53,10 @@ class _Job(LaunchedJob):
     """One that was told to end, or not."""
 
     def __init__(self) -> None:
-        self._told_to_end = False
+        self._told_at_s = None
 
     def tell(self) -> None:
-        self._told_to_end = True
+        self._told_at_s = time.monotonic()
 
 
 def _is_gone(pid: int) -> bool:

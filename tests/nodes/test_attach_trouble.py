@@ -45,13 +45,13 @@ def narrow(port: int) -> Iterator[int]:
                 over.wait(len(content) / bytes_per_s)
         with suppress(OSError):
             other.shutdown(socket.SHUT_WR)
-        one.close()
 
     def accept() -> None:
         with suppress(OSError):
             while True:
                 near, _ = listener.accept()
                 far = socket.socket()
+                sockets.extend((near, far))
                 # The system's buffers are not the link.
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
                 far.connect(("127.0.0.1", port))
@@ -62,6 +62,7 @@ def narrow(port: int) -> Iterator[int]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
+        sockets: list[socket.socket] = []
         threads = [threading.Thread(target=accept, daemon=True)]
         threads[0].start()
         try:
@@ -69,8 +70,13 @@ def narrow(port: int) -> Iterator[int]:
         finally:
             over.set()
             listener.shutdown(socket.SHUT_RDWR)
+            for end in sockets:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join(60)
+            for end in sockets:
+                end.close()
 
 
 @contextmanager

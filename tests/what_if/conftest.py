@@ -56,6 +56,12 @@ def late_run(ddpdoctor: Ddpdoctor, place: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def very_late_run(ddpdoctor: Ddpdoctor, place: Path) -> Path:
+    """The same job, of which the second rank is so late that a busy machine does not hide it."""
+    return _profiled(ddpdoctor, place, "very-late", "late:late_ms=200")
+
+
+@pytest.fixture(scope="session")
 def even_run(ddpdoctor: Ddpdoctor, place: Path) -> Path:
     """The same job without its straggler."""
     return _profiled(ddpdoctor, place, "even", "late:straggler=none")

@@ -49,19 +49,19 @@ def test_a_run_that_is_too_short_is_named() -> None:
     assert (told.value.position, told.value.steps) == (1, 7)
 
 
-def test_the_command_exits_with_1_on_a_regression(ddpdoctor: Ddpdoctor, late_run: Path, even_run: Path) -> None:
-    slower = ddpdoctor("compare", str(even_run), str(late_run))
+def test_the_command_exits_with_1_on_a_regression(ddpdoctor: Ddpdoctor, very_late_run: Path, even_run: Path) -> None:
+    slower = ddpdoctor("compare", str(even_run), str(very_late_run))
     assert slower.returncode == 1, slower.stderr
     assert slower.stdout.startswith("SLOWER")
     assert "straggler (DDP403)" in slower.stdout
-    faster = ddpdoctor("compare", str(late_run), str(even_run), "--output-format", "json")
+    faster = ddpdoctor("compare", str(very_late_run), str(even_run), "--output-format", "json")
     assert faster.returncode == 0
     told = json.loads(faster.stdout)
     assert not told["regression"]
     assert told["step"]["high"] < 1
     assert "DDP403" in [finding["code"] for finding in told["findings_gone"]]
     assert "arguments" in [entry["name"] for entry in told["settings"]]
-    assert ddpdoctor("compare", str(even_run), str(late_run), "--allow", "9").returncode == 0
+    assert ddpdoctor("compare", str(even_run), str(very_late_run), "--allow", "9").returncode == 0
 
 
 def test_a_run_compared_with_itself_has_not_changed(ddpdoctor: Ddpdoctor, late_run: Path) -> None:
