@@ -432,5 +432,5 @@ def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[A
     record, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))
     assert next(again, None) is None and record is made[counts][0]
     assert msgspec.structs.replace(section, notes=()) == made[counts][1]
-    last = made[-1][1].reason
-    assert section.notes[0].endswith(f", which do not do for this script: {last}") == (counts == 0)
+    kind, why = runs[-1][0], ", which do not do for this script: "
+    assert section.notes[0].endswith(f"{why}rank 0 raised {kind}: {made[-1][1].reason}") == (counts == 0)
