@@ -33,6 +33,17 @@ BROKEN = {
         if rank > 0:
             dist.barrier()  # DDP301
         """,
+    "environment as a dict of a few variables": """
+        environment = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")}
+        sizes = {name: int(os.environ.get(name, 1)) for name in ["WORLD_SIZE"]}
+        dist.init_process_group("gloo")
+        if sizes["WORLD_SIZE"] > 1:
+            dist.barrier()
+        if int(environment["WORLD_SIZE"]) > 1:
+            dist.barrier()
+        if int(environment["RANK"]) == 0:
+            dist.barrier()  # DDP301
+        """,
     "local rank": """
         dist.init_process_group("gloo")
         local_rank = int(os.environ["LOCAL_RANK"])

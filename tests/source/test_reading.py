@@ -143,6 +143,12 @@ LAUNCHES = {
     "both": ('if args.spawn:\n    mp.spawn(main, nprocs=2)\nelse:\n    main(int(os.environ["LOCAL_RANK"]))\n', False),
     "launched": ('main(int(os.environ["RANK"]))\n', False),
     "processes": ("for rank in range(2):\n    mp.Process(target=main, args=(rank,)).start()\n", True),
+    "a test case of torch": (
+        "from torch.testing._internal.common_distributed import MultiProcessTestCase\n"
+        "class Test(MultiProcessTestCase): ...\n",
+        True,
+    ),
+    "a test case of unittest": ("import unittest\nclass MultiProcessTestCase(unittest.TestCase): ...\n", False),
     "a process that is no rank": ("mp.Process(target=serve).start()\n", False),
 }
 

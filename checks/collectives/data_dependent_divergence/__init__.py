@@ -49,7 +49,7 @@ CHECK = Check(
     stands_for="data-branch",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
-    triggers=("distributed", "Distributed", "ccelerat", "horovod"),
+    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
 )
 _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -158,9 +158,23 @@ def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
     words |= {word for node in made_from(test.node, body) for word in _words(node)}
     loops = {loop.node for loop in decided.loops}
     return any(
-        words & named and (event.ordinal < decided.ordinal or any(loop.node in loops for loop in event.loops))
+        words & named
+        and _may_be_one(words, event, named)
+        and (event.ordinal < decided.ordinal or any(loop.node in loops for loop in event.loops))
         for event, named in made
     )
+
+
+def _may_be_one(words: set[str], made: Event, named: frozenset[str]) -> bool:
+    """Whether what a call makes may be what is asked for: a file of the same ending, where that is said."""
+    asked, given = _endings(words), _endings(named)
+    if not asked:
+        return True
+    return made.name.rpartition(".")[2] not in _DIRECTORIES and (not given or bool(asked & given))
+
+
+def _endings(words: Iterable[str]) -> set[str]:
+    return {match[0] for word in words if (match := _ENDING.search(word)) is not None}
 
 
 def _words(node: ast.AST) -> Iterator[str]:
@@ -175,6 +189,8 @@ def _words(node: ast.AST) -> Iterator[str]:
             yield inner.value
 
 
+_ENDING = re.compile(r"\.[A-Za-z]\w{0,11}$")
+_DIRECTORIES = frozenset({"mkdir", "makedirs"})
 _PLAIN_WORDS = frozenset(
     {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
     | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}

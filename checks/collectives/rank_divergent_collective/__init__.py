@@ -46,7 +46,7 @@ CHECK = Check(
     stands_for="rank-branch",
     severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
-    triggers=("distributed", "Distributed", "ccelerat", "horovod"),
+    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
 )
 
 

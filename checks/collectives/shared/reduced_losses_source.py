@@ -46,7 +46,8 @@ def reductions(projection: Projection) -> Iterator[Event]:
 
 def argument_name(event: Event) -> str:
     """The variable or attribute that a collective is given; empty when it is given anything else."""
-    arguments = getattr(event.node, "args", [])
+    named = [entry.value for entry in getattr(event.node, "keywords", []) if entry.arg == "tensor"]
+    arguments = getattr(event.node, "args", []) or named
     if arguments and isinstance(arguments[0], (ast.Name, ast.Attribute)):
         return arguments[0].id if isinstance(arguments[0], ast.Name) else ast.unparse(arguments[0])
     return ""

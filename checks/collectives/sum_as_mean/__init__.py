@@ -3,10 +3,12 @@
 What it finds
     A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
     own name or the text beside it), with no division anywhere: in the same function, or by those that it returns it to.
+    Also two tensors that are both summed and then compared item by item, as predicted and true classes are.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
-    goes above 100 %, and runs of different sizes cannot be compared.
+    goes above 100 %, and runs of different sizes cannot be compared. Sums of the ranks' class numbers are no classes:
+    whether they are equal says nothing of any sample.
 
 Example
     dist.all_reduce(loss)
@@ -14,7 +16,7 @@ Example
 
 Remedy
     Divide by dist.get_world_size(), or pass op=dist.ReduceOp.AVG (NCCL). With different numbers of samples per rank,
-    reduce sum and count and divide them.
+    reduce sum and count and divide them. Of classes, compare them on each rank, then sum how many are right.
 
 When it is wrong
     Where the sum is what is meant; a name such as total_loss says so.
@@ -28,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.sum_as_mean.source import shown_sums
+from ddpdoctor.checks.collectives.sum_as_mean.source import compared_sums, shown_sums
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -47,4 +49,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Divide by dist.get_world_size() after the reduction, or reduce with op=dist.ReduceOp.AVG.",
             locations=(event.module.location(event.node), shown),
             evidence=(Fact(text=f"`{found.name}` is shown here, undivided", basis="source", location=shown),),
+        )
+    for event, compared in compared_sums(whole_projection(script)):
+        place = event.module.location(compared)
+        yield CHECK.finding(
+            "source",
+            f"`{event.module.excerpt(compared, 60)}` compares sums over the ranks, which are no labels",
+            remedy="Compare on every rank, then all-reduce the number of samples that are right, and that of all.",
+            locations=(event.module.location(event.node), place),
+            evidence=(Fact(text="both sides were summed over the ranks before", basis="source", location=place),),
         )

@@ -1,4 +1,4 @@
-"""Numbers that are summed over the ranks and shown as a mean, in the same function or by who called it."""
+"""Numbers that are summed over the ranks and taken for what they were: shown as a mean, or compared as labels."""
 
 from __future__ import annotations
 
@@ -100,6 +100,31 @@ def shown_sums(projection: Projection) -> Iterator[ShownSum]:
             yield from _shown_in(part, event, name)
         elif isinstance(function, ast.FunctionDef) and not _SUMS.search(function.name):
             yield from _shown_by_callers(modules, function, event)
+
+
+def compared_sums(projection: Projection) -> Iterator[tuple[Event, ast.Compare]]:
+    """Tensors that are summed over the ranks and then compared with each other, item by item: classes, say."""
+    summed: dict[FunctionNode | ast.AST, dict[str, Event]] = {}
+    for event in projection.of_kind("collective"):
+        if event.name in {"all_reduce", "reduce"} and _is_sum(event) and "group" not in event.named:
+            names = summed.setdefault(function_around(event.module, event.node), {})
+            names.setdefault(argument_name(event), event)
+    for function, names in summed.items():
+        for node in nodes_of(function) if len(names) > 1 else ():
+            if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+                continue
+            both = {ast.unparse(side) for side in (node.left, *node.comparators)}
+            first = names.get(ast.unparse(node.left))
+            if first is None or len(both) != 2 or not both <= names.keys() or not _is_after(node, names, both):
+                continue
+            # Of tensors what comes out is counted; two totals may well be asked whether they are one.
+            if isinstance(first.module.parents.get(node), (ast.Attribute, ast.Call)):
+                yield first, node
+                break
+
+
+def _is_after(node: ast.Compare, names: dict[str, Event], both: set[str]) -> bool:
+    return all(getattr(names[name].node, "lineno", 0) < node.lineno for name in both)
 
 
 def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:

@@ -12,6 +12,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, Value, constant, is_varying
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.ranks.rank_local_seeds import is_own_seed
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_names import SEEDING
 from ddpdoctor.source.vocabulary import RANK_NAMES
@@ -125,7 +126,7 @@ def _seeds(event: Event, library: Library) -> bool:
 
 def _differs(seed: Event) -> bool:
     arguments = [*seed.positional, *seed.named.values()]
-    return bool(arguments) and seed.ranks == ALL_RANKS and any(is_varying(value) for value in arguments)
+    return bool(arguments) and seed.ranks == ALL_RANKS and any(map(is_own_seed, arguments))
 
 
 def _shared_after(projection: Projection, event: Event) -> bool:

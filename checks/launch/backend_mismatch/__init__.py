@@ -2,13 +2,15 @@
 
 What it finds
     The nccl backend in a script that never mentions a GPU, or whose ranks, which it starts itself, all choose the same
-    GPU; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. In a run: an
-    initialisation that failed for want of a GPU, which is advice where the script is written for GPUs.
+    GPU; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. Ranks of one
+    group that ask for different backends are an error. In a run: an initialisation that failed for want of a GPU, which
+    is advice where the script is written for GPUs.
 
 Why it is bad
     NCCL only knows CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
     with device type cpu", and two ranks on one GPU are refused ("Duplicate GPU detected") or hang. Gloo does work with
-    CUDA tensors, but it copies every gradient through the host's memory, many times slower than NCCL over NVLink.
+    CUDA tensors, but it copies every gradient through the host's memory, many times slower than NCCL over NVLink. And
+    ranks of different backends wait for each other until the timeout.
 
 Example
     dist.init_process_group("gloo")
@@ -35,6 +37,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.shared.backends_source import backend_mismatches
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.ranks.ranks import spoken
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -52,11 +55,13 @@ _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
     "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL takes one rank a GPU",
     "gloo-for-cuda": "the model trains on GPUs, and gloo takes every gradient through the host's memory",
+    "mixed": "ranks of one group ask for different backends, and wait for each other",
 }
 _REMEDIES = {
     "shared-gpu": "Give each process the GPU of its number: torch.cuda.set_device(rank).",
     "nccl-without-gpu": 'Use "gloo" for a job on the CPU.',
     "gloo-for-cuda": 'Use "nccl", or leave the backend out: torch then takes NCCL for CUDA tensors.',
+    "mixed": 'Give all ranks the same backend; "cpu:gloo,cuda:nccl" serves tensors on either device.',
 }
 
 
@@ -64,11 +69,13 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report process groups whose backend does not fit."""
     for mismatch in backend_mismatches(whole_projection(script)):
         event = mismatch.event
+        asked = "; ".join(f"{spoken(ranks)}: {name}" for name, ranks in mismatch.backends)
         yield CHECK.finding(
             "source",
-            _TITLES[mismatch.form],
+            _TITLES[mismatch.form] + (f" ({asked})" if asked else ""),
             remedy=_REMEDIES[mismatch.form],
             locations=(event.module.location(event.node),),
+            severity=Severity.ERROR if asked else None,
         )
 
 

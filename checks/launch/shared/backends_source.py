@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import constant
+from ddpdoctor.source.interpreter.values import RANKS, constant, is_guessed, on_rank
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import (
     backend_of,
@@ -41,6 +42,8 @@ _NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "per
 _DESTROYS = "destroy_process_group"
 _OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
 _BACKENDS = ("nccl", "NCCL")
+_ALONE = frozenset({"nccl", "gloo", "mpi"})
+"""Names of one backend for every device."""
 _PLATFORMS = ("win32", "Windows", "darwin", "mps")
 
 
@@ -49,7 +52,9 @@ class Mismatch(msgspec.Struct, frozen=True, eq=False):
 
     event: Event
     """The initialisation of the group, or the choice of the GPU that all ranks share."""
-    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu"]
+    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "mixed"]
+    backends: tuple[tuple[str, int], ...] = ()
+    """Of ranks that ask for different ones: each backend with the mask of its ranks."""
 
 
 class CpuTensor(msgspec.Struct, frozen=True, eq=False):
@@ -78,6 +83,28 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
             yield Mismatch(event, "gloo-for-cuda")
     yield from _shared_gpus(projection)
+    mixed = _mixed_backends(projection)
+    if mixed is not None:
+        yield mixed
+
+
+def _mixed_backends(projection: Projection) -> Mismatch | None:
+    """The first initialisation that some ranks ask for NCCL and others for gloo; the group of all has to be of one."""
+    asked: dict[str, int] = {}
+    first: Event | None = None
+    for event in projection.in_course("collective"):
+        backend = backend_of(event) if event.name == "init_process_group" else None
+        if backend is None or event.undecided or is_guessed(backend) or any(one.guessed for one in event.guards):
+            continue
+        first = first or event
+        for rank in RANKS:
+            name = constant(on_rank(backend, rank))
+            if event.ranks >> rank & 1 and name in _ALONE:
+                asked[str(name)] = asked.get(str(name), 0) | 1 << rank
+    masks = list(asked.values())
+    if first is None or len(masks) < 2 or any(one & other for one, other in combinations(masks, 2)):
+        return None
+    return Mismatch(first, "mixed", tuple(asked.items()))
 
 
 def _communicates(projection: Projection) -> bool:

@@ -3,7 +3,8 @@
 What it finds
     A print, logger or tracker on rank 0 alone, of a value computed from rank 0's own batches that was never reduced;
     in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
-    rank reports of its part of an evaluation set without a word of whose it is. The places of a file are one finding.
+    rank reports of its part of an evaluation set without a word of whose it is, and what a LightningModule logs of it
+    without sync_dist=True. The places of a file are one finding.
 
 Why it is bad
     Rank 0 sees one part in N of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
@@ -14,7 +15,8 @@ Example
         print(f"accuracy {correct / total:.3f}")
 
 Remedy
-    Sum numerator and count over the ranks with dist.all_reduce before dividing, on all ranks, then report on rank 0.
+    Sum numerator and count over the ranks with dist.all_reduce before dividing, on all ranks, then report on rank 0. In
+    Lightning, self.log(..., sync_dist=True), or give it a metric of torchmetrics.
 
 When it is wrong
     Where the line is a sign of life and nobody takes it for the job's loss.
@@ -31,7 +33,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.rank_logging import local_metrics
+from ddpdoctor.source.queries.rank_logging import local_metrics, unreduced_logs
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
@@ -47,6 +49,15 @@ def in_source(script: Script) -> Iterator[Finding]:
     files: dict[str, list[Event]] = {}
     for event in local_metrics(whole_projection(script)):
         files.setdefault(str(event.module.path), []).append(event)
+    logged = list(unreduced_logs(whole_projection(script)))
+    if logged:
+        yield CHECK.finding(
+            "source",
+            "each rank logs what it has of its own part of the evaluation set, and rank 0's stands for all"
+            + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
+            remedy="Give self.log sync_dist=True, or log a metric of torchmetrics, which reduces itself.",
+            locations=tuple(event.module.location(event.node) for event in logged),
+        )
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
         who = "rank 0 reports" if all(event.ranks == 1 for event in events) else "a rank reports"

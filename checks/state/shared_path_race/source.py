@@ -13,7 +13,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Value, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, writes
-from ddpdoctor.source.queries.job_kind import is_distributed, noted, on_every_rank
+from ddpdoctor.source.queries.job_kind import is_distributed, joins_in_own_course, noted, on_every_rank
 from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.queries.sync_points import function_around
 from ddpdoctor.source.script.module import Module
@@ -95,9 +95,10 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
     """
     if not is_distributed(projection):
         return
+    joined = joins_in_own_course(projection)
     seen: set[ast.AST] = set()
     for event in noted(projection, *FILE_CALLS, *FILE_METHODS):
-        if event.node in seen or not event.complete or not on_every_rank(event):
+        if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
             continue
         path = _path(event)
         if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
@@ -112,10 +113,17 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
     """Small files that every rank writes from their beginning under one path: settings, lists, results."""
     if not is_distributed(projection):
         return
+    joined = joins_in_own_course(projection)
     seen: set[ast.AST] = set()
     for use in writes(projection):
         event = use.event
-        if event.node in seen or event.name != "builtins.open" or not on_every_rank(event) or not event.complete:
+        if (
+            not (joined or event.root)
+            or event.node in seen
+            or event.name != "builtins.open"
+            or not on_every_rank(event)
+            or not event.complete
+        ):
             continue
         if is_one_path(use.path) and not _PER_PROCESS.search(use.source) and not _is_preparation(event):
             seen.add(event.node)

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.interpreter.assignment import assign_to, item_at, item_of, one_of_classes, scope_of
-from ddpdoctor.source.interpreter.attributes import attribute_of, bound_to, class_attribute, guess_from_name
-from ddpdoctor.source.interpreter.calls import call, call_function, context_function
+from ddpdoctor.source.interpreter.assignment import item_at, one_of_classes, scope_of
+from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name
+from ddpdoctor.source.interpreter.calls import call, context_function
+from ddpdoctor.source.interpreter.iteration import comprehension, dict_comprehension, iterated
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    ALL_RANKS,
     FALSE,
     OPAQUE,
     RANKS,
@@ -24,7 +24,6 @@ from ddpdoctor.source.interpreter.values import (
     External,
     ExternalObject,
     Function,
-    Instance,
     PerRank,
     SequenceValue,
     Unknown,
@@ -40,7 +39,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
     truth,
 )
-from ddpdoctor.source.ranks.data_partitions import filtered, is_rank_key, picked, sliced
+from ddpdoctor.source.ranks.data_partitions import is_rank_key, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import decided, extent_of
 from ddpdoctor.source.ranks.ranks import is_set, variable
 from ddpdoctor.source.torch_model.recorded_training import note_attribute
@@ -65,33 +64,6 @@ def truth_of(machine: Machine, node: ast.expr) -> Value:
 
 def _are_truths(value: PerRank) -> bool:
     return all(isinstance(entry, Const) and isinstance(entry.value, bool) for entry in value.values)
-
-
-def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
-    """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
-    if iterable.__class__ is not PerRank:
-        count = len(iterable.values) if isinstance(iterable, SequenceValue) and not iterable.open else None
-        return item_of(iterable), [count] * len(RANKS), ALL_RANKS if count == 0 else 0
-    turns: list[int | None] = []
-    empty = 0
-    for rank in RANKS:
-        entry = on_rank(iterable, rank)
-        count = len(entry.values) if isinstance(entry, SequenceValue) and not entry.open else None
-        turns.append(count)
-        if count == 0:
-            empty |= 1 << rank
-    return by_rank(lambda entry: item_of(entry), iterable), turns, empty
-
-
-def opened(machine: Machine, node: ast.expr) -> Value:
-    """What a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    value = evaluate(machine, node)
-    if isinstance(value, Instance):
-        method = class_attribute(machine, value.cls, "__iter__")
-        if isinstance(method, Function):
-            items = call_function(machine, node, bound_to(method, value), [], {})
-            return items if isinstance(items, SequenceValue) else value
-    return value
 
 
 def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
@@ -339,37 +311,6 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     return picked(machine, node, result) if is_rank_key(key) else result
 
 
-def _comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
-    value = _in_generators(machine, node.generators, lambda: evaluate(machine, node.elt))
-    return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
-
-
-def _dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
-    """A dict with keys that are not known: what comes out of it are its values."""
-
-    def pair() -> Value:
-        evaluate(machine, node.key)
-        return evaluate(machine, node.value)
-
-    return derived((_in_generators(machine, node.generators, pair),))
-
-
-def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
-    """Evaluate a comprehension's result once, as the body of a loop; items that nobody has are uniform."""
-    found: list[Value] = []
-
-    def turn() -> None:
-        for generator in generators:
-            item, _, _ = iterated(machine, opened(machine, generator.iter))
-            assign_to(machine, generator.target, item)
-            for condition in generator.ifs:
-                evaluate(machine, condition)
-        found.append(result())
-
-    machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
-    return found[0]
-
-
 def _lambda(machine: Machine, node: ast.Lambda) -> Value:
     return Function(node, machine.frame.module.name, machine.frame.scope)
 
@@ -427,10 +368,10 @@ _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Set: _items,
     ast.Dict: _dict,
     ast.Subscript: _subscript,
-    ast.ListComp: _comprehension,
-    ast.SetComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
-    ast.DictComp: _dict_comprehension,
+    ast.ListComp: comprehension,
+    ast.SetComp: comprehension,
+    ast.GeneratorExp: comprehension,
+    ast.DictComp: dict_comprehension,
     ast.Lambda: _lambda,
     ast.NamedExpr: _walrus,
     ast.Yield: _yield,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
 from ddpdoctor.source.interpreter.assignment import assign_to, forget
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
-from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, iterated, opened, truth_of
+from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
 from ddpdoctor.source.interpreter.imports import run_import
+from ddpdoctor.source.interpreter.iteration import iterated, opened
 from ddpdoctor.source.interpreter.loops import first_walk
 from ddpdoctor.source.interpreter.scopes import LoopFrame
 from ddpdoctor.source.interpreter.state import Machine

@@ -82,6 +82,19 @@ def joins_by_framework(projection: Projection) -> bool:
     return any(event.name in _JOINING for event in projection.of_kind("object", "call"))
 
 
+def joins_in_own_course(projection: Projection) -> bool:
+    """Return whether the script itself comes to where ranks join; else only a function that nothing read calls does.
+
+    A launcher that stands in one file with what its ranks run is no rank while it prepares their start.
+    """
+    joining = (
+        event
+        for event in projection.of_kind("wrap", "collective", "object", "call")
+        if event.kind == "wrap" or event.name == "init_process_group" or event.name in _JOINING
+    )
+    return any(not event.root for event in joining)
+
+
 def may_spawn(script: Script) -> bool:
     """Return whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
     return script.spawns_ranks is not None or mentions_any(script, ("spawn(", "start_processes", "Process("))

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
+    NONE,
     DictValue,
     ExternalObject,
+    Instance,
     PerRank,
     Value,
     constant,
@@ -23,6 +25,7 @@ from ddpdoctor.source.queries.job_kind import is_distributed, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.torch_model.lightning import LOG, has_several
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 _TRACKERS = re.compile(
@@ -38,6 +41,8 @@ _REDUCING = re.compile(r"reduce|gather")
 """Of the name of a collective: it brings values of all ranks together."""
 _REPORTS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "info"})
 _REPORTING = re.compile(r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?)$|\.info$")
+_EVALUATES = re.compile(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
+"""Hooks of Lightning that report on batches to evaluate on."""
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -150,6 +155,22 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             found = not in_pass and (alone or on_every_rank(event)) and not _says_whose(event)
             found = found and any(_is_of_shard(projection, value, training) for value in said)
         if found and not communicates(projection, event):
+            seen.add(event.node)
+            yield event
+
+
+def unreduced_logs(projection: Projection) -> Iterator[Event]:
+    """What a module of Lightning logs of its evaluation batches, in a job of several ranks, without ``sync_dist``."""
+    machine = projection.machine
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("call"):
+        if event.name != LOG or event.node in seen or not isinstance(event.receiver, Instance):
+            continue
+        trainer = machine.object(machine.store.get(event.receiver.number, "trainer") or NONE)
+        evaluates = any(_EVALUATES.search(frame.function) for frame in event.chain)
+        value = event.positional[0]
+        parts = parts_of(value) if isinstance(value, DictValue) else (value,)
+        if trainer is not None and has_several(trainer) and evaluates and any(map(is_local, parts)):
             seen.add(event.node)
             yield event
 

@@ -19,6 +19,7 @@ from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
+from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES
 
 LOCAL_RANK_OPTIONS = frozenset({"--local_rank", "--local-rank"})
 _ADDRESS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
@@ -185,7 +186,7 @@ def _is_tested(module: Module, node: ast.AST) -> bool:
 def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]:
     """Initialisations in ranks that the script spawns itself, which read variables that nobody sets."""
     script = projection.machine.script
-    if script.spawns_ranks is None or framework(script):
+    if script.spawns_ranks is None or framework(script) or _needs_launcher(script.entry):
         return
     for event in initialisations(projection):
         if not event.complete or "store" in event.named or len(event.positional) > 1 or event.ranks == 0:
@@ -201,6 +202,25 @@ def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]
         places = tuple(name for name in sorted(_ADDRESS) if not mentions_any(script, (name,)))
         if missing or places:
             yield MissingEnvironment(event, (*places, *missing), bool(missing))
+
+
+def _needs_launcher(entry: Module) -> bool:
+    """Return whether a script cannot start without a launcher's variables, which its processes then inherit."""
+    for node in entry.index.of(ast.Subscript) if "environ" in entry.text else ():
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        read = key in LAUNCHER_VARIABLES and isinstance(node.ctx, ast.Load)
+        if read and entry.resolve(node.value) == "os.environ" and not entry.function_of(node):
+            around = entry.ancestors(node)
+            if all(_lets_pass(one) for one in around if isinstance(one, (ast.If, ast.IfExp, ast.Try))):
+                return True
+    return False
+
+
+def _lets_pass(around: ast.If | ast.IfExp | ast.Try) -> bool:
+    """Return whether nobody gets by what stands in a statement: a test of ``__name__``, or handlers that raise."""
+    if isinstance(around, ast.Try):
+        return all(isinstance(handler.body[-1], ast.Raise) for handler in around.handlers)
+    return "__name__" in ast.unparse(around.test)
 
 
 def _sets(script: Script, name: str) -> bool:

@@ -27,6 +27,8 @@ DRAWN: Tag = ("drawn", 0)
 _TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 _GENERATOR = "torch.Generator"
+_OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch"})
+"""Kinds of the tags of what no two ranks have alike."""
 
 
 def drawn_apart(
@@ -45,13 +47,21 @@ def drawn_apart(
     seed = named.get("seed")
     if seed is None and positional and name.rpartition(".")[2] in _TAKES_SEED:
         seed = positional[0]
-    if seed is None or not is_varying(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
+    if seed is None or not is_own_seed(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
         return result
     if isinstance(function, BoundMethod) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         receiver = function.receiver
         if isinstance(receiver, (Unknown, BoundMethod)) or _is_own(receiver):
             overwrite(machine, node.func.value, Unknown(True, True, tags_of(receiver) | {DRAWN}))
     return Unknown(True, result.opaque, result.tags | {DRAWN})
+
+
+def is_own_seed(seed: Value) -> bool:
+    """Return whether a seed differs between ranks; the epoch of a checkpoint does not, which all of them find alike."""
+    if not isinstance(seed, Unknown):
+        return is_varying(seed)
+    kinds = {kind for kind, _ in seed.tags}
+    return seed.varying and not ("files" in kinds and kinds.isdisjoint(_OWN_ORIGINS))
 
 
 def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) -> Value:

@@ -22,6 +22,7 @@ _MOVES_TO_CUDA = frozenset(
 
 
 _STARTING_WORDS = frozenset(name.rpartition(".")[2] for name in (*SPAWNERS, *PROCESSES))
+_TEST_CASES = frozenset({"MultiProcessTestCase", "MultiProcContinuousTest", "DistributedTestBase"})
 _CHOICE_OF_LAUNCH = re.compile(
     r"distribut|ddp|world|multi|gpu|device|nproc|num_proc|parallel|rank|cuda|launch|spawn|slurm|elastic|torchrun|environ",
     re.IGNORECASE,
@@ -41,8 +42,11 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     """Where the script starts its own ranks.
 
     A launch under a condition counts only when the script does not also read its rank from a launcher's environment:
-    such scripts serve both, and a launcher serves them.
+    such scripts serve both, and a launcher serves them. The test cases of torch start their ranks as processes.
     """
+    tested = next((found for module in modules for found in _test_cases(module)), None)
+    if tested is not None:
+        return _fact(*tested)
     found = [(module, call) for module in modules for call in launches(module, modules)]
     if not found:
         return None
@@ -86,6 +90,15 @@ def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
                 yield call
         elif name in PROCESSES and _starts_a_rank(call, modules):
             yield call
+
+
+def _test_cases(module: Module) -> Iterator[tuple[Module, ast.expr]]:
+    """Base classes of a module's classes that start a process for each rank of a test."""
+    for cls in module.index.of(ast.ClassDef) if any(word in module.text for word in _TEST_CASES) else ():
+        for base in cls.bases:
+            full = module.resolve(base)
+            if full.startswith("torch.testing._internal.") and full.rpartition(".")[2] in _TEST_CASES:
+                yield module, base
 
 
 def _reached(module: Module, node: ast.AST, modules: Sequence[Module]) -> bool:

@@ -20,8 +20,8 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     options_of,
 )
-from ddpdoctor.source.torch_model.accelerate_attributes import ACCELERATOR
 from ddpdoctor.source.torch_model.ddp import wrap
+from ddpdoctor.source.torch_model.framework_attributes import ACCELERATOR
 from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODEL_LIBRARY
 
 _MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)

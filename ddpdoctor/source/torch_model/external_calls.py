@@ -51,7 +51,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     number_from_store,
 )
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
-from ddpdoctor.source.torch_model import accelerate_calls
+from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import make_dict, make_partial, make_super
@@ -168,8 +168,9 @@ def call_method(
     arguments = [*positional, *named.values()]
     if isinstance(receiver, BoundMethod) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
-    if receiver.__class__ is ExternalObject:
-        served = accelerate_calls.method(machine, node, receiver, name, positional, named)
+    if receiver.__class__ is ExternalObject or name in lightning.METHODS:
+        of_framework = lightning.method if name in lightning.METHODS else accelerate_calls.method
+        served = of_framework(machine, node, receiver, name, positional, named)
         if served is not None:
             return served
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:

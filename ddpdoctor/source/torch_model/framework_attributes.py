@@ -1,0 +1,35 @@
+"""The attributes of an ``accelerate.Accelerator`` and of a ``Trainer`` of Lightning that tell ranks apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddpdoctor.source.interpreter.values import Const, ExternalObject, Value
+from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, exact_per_rank
+
+ACCELERATOR = "accelerate.Accelerator"
+_STATES = frozenset({ACCELERATOR, "accelerate.PartialState", "accelerate.state.PartialState"})
+TRAINERS = frozenset(f"{package}.Trainer" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
+_ATTRIBUTES: Mapping[str, Value] = {
+    "is_main_process": exact_per_rank(FIRST),
+    "is_local_main_process": exact_per_rank(tuple(local == 0 for local in LOCAL_RANK)),
+    "is_last_process": exact_per_rank(tuple(rank == GLOBAL_RANK[-1] for rank in GLOBAL_RANK)),
+    "process_index": exact_per_rank(GLOBAL_RANK),
+    "local_process_index": exact_per_rank(LOCAL_RANK),
+    "num_processes": WORLD_SIZE,
+    "use_distributed": Const(True),
+}
+
+_OF_TRAINER: Mapping[str, Value] = {
+    "is_global_zero": exact_per_rank(FIRST),
+    "global_rank": exact_per_rank(GLOBAL_RANK),
+    "local_rank": exact_per_rank(LOCAL_RANK),
+    "node_rank": exact_per_rank(NODE_RANK),
+    "world_size": WORLD_SIZE,
+}
+
+
+def attribute(value: ExternalObject, name: str) -> Value | None:
+    """An attribute of one of these, as the four ranks have it; None for one that tells no rank."""
+    known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in TRAINERS else None
+    return None if known is None else known.get(name)

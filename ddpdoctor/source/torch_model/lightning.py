@@ -1,0 +1,189 @@
+"""What a ``Trainer`` of Lightning does for ranks: it runs the hooks of a module and of its callbacks on all of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    SYNCHRONISED,
+    UNIFORM,
+    BoundMethod,
+    Const,
+    ExternalObject,
+    Function,
+    Instance,
+    OneOf,
+    PerRank,
+    SequenceValue,
+    Unknown,
+    Value,
+    constant,
+    options_of,
+    tags_of,
+)
+from ddpdoctor.source.torch_model.framework_attributes import TRAINERS, attribute
+
+_FROM_BATCH = Unknown(varying=True, tags=frozenset({("batch", 0)}))
+"""What comes from the batches of a rank; Lightning gives every loader a sampler for its ranks."""
+_STAGES: Mapping[str, tuple[str, ...]] = {
+    "fit": ("fit", "train", "validation"),
+    "validate": ("validate", "validation"),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+"""The words in the names of the hooks that a method of the Trainer runs."""
+_IN_STEP = re.compile(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
+"""Hooks in which ``self.log`` reports, and reduces, at once."""
+_ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
+_ON_TRAINER = frozenset({*_STAGES, "save_checkpoint"})
+_ON_STRATEGY = frozenset({"barrier", "broadcast", "reduce", "all_reduce", "all_gather", "reduce_boolean_decision"})
+METHODS = _ON_MODULE | _ON_TRAINER | _ON_STRATEGY
+"""Names of what is asked for here."""
+LOG = "LightningModule.log"
+"""Name of the event of a value that is logged; its argument is the value."""
+
+
+def method(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> Value | None:
+    """What a method of a Trainer, of its strategy or of a module returns and does; None for one like any other."""
+    if isinstance(receiver, Instance):
+        return _of_module(machine, node, receiver, name, positional, named)
+    if isinstance(receiver, ExternalObject) and receiver.name in TRAINERS and name in _ON_TRAINER:
+        made = machine.object(receiver)
+        # Before Lightning 2, which takes no ``gpus``, the first rank could save alone.
+        if has_ranks(made) and not (name == "save_checkpoint" and made is not None and "gpus" in made.named):
+            machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
+            if name in _STAGES:
+                _run_hooks(machine, node, receiver, name, positional, named)
+        return None
+    if isinstance(receiver, BoundMethod) and receiver.name in {"strategy", "training_type_plugin"}:
+        trainer = receiver.receiver
+        if isinstance(trainer, ExternalObject) and trainer.name in TRAINERS and name in _ON_STRATEGY:
+            machine.emit("collective", f"strategy.{name}", node, positional, named, in_tree=True)
+            return SYNCHRONISED
+    return None
+
+
+def has_ranks(trainer: Event | None) -> bool:
+    """Return whether a Trainer may have several ranks that all run the script: it is not told to use one device."""
+    if trainer is None or trainer.conditions:
+        return False
+    strategy = constant(trainer.named.get("strategy", NONE))
+    if isinstance(strategy, str) and re.search(r"spawn|notebook|fork|^dp$|single", strategy):
+        return False
+    return _count(trainer) != 1
+
+
+def has_several(trainer: Event) -> bool:
+    """Return whether a Trainer is told to use several ranks."""
+    strategy = trainer.named.get("strategy", NONE)
+    name = strategy.name if isinstance(strategy, ExternalObject) else constant(strategy)
+    by_strategy = isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.IGNORECASE) is not None
+    all_devices = ("device-count", 0) in tags_of(trainer.named.get("devices", NONE))
+    return has_ranks(trainer) and (by_strategy or all_devices or _count(trainer) not in (None, 1))
+
+
+def _count(trainer: Event) -> int | None:
+    """How many ranks a Trainer is told to use: -1 for all that there are, None where it cannot be told."""
+    nodes = constant(trainer.named.get("num_nodes", Const(1)))
+    given = trainer.named.get("devices", trainer.named.get("gpus"))
+    devices = constant(given) if given is not None else None
+    if isinstance(given, SequenceValue) and not given.open:
+        devices = len(given.values)
+    if isinstance(devices, str):
+        devices = int(devices) if devices.lstrip("-").isdigit() else -1 if devices == "auto" else None
+    if not isinstance(devices, int) or not isinstance(nodes, int):
+        return None
+    return devices if devices < 0 else devices * nodes
+
+
+def _of_module(
+    machine: Machine,
+    node: ast.AST,
+    module: Instance,
+    name: str,
+    positional: list[Value],
+    named: Mapping[str, Value],
+) -> Value | None:
+    if name not in _ON_MODULE or not _is_run(machine, module):
+        return None
+    if name in {"all_gather", "manual_backward"}:
+        machine.emit("collective", name, node, positional, named, in_tree=True)
+        return SYNCHRONISED if name == "all_gather" else NONE
+    synchronises = constant(named.get("sync_dist", Const(False)))
+    value = positional[-1] if positional else named.get("value", named.get("dictionary", NONE))
+    if constant(named.get("rank_zero_only", Const(False))) is False:
+        if synchronises is False:
+            machine.note("call", LOG, node, [value], named, receiver=module)
+        elif synchronises is True and (_at_once(machine, named) or machine.mask != ALL_RANKS & ~machine.gone):
+            machine.emit("collective", f"self.{name}(sync_dist=True)", node, positional, named, in_tree=True)
+    return NONE
+
+
+def _is_run(machine: Machine, module: Instance) -> bool:
+    """Return whether a Trainer runs the hooks of an object."""
+    return isinstance(machine.store.get(module.number, "trainer"), ExternalObject)
+
+
+def _at_once(machine: Machine, named: Mapping[str, Value]) -> bool:
+    """Return whether ``self.log`` reduces where it stands, not at the end of the epoch."""
+    said = constant(named.get("on_step", NONE))
+    if isinstance(said, bool):
+        return said
+    return any(_IN_STEP.search(frame.function) for frame in machine.frames)
+
+
+def _run_hooks(
+    machine: Machine,
+    node: ast.AST,
+    trainer: ExternalObject,
+    name: str,
+    positional: list[Value],
+    named: Mapping[str, Value],
+) -> None:
+    made = machine.object(trainer)
+    model = named.get("model", positional[0] if positional else NONE)
+    module = next((one for one in options_of(model) if isinstance(one, Instance)), None)
+    if made is None or module is None or isinstance(model, (OneOf, PerRank)) or not _is_module(machine, module):
+        return
+    given = made.named.get("callbacks", NONE)
+    listed = given.values if isinstance(given, SequenceValue) else (given,)
+    callbacks = [one for one in listed if isinstance(one, Instance)]
+    for key in ("global_rank", "local_rank"):
+        machine.assign(module.number, key, attribute(trainer, key) or UNIFORM)
+    machine.assign(module.number, "trainer", trainer)
+    for hook, arguments in _hooks(_STAGES[name]):
+        for instance in (module, *callbacks):
+            found = class_attribute(machine, instance.cls, hook)
+            if isinstance(found, Function):
+                before = [] if instance is module else [trainer, module]
+                machine.apply(machine, node, bound_to(found, instance), [*before, *arguments], {}, complete=False)
+
+
+def _is_module(machine: Machine, module: Instance) -> bool:
+    return any(name.endswith(".LightningModule") for name in base_names(machine, module.cls))
+
+
+def _hooks(stages: tuple[str, ...]) -> Iterator[tuple[str, list[Value]]]:
+    """The hooks of some stages that every rank runs, in their order, with what they are given."""
+    yield "setup", [UNIFORM]
+    yield "configure_optimizers", []
+    for stage in stages:
+        yield f"on_{stage}_start", []
+        yield f"on_{stage}_epoch_start", []
+        yield f"on_{stage}_batch_start", [_FROM_BATCH, UNIFORM, UNIFORM]
+        yield f"{'training' if stage == 'train' else stage}_step", [_FROM_BATCH, UNIFORM, UNIFORM]
+        yield f"on_{stage}_batch_end", [_FROM_BATCH, _FROM_BATCH, UNIFORM, UNIFORM]
+    for stage in reversed(stages):
+        outputs = SequenceValue((_FROM_BATCH,), open=True)
+        yield f"{'training' if stage == 'train' else stage}_epoch_end", [outputs]
+        yield f"on_{stage}_epoch_end", []
+        yield f"on_{stage}_end", []
