@@ -44,17 +44,19 @@ def refuse_layout(layout: Layout, launch: Launch, target: str, *, spawns_ranks: 
 def batch_size(request: RehearsalRequest, device: str) -> int | None:
     """Samples that a batch is cut to; None to keep batches as they are."""
     if request.batch_size is None:
-        return (
-            STAND_IN_SAMPLES if device == "stand-in" or (device == "cpu" and _meant_for_gpus(request.launch)) else None
-        )
+        in_a_gpus_place = device == "stand-in" or (device == "cpu" and _meant_for_gpus(request))
+        return STAND_IN_SAMPLES if in_a_gpus_place and not request.full else None
     return request.batch_size or None
 
 
-def _meant_for_gpus(launch: Launch) -> bool:
-    """Whether the launcher would give each rank a GPU where there are some: what it starts finds the CPU by itself."""
+def _meant_for_gpus(request: RehearsalRequest) -> bool:
+    """Whether the ranks would have trained on GPUs where there are some: what finds none takes the CPU by itself."""
+    launch = request.launch
     if launch.starter == "fabric":
         return launch.environment.get("LT_ACCELERATOR", "auto") != "cpu"
-    return launch.starter == "accelerate" and launch.environment.get("ACCELERATE_USE_CPU", "").lower() != "true"
+    if launch.starter == "accelerate":
+        return launch.environment.get("ACCELERATE_USE_CPU", "").lower() != "true"
+    return request.may_use_gpus
 
 
 def time_limit_s(request: RehearsalRequest, ranks: int) -> float:

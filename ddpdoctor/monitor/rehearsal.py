@@ -43,7 +43,7 @@ from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, temporary_run
 from ddpdoctor.monitor.processes import output
 from ddpdoctor.monitor.processes.probe_logs import probe_logs
 from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
-from ddpdoctor.monitor.watched_ranks import WatchedRanks
+from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
@@ -90,7 +90,7 @@ class _Rehearsal:
         self._request = request
         self._directory = directory
         self._on_progress = on_progress
-        self._ranks = WatchedRanks(directory, request.stall_after_s, lambda: output.exit_statuses(directory))
+        self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: output.exit_statuses(directory))
         self._assembly = self._ranks.assembly
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(

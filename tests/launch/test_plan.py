@@ -26,6 +26,33 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
 
 
 @pytest.mark.parametrize(
+    ("launch", "device", "fields", "samples"),
+    [
+        (Launch(), "cpu", {}, None),
+        (Launch(), "cpu", {"may_use_gpus": True}, 4),
+        (Launch(), "cpu", {"may_use_gpus": True, "batch_size": 0}, None),
+        (Launch(), "cpu", {"may_use_gpus": True, "batch_size": 2}, 2),
+        (Launch(), "cuda", {"may_use_gpus": True}, None),
+        (Launch(), "stand-in", {}, 4),
+        (Launch(), "stand-in", {"full": True}, None),
+        (Launch(), "stand-in", {"full": True, "batch_size": 2}, 2),
+        (Launch(starter="accelerate"), "cpu", {}, 4),
+        (
+            Launch(starter="accelerate", environment={"ACCELERATE_USE_CPU": "true"}),
+            "cpu",
+            {"may_use_gpus": True},
+            None,
+        ),
+        (Launch(starter="fabric", environment={"LT_ACCELERATOR": "cpu"}), "cpu", {"may_use_gpus": True}, None),
+    ],
+)
+def test_batches_are_cut_where_a_cpu_does_what_gpus_are_meant_for(
+    launch: Launch, device: str, fields: dict[str, object], samples: int | None
+) -> None:
+    assert rehearsal_plan.batch_size(request(launch, **fields), device) == samples
+
+
+@pytest.mark.parametrize(
     ("launch", "device", "fields", "words"),
     [
         (Launch(), "cpu", {}, []),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 Note = Callable[[str], None]
 """Takes what was pretended, as the user would call it."""
+ABSENT: Final = object()
+"""What ``on_this_machine`` returns for what is not there."""
 _SWITCHES = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
     ("datasets.config", "HF_HUB_OFFLINE"),
@@ -37,6 +39,17 @@ class OffTheNetwork:
     def __exit__(self, *exception: Any) -> None:
         for holder, name, value in self._before:
             setattr(holder, name, value)
+
+
+def on_this_machine(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call ``load`` without the network; return ``ABSENT`` where its object is not on the disk; raise the rest."""
+    try:
+        with OffTheNetwork():
+            return load(*arguments, **options)
+    except Exception as error:
+        if not is_absence(error):
+            raise
+        return ABSENT
 
 
 def is_absence(error: BaseException) -> bool:

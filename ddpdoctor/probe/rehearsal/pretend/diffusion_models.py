@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .absence import Note, OffTheNetwork, is_absence, short_name
+from .absence import ABSENT, Note, on_this_machine, short_name
 
 _BLOCKS = 4
 """Of an encoder of Stable Diffusion: a picture is eight times as wide as what stands for it."""
@@ -43,18 +43,15 @@ def _serve(owner: Any, note: Note, part: str, instead: str) -> None:
 
     @functools.wraps(load)
     def from_pretrained(cls: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
-        try:
-            with OffTheNetwork():
-                return load(cls, name, *arguments, **options)
-        except Exception as error:
-            if not is_absence(error):
-                raise
-            made = cls(**_SMALL.get(cls.__name__, {}))
-            note(f"the {part} of {cls.__name__} of {short_name(name)} ({instead})")
-            if hasattr(made, "eval"):
-                made.eval()
-                dtype = options.get("torch_dtype")
-                made = made.to(dtype) if type(dtype).__name__ == "dtype" else made
-            return (made, {}) if options.get("return_unused_kwargs") else made
+        loaded = on_this_machine(load, cls, name, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        made = cls(**_SMALL.get(cls.__name__, {}))
+        note(f"the {part} of {cls.__name__} of {short_name(name)} ({instead})")
+        if hasattr(made, "eval"):
+            made.eval()
+            dtype = options.get("torch_dtype")
+            made = made.to(dtype) if type(dtype).__name__ == "dtype" else made
+        return (made, {}) if options.get("return_unused_kwargs") else made
 
     owner.from_pretrained = classmethod(from_pretrained)

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from .absence import Note, OffTheNetwork, is_absence, short_name
+from .absence import ABSENT, Note, on_this_machine, short_name
 
 LAYERS = 2
 LARGEST_WIDTH = 1024
@@ -50,15 +50,12 @@ def serve_configurations(module: Any, note: Note, directory: str) -> None:
         kind = cls.model_type or kind_of(str(name))
         if not kind:
             return load(cls, name, *arguments, **options)
-        try:
-            with OffTheNetwork():
-                return load(cls, name, *arguments, **options)
-        except Exception as error:
-            if not is_absence(error):
-                raise
-            note(f"the configuration of {short_name(name)} (a small {kind})")
-            left = {key: value for key, value in options.items() if key not in _READ_BY_THE_LOADER}
-            return {"model_type": kind, **_small(kind)}, left
+        loaded = on_this_machine(load, cls, name, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        note(f"the configuration of {short_name(name)} (a small {kind})")
+        left = {key: value for key, value in options.items() if key not in _READ_BY_THE_LOADER}
+        return {"model_type": kind, **_small(kind)}, left
 
     base.get_config_dict = classmethod(get_config_dict)
 
@@ -109,15 +106,9 @@ def _serve_tokenizer(owner: Any, note: Note) -> None:
 
     @functools.wraps(load)
     def from_pretrained(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            with OffTheNetwork():
-                loaded = load(cls, name, *arguments, **options)
-        except Exception as error:
-            if not is_absence(error):
-                raise
-        else:
-            if _has_vocabulary(loaded):
-                return loaded
+        loaded = on_this_machine(load, cls, name, *arguments, **options)
+        if loaded is not ABSENT and _has_vocabulary(loaded):
+            return loaded
         note(f"the tokenizer of {short_name(name)} (one token a byte)")
         return _tokenizer(kind_of(str(name)), options)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from .absence import Note, OffTheNetwork, is_absence, short_name
+from .absence import ABSENT, Note, on_this_machine, short_name
 
 ROWS = 1_000
 """Of a split; the largest global batch in use has fewer."""
@@ -75,16 +75,13 @@ def serve_datasets(module: Any, note: Note, directory: str) -> None:
         columns = columns_of(str(path), str(name or "")) if features is None else {}
         if columns is None:
             return load(path, name, *arguments, **options)
-        try:
-            with OffTheNetwork():
-                return load(path, name, *arguments, **options)
-        except Exception as error:
-            if not is_absence(error):
-                raise
-            files = options.get("data_files")
-            called = files if isinstance(files, str) else path if name is None else f"{short_name(path)} {name}"
-            note(f"the data set {short_name(called)} (generated rows)")
-            return _answer(columns, features, options)
+        loaded = on_this_machine(load, path, name, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        files = options.get("data_files")
+        called = files if isinstance(files, str) else path if name is None else f"{short_name(path)} {name}"
+        note(f"the data set {short_name(called)} (generated rows)")
+        return _answer(columns, features, options)
 
     module.load_dataset = load_dataset
 
@@ -194,13 +191,10 @@ def serve_evaluate(module: Any, note: Note, directory: str) -> None:
 
     @functools.wraps(load)
     def load_metric(path: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            with OffTheNetwork():
-                return load(path, *arguments, **options)
-        except Exception as error:
-            if not is_absence(error):
-                raise
-            note(f"the metric {short_name(path)} (always 0.5)")
-            return Metric(short_name(path))
+        loaded = on_this_machine(load, path, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        note(f"the metric {short_name(path)} (always 0.5)")
+        return Metric(short_name(path))
 
     module.load = load_metric

@@ -7,7 +7,7 @@ import os
 from typing import Any
 from urllib.parse import urlparse
 
-from .absence import Note, OffTheNetwork, is_absence, short_name
+from .absence import ABSENT, Note, on_this_machine, short_name
 
 _NO_SETTINGS = frozenset({"config", "dtype", "torch_dtype", "from_pretrained"})
 """Options of a model whose names a configuration has, too."""
@@ -85,15 +85,12 @@ def serve_timm(builder: Any, note: Note, directory: str) -> None:
 
     @functools.wraps(load)
     def load_pretrained(model: Any, pretrained_cfg: Any = None, *arguments: Any, **options: Any) -> Any:
-        try:
-            with OffTheNetwork():
-                return load(model, pretrained_cfg, *arguments, **options)
-        except Exception as error:
-            if not is_absence(error):
-                raise
-            name = getattr(pretrained_cfg, "architecture", None) or type(model).__name__
-            note(f"timm's weights of {name} (random ones)")
-            return None
+        loaded = on_this_machine(load, model, pretrained_cfg, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        name = getattr(pretrained_cfg, "architecture", None) or type(model).__name__
+        note(f"timm's weights of {name} (random ones)")
+        return None
 
     builder.load_pretrained = load_pretrained
 
@@ -105,19 +102,18 @@ def serve_transformers(modeling: Any, note: Note, directory: str) -> None:
 
     @functools.wraps(load)
     def from_pretrained(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            with OffTheNetwork():
-                return load(cls, name, *arguments, **options)
-        except Exception as error:
-            config = options.get("config")
-            if not is_absence(error) or cls.config_class is None:
-                raise
-            if not isinstance(config, cls.config_class):
-                config = cls.config_class.from_pretrained(name, **_of_configuration(cls.config_class, options))
-            note(f"the weights of {short_name(name)} (random ones)")
-            dtype = options.get("dtype", options.get("torch_dtype"))
-            model = cls(config)
-            return model.to(dtype) if type(dtype).__name__ == "dtype" else model
+        if cls.config_class is None:
+            return load(cls, name, *arguments, **options)
+        loaded = on_this_machine(load, cls, name, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        config = options.get("config")
+        if not isinstance(config, cls.config_class):
+            config = cls.config_class.from_pretrained(name, **_of_configuration(cls.config_class, options))
+        note(f"the weights of {short_name(name)} (random ones)")
+        dtype = options.get("dtype", options.get("torch_dtype"))
+        model = cls(config)
+        return model.to(dtype) if type(dtype).__name__ == "dtype" else model
 
     model_class.from_pretrained = classmethod(from_pretrained)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.launch.pid_namespaces import is_alive, is_stopped
 from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks
@@ -20,7 +20,7 @@ ASKS_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""
 
 
-class WatchedRanks:
+class RehearsedRanks:
     """Looks at the processes of a run directory, again and again, and makes records of it."""
 
     def __init__(
@@ -33,7 +33,7 @@ class WatchedRanks:
         self.assembly = Assembly(directory)
         self.outer_pid: Callable[[int], int | None] = lambda pid: pid
         """The number out here of a process that knows itself by another one; None when it is gone."""
-        self._matching = Watch()
+        self._matching = VerdictMemory()
         self._liveness = LivenessSampler(stall_after_s, lambda pid: self.outer_pid(pid))
         self._stuck: frozenset[int] = frozenset()
         self._polling: frozenset[int] = frozenset()
