@@ -296,6 +296,14 @@ def test_a_key_is_found_by_run_by_file_and_by_port(tmp_path: Path, monkeypatch: 
                 assert run.snapshot().now_ns == 1_000
 
 
+def test_a_head_whose_name_leads_nowhere_is_seen_on_its_own_machine(tmp_path: Path) -> None:
+    with showing() as head:
+        named = msgspec.structs.replace(head.keys.screens, addresses=("no-such-host.invalid",))
+        write_attach_file(tmp_path, named)
+        with looking(find_key(str(tmp_path / layout.ATTACH_FILE), None)) as run:
+            assert run.snapshot().now_ns == 1_000
+
+
 def test_what_cannot_be_attached_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "run").mkdir()

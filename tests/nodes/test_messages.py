@@ -83,6 +83,14 @@ def test_rows_that_are_told_again_take_the_place_of_what_was_there() -> None:
     assert node.ranks == (0, 1)
 
 
+def test_an_update_tells_of_the_moment_when_it_was_sent() -> None:
+    node = HeldNode("s", "b")
+    node.take(update(1), 7_000, 16)
+    assert node.told_ns() == 7_000, "nothing is known of its clock"
+    node.take(msgspec.structs.replace(update(2, clock=(1_000, 5_000, 5_010)), sent_at_ns=1_500), 9_000, 16)
+    assert 6_500 <= node.told_ns() <= 6_510 < node.heard_ns
+
+
 def test_what_is_held_of_a_rank_is_bounded() -> None:
     track = RECORD.step_tracks[0]
     node = HeldNode("s", "b")
@@ -100,12 +108,13 @@ def test_a_damaged_update_changes_nothing() -> None:
     node = HeldNode("s", "b")
     node.take(update(1, fields={"ranks": pack_field(RECORD, "ranks")}), 1, 4096)
     rows = pack_rows(RECORD.step_tracks[0], anew=True)
-    cut = {**rows.columns, "step": rows.columns["step"][:-1]}
     harmful = [
         update(2, fields={"ranks": pack_field(RECORD, "groups") + b"x"}),
         update(2, fields={"no_such_stream": b"\x90"}),
-        update(2, fields={"ranks": b"\x90"}, steps=(msgspec.structs.replace(rows, columns=cut),)),
-        update(2, fields={"ranks": b"\x90"}, steps=(msgspec.structs.replace(rows, columns={"step": b""}),)),
+        *(
+            update(2, fields={"ranks": b"\x90"}, steps=(msgspec.structs.replace(rows, content=content),))
+            for content in (rows.content[:-1], b"", b"\x7f" * len(rows.content))
+        ),
     ]
     for wrong in harmful:
         with pytest.raises(RecordError):
@@ -129,7 +138,7 @@ def test_random_bytes_are_no_messages_and_a_bomb_is_not_unpacked() -> None:
         messages.unpack_update(zlib.compress(bytes(messages.MOST_UNPACKED_BYTES + 1)))
     with pytest.raises(RecordError):
         messages.unpack_update(pack(msgspec.structs.replace(update(), number=-1)))
-    too_many = Rows(rank=0, count=10**9, columns=dict.fromkeys(messages.COLUMNS[CallTrack], b""))
+    too_many = Rows(rank=0, count=10**9, content=b"")
     with pytest.raises(RecordError):
         messages.unpack_update(pack(update(calls=(too_many,))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from typing import Any
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.monitor.nodes.held_node import LOST_AFTER_NS
-from ddpdoctor.monitor.nodes.nodes import SETTLED_AFTER_NS, Nodes
+from ddpdoctor.monitor.nodes.nodes import RETRIED_AFTER_NS, SETTLED_AFTER_NS, UNHEARD_AFTER_NS, Nodes
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import RunRecord
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.nodes.test_head import RECORD, flights, forwarding, until, with_flights
@@ -45,6 +47,40 @@ def test_a_rank_is_named_to_find_the_head_only_where_rank_0_is_elsewhere(tmp_pat
     first = (layout.PLACE_FILE, layout.HEAD_FILE, layout.HEAD_KEY_FILE, layout.ATTACH_FILE)
     second = (layout.PLACE_FILE, layout.SEEK_FILE)
     assert written == {*(f"first/{name}" for name in first), *(f"second/{name}" for name in second)}
+
+
+def test_a_port_that_is_taken_is_told_of_and_taken_once_it_is_free(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        nodes = Nodes(tmp_path, lambda rank: None, ("127.0.0.1", port))
+        for now_ns in (1, 1 + SETTLED_AFTER_NS):
+            nodes.look(book(0, 1), "", now_ns)
+        (note,) = nodes.notes(1)
+        assert f"cannot listen on port {port}: Address already in use; each has its own record" in note
+    try:
+        nodes.look(book(0, 1), "", RETRIED_AFTER_NS)
+        assert nodes.notes(1) == (note,)
+        nodes.look(book(0, 1), "", 1 + SETTLED_AFTER_NS + RETRIED_AFTER_NS)
+        assert nodes.notes(1) == ()
+        assert (tmp_path / layout.HEAD_FILE).exists()
+    finally:
+        nodes.close()
+
+
+def test_a_node_that_nobody_reaches_and_one_that_is_told_nothing_say_so(tmp_path: Path) -> None:
+    with beside(tmp_path / "first", 0, 1) as first, beside(tmp_path / "second", 2, 3) as second:
+        soon_ns, later_ns = epoch_ns() + UNHEARD_AFTER_NS // 2, epoch_ns() + 2 * UNHEARD_AFTER_NS
+        assert first._head is not None
+        assert not first.notes(soon_ns) and not second.notes(UNHEARD_AFTER_NS)
+        (note,) = first.notes(later_ns)
+        assert note.startswith(f"no monitor of another node has come to port {first._head.meeting.port} of this ")
+        (note,) = second.notes(later_ns)
+        assert note.startswith("the node of rank 0 has not said yet where its monitor listens")
+        with forwarding(first._head.meeting) as agent:
+            until(lambda: bool(agent.answered_s))
+        assert not first.notes(later_ns)
 
 
 def test_a_second_monitor_of_a_node_takes_the_place_of_the_first_once_that_ends(tmp_path: Path) -> None:

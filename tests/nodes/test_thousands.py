@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Finding
 from ddpdoctor.monitor.live_run import NODES_CONFIRM_NS
 from ddpdoctor.profile.live_findings import LiveChecks
@@ -56,20 +56,20 @@ def test_all_ranks_of_the_node_that_stands_are_named_and_the_machine(tmp_path: P
 
 def test_it_takes_seconds_of_computation(tmp_path: Path) -> None:
     began_s = time.thread_time()
-    watch = Watch()
+    memory = VerdictMemory()
     for _ in range(3):
-        live_verdict(watch, msgspec.structs.replace(record(True, 6.5)), ENDED_NS + int(6.5 * SECOND_NS))
+        live_verdict(memory, msgspec.structs.replace(record(True, 6.5)), ENDED_NS + int(6.5 * SECOND_NS))
     findings(tmp_path)
     # A second; where each rank was looked for among all, for each rank, it was a quarter of an hour.
     assert time.thread_time() - began_s < 30
 
 
 def test_on_several_nodes_it_is_what_ranks_wait_for_that_has_to_look_the_same_for_seconds() -> None:
-    watch = Watch()
-    watch.confirm_ns = NODES_CONFIRM_NS
-    assert live_verdict(watch, record(False, 2.0), ENDED_NS + 2 * SECOND_NS) is None
-    found = live_verdict(watch, record(True, 6.5), ENDED_NS + int(6.5 * SECOND_NS))
+    memory = VerdictMemory()
+    memory.confirm_ns = NODES_CONFIRM_NS
+    assert live_verdict(memory, record(False, 2.0), ENDED_NS + 2 * SECOND_NS) is None
+    found = live_verdict(memory, record(True, 6.5), ENDED_NS + int(6.5 * SECOND_NS))
     assert found is not None and found.form == "stuck"
-    watch = Watch()
-    watch.confirm_ns = NODES_CONFIRM_NS
-    assert live_verdict(watch, record(True, 6.5), ENDED_NS + int(6.5 * SECOND_NS)) is None
+    memory = VerdictMemory()
+    memory.confirm_ns = NODES_CONFIRM_NS
+    assert live_verdict(memory, record(True, 6.5), ENDED_NS + int(6.5 * SECOND_NS)) is None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.live import screen, signals
 from ddpdoctor.errors import ExitCode, RecordError
+from ddpdoctor.files.source_text import lines_by
 from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 
@@ -29,7 +30,7 @@ def look_on(where: str, key_file: str | None, wanted: RunOutput, *, on_screen: b
 
     source = AttachedRun(find_key(where, key_file))  # Until there is something to be seen, Ctrl-C just ends this.
     try:
-        with signals.kept(), signals.Relay(None) as relay:
+        with signals.kept(), signals.Relay(None) as relay, lines_by(source.line_of):
             streams.say(f"ddpdoctor: looks at the run shown at {source.where}; Ctrl-C leaves it alone")
             code = ExitCode.CLEAN
             if on_screen:

@@ -159,7 +159,7 @@ class Agent:
         """Try the addresses, and talk to the one that answers for as long as it does."""
         address, refused = reach(self._addresses, self._meeting.port)
         if not address:
-            self.trouble = refused
+            self.trouble = f"{refused}, at port {self._meeting.port}"
             self._over.wait(2.0)
         elif not self._talk(context, endpoint(address, self._meeting.port)):
             # Somebody else listens there; or a firewall lets begin what it does not let go on.

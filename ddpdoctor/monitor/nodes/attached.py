@@ -6,7 +6,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +15,9 @@ import zmq
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
-from ddpdoctor.monitor.nodes.connection import connected
+from ddpdoctor.monitor.nodes.connection import connected, received
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, host_and_port, reach, read_meeting
-from ddpdoctor.monitor.nodes.messages import PROTOCOL, Request, Shown, differing, pack
+from ddpdoctor.monitor.nodes.messages import PROTOCOL, Picture, Request, Shown, differing, pack
 from ddpdoctor.monitor.nodes.screens import MOST_SNAPSHOT_BYTES, unpack_shown
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
@@ -46,7 +46,7 @@ def find_key(where: str, key_file: str | None) -> Meeting:
     of this user. Raises UsageError.
     """
     if Path(where).is_file():
-        return _read(Path(where))
+        return _here_at_last(_read(Path(where)))
     if Path(where).is_dir() or ":" not in where:
         directory = named_run(where)
         if not directory.is_dir():
@@ -57,7 +57,7 @@ def find_key(where: str, key_file: str | None) -> Meeting:
                 "It does where the job has several nodes, or with `--head HOST:PORT`; on its own machine "
                 "`ddpdoctor profile --run-dir RUN` attaches to any run.",
             )
-        return _read(directory / layout.ATTACH_FILE)
+        return _here_at_last(_read(directory / layout.ATTACH_FILE))
     host, port = host_and_port(where, "--attach")
     if key_file is not None:
         return msgspec.structs.replace(_read(Path(key_file)), addresses=(host,), port=port)
@@ -88,6 +88,11 @@ def _read(path: Path) -> Meeting:
     return meeting
 
 
+def _here_at_last(meeting: Meeting) -> Meeting:
+    """Nobody said where it is: with a tunnel, or where no address of the head leads to it, it is this machine."""
+    return msgspec.structs.replace(meeting, addresses=(*meeting.addresses, "127.0.0.1"))
+
+
 class AttachedRun:
     """Fulfils ``SnapshotSource``; may be used by one thread after the other."""
 
@@ -101,6 +106,7 @@ class AttachedRun:
         """Of the request that is not answered yet; 0 when there is none."""
         self._asked_s = self._heard_s = time.monotonic()
         self._newest: Snapshot | None = None
+        self._lines: Mapping[str, Mapping[int, str]] = {}
         self._left = self._has_ended = False
         self._is_greeted = False
         """Its key is right."""
@@ -150,6 +156,10 @@ class AttachedRun:
         assert self._newest is not None
         return self._newest
 
+    def line_of(self, file: str, line: int) -> str:
+        """A source line as it is on the head's machine; empty where it was not sent."""
+        return self._lines.get(file, {}).get(line, "")
+
     def ask_for_stacks(self, rank: int) -> None:
         """Nothing is asked of the ranks of a run that is only looked at."""
 
@@ -162,9 +172,7 @@ class AttachedRun:
             self._context.destroy(linger=_LINGER_MS)
 
     def _connect(self, meeting: Meeting) -> None:
-        # Through a tunnel, or where a machine has no name that it can be reached by, this machine is meant.
-        addresses: Sequence[str] = (*meeting.addresses, *(() if len(meeting.addresses) == 1 else ("127.0.0.1",)))
-        address, refused = reach(addresses, meeting.port)
+        address, refused = reach(meeting.addresses, meeting.port)
         if not address:
             raise UsageError(
                 f"no monitor can be reached at port {meeting.port} ({refused})",
@@ -196,10 +204,10 @@ class AttachedRun:
         if not own.poll(int(1_000 * patience_s)):
             return
         try:
-            shown, snapshot = unpack_shown(own.recv_multipart(zmq.NOBLOCK))
+            shown, picture = unpack_shown([frame.bytes for frame in received(own, 2)])
         except (zmq.ZMQError, RecordError):
             return
-        self._take(shown, snapshot)
+        self._take(shown, picture)
         self._ask(own)
 
     def _ask(self, own: zmq.Socket[bytes]) -> None:
@@ -212,13 +220,14 @@ class AttachedRun:
             own.send(pack(request), zmq.NOBLOCK)
             self._number, self._asked_s = number, now_s
 
-    def _take(self, shown: Shown, snapshot: Snapshot | None) -> None:
+    def _take(self, shown: Shown, picture: Picture | None) -> None:
         if shown.refused and self._newest is None:
             raise UsageError(f"the monitor at {self.where} shows nothing here: {shown.refused}")
         self._heard_s, self._left, self._refused = time.monotonic(), shown.has_left, shown.refused
         self._is_greeted = True
         if shown.number == self._number:
             self._number = 0
-        if snapshot is not None:
+        if picture is not None:
+            snapshot, self._lines = picture.snapshot, picture.lines
             directory = f"{shown.host}:{snapshot.run_directory}"
             self._newest = msgspec.structs.replace(snapshot, source="attached", launched=False, run_directory=directory)

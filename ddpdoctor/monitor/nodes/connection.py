@@ -33,3 +33,14 @@ def connected(
     own.immediate = immediate
     own.connect(where)
     return own
+
+
+def received(own: zmq.Socket[bytes], most_frames: int) -> list[zmq.Frame]:
+    """The next message, of which one frame more than there may be is kept at most. Raises zmq.Again where none is."""
+    frames: list[zmq.Frame] = []
+    while True:
+        frame = own.recv(zmq.NOBLOCK, copy=False)
+        if len(frames) <= most_frames:
+            frames.append(frame)
+        if not own.rcvmore:
+            return frames

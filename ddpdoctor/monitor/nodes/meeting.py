@@ -19,11 +19,10 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.record import layout
 
-KEY_LENGTH = 40
-"""Of a CURVE key in Z85."""
 MOST_ADDRESSES = 8
 _PROTOCOL = re.compile(r"[0-9A-Za-z.+]{1,40}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+"""A CURVE key in Z85."""
 _ADDRESS = re.compile(r"[0-9A-Za-z.:\-_%]{1,253}")
 
 

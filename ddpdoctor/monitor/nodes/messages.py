@@ -1,16 +1,17 @@
 """What an agent sends the head each second, and what it is answered: packed, bounded, and decoded strictly.
 
 An update holds the streams of the agent's record that changed since the last one that was acknowledged, and of steps
-and explicit collectives the new rows. Columns are differences of microseconds by planes of bytes, which zlib makes
-small.
+and explicit collectives the new rows. Their columns are differences of microseconds by planes of bytes, which zlib
+makes small.
 """
 
 from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
+from itertools import accumulate, chain
+from operator import sub
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -29,7 +30,7 @@ MOST_ROWS = layout.NUMBERED_ROWS
 """Of a rank in one message."""
 MOST_RANKS = 65_536
 _UNIT_NS = 1_000
-_ROUNDED = ("_ns",)
+_ROUNDED = "_ns"
 """Columns whose names end so are sent in microseconds."""
 SENT = tuple(
     name
@@ -75,7 +76,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     anew: bool = False
     """What was sent before is of another process, or not known to be there."""
     count: Annotated[int, msgspec.Meta(ge=0, le=MOST_ROWS)]
-    columns: dict[str, bytes]
+    content: bytes
+    """All columns in one, each of so many numbers: with thousands of ranks it is the number of pieces that costs."""
 
 
 _ManyRows = Annotated[tuple[Rows, ...], msgspec.Meta(max_length=MOST_RANKS)]
@@ -106,7 +108,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     is_quiet: bool = False
     """Some of its ranks have made no step for a while."""
     clock: tuple[int, int, int] | None = None
-    """By its exchanges so far: when, by its clock, and between which bounds the head's clock is ahead."""
+    """A time by its clock, and the lower and upper bound of the head's lead then, from its exchanges so far."""
     job: JobFacts = JobFacts()
     fields: dict[str, bytes] = {}
     steps: _ManyRows = ()
@@ -142,13 +144,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What the head says to that; a snapshot is a second part of the message."""
+    """What the head says to that; a picture is a second part of the message."""
 
     number: Number = 0
     host: ShortText = ""
     refused: Reason = ""
     has_left: bool = False
     """Nothing more is shown here, although the job may go on."""
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for a screen elsewhere."""
+
+    snapshot: Snapshot
+    lines: dict[str, dict[int, str]] = {}
+    """The source lines that are shown with it, by file and number."""
 
 
 def differing(theirs: str, they: str, here: str, ours: str = "") -> str:
@@ -165,7 +175,7 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def pack_answer(answer: Answer | Shown) -> bytes:
-    """An answer as it is sent: not compressed, for zlib lets other threads run, and they do not soon give back."""
+    """An answer as it is sent: not compressed, for zlib releases the GIL, and getting it back takes long."""
     return msgspec.msgpack.encode(answer)
 
 
@@ -203,51 +213,42 @@ def unpack_field(name: str, content: bytes) -> Any:
 def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
     """The rows of a track from one on, and no more than a message holds: the newest."""
     start = max(start, len(track) - MOST_ROWS)
-    names = COLUMNS[type(track)]
-    return Rows(
-        rank=track.rank,
-        anew=anew,
-        count=len(track) - start,
-        columns={name: _packed_column(name, getattr(track, name)[start:]) for name in names},
-    )
+    names, rounded = COLUMNS[type(track)], _ROUNDED_COLUMNS[type(track)]
+    values = list(chain.from_iterable(getattr(track, name)[start:] for name in names))
+    count = len(track) - start
+    values[: count * rounded] = [value // _UNIT_NS for value in values[: count * rounded]]
+    differences = array("q", map(sub, values, chain((0,), values)))
+    return Rows(rank=track.rank, anew=anew, count=count, content=_planes(differences.tobytes()))
 
 
 def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
     """The columns of rows; raises RecordError where they are not those of their kind, each as long as it should be."""
-    if set(rows.columns) != set(COLUMNS[kind]):
-        raise RecordError("rows of other columns than this version's")
-    return {name: _unpacked_column(name, rows.columns[name], rows.count) for name in COLUMNS[kind]}
+    names, count, rounded = COLUMNS[kind], rows.count, rows.count * _ROUNDED_COLUMNS[kind]
+    size = count * len(names)
+    if len(rows.content) != 8 * size:
+        raise RecordError(f"columns of {len(rows.content)} bytes for {count} rows")
+    whole = bytearray(8 * size)
+    for at in range(8):
+        whole[at::8] = rows.content[at * size : (at + 1) * size]
+    try:
+        values = array("q", accumulate(memoryview(whole).cast("q")))
+        values[:rounded] = array("q", [value * _UNIT_NS if value != -1 else -1 for value in values[:rounded]])
+    except OverflowError as error:
+        raise RecordError("columns of numbers that are too large") from error
+    return {name: values[at * count : (at + 1) * count] for at, name in enumerate(names)}
 
 
 def _columns_of(kind: type[Track]) -> tuple[str, ...]:
-    return tuple(name for name in kind.__struct_fields__ if name not in ("rank", "dropped", "kinds"))
+    """Those that are rounded come first."""
+    names = (name for name in kind.__struct_fields__ if name not in ("rank", "dropped", "kinds"))
+    return tuple(sorted(names, key=lambda name: not name.endswith(_ROUNDED)))
 
 
 COLUMNS: Mapping[type[Any], tuple[str, ...]] = {
     kind: _columns_of(kind) for kind in (StepTrack, CallTrack, CollectiveTrack)
 }
-
-
-def _packed_column(name: str, column: Iterable[int]) -> bytes:
-    values = [value // _UNIT_NS for value in column] if name.endswith(_ROUNDED) else list(column)
-    differences = array("q", [value - before for value, before in zip(values, [0, *values], strict=False)])
-    if not any(differences):
-        return b""
-    return _planes(differences.tobytes())
-
-
-def _unpacked_column(name: str, content: bytes, count: int) -> array[int]:
-    if not content:
-        return array("q", bytes(8 * count))
-    if len(content) != 8 * count:
-        raise RecordError(f"a column of {len(content)} bytes for {count} rows")
-    whole = bytearray(8 * count)
-    for at in range(8):
-        whole[at::8] = content[at * count : (at + 1) * count]
-    values = accumulate(memoryview(whole).cast("q"))
-    if not name.endswith(_ROUNDED):
-        return array("q", values)
-    return array("q", [value * _UNIT_NS if value != -1 else -1 for value in values])
+_ROUNDED_COLUMNS = {kind: sum(name.endswith(_ROUNDED) for name in names) for kind, names in COLUMNS.items()}
+"""How many these are."""
 
 
 def _planes(content: bytes) -> bytes:
@@ -286,7 +287,7 @@ _FIELDS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {name: msgspec.msgpack.Dec
 
 def _protocol() -> str:
     """Version of ddpdoctor, and a digest of all that is sent, so that no change of it goes unnoticed."""
-    kinds = (Update, Answer, Request, Shown, Snapshot, *(_HINTS[name] for name in SENT))
+    kinds = (Update, Answer, Request, Shown, Picture, *(_HINTS[name] for name in SENT))
     shape = repr((_without_words(msgspec.json.schema_components(kinds)), COLUMNS))
     return f"{__version__}+{zlib.crc32(shape.encode()):08x}"
 

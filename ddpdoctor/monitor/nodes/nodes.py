@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,6 +46,7 @@ NARROWED_EVERY_NS = 10_000_000_000
 """A clock is narrowed after a second, then after twice that, and so on up to this: it takes 10 ms a node."""
 UNHEARD_AFTER_NS = 15_000_000_000
 """Nodes that nobody watches are told of as such after so long."""
+RETRIED_AFTER_NS = 5_000_000_000
 FEW_LOST = 3
 """Lost nodes that are told of one by one."""
 _SAME_CLOCK_NS = 200_000
@@ -71,7 +73,9 @@ class Nodes:
         self._led_since_ns = 0
         self._clock_kept_ns = 0
         self._fault = ""
-        """Why there is no head here."""
+        """Why there is no head here, or none that the others are told of, …"""
+        self._retried_at_ns = 0
+        """… and when that is tried again: a port that was taken may be free by then."""
         self._told = ""
         self._world: frozenset[int] = frozenset()
         """The processes that are ranks here."""
@@ -122,13 +126,13 @@ class Nodes:
         """The ranks of other nodes are told here."""
         return self._head is not None and self._several_since_ns > 0
 
-    def are_fresh(self, now_ns: int) -> bool:
-        """Whether every node that is joined was heard of just now."""
+    def were_heard(self, since_ns: int, now_ns: int) -> bool:
+        """Whether every node that is joined was heard of just now, and told of a moment after ``since_ns``."""
         if self._head is None:
             return True
         with self._head.lock:
             return all(
-                now_ns - node.heard_ns < FRESH_NS or node.state == "ended" or node.is_lost(now_ns)
+                (now_ns - node.heard_ns < FRESH_NS and node.told_ns() > since_ns) or node.is_silent(now_ns)
                 for node in self._head.nodes.values()
             )
 
@@ -142,7 +146,7 @@ class Nodes:
             return
         if ranks.keys() != self._world:
             self._begin_world(frozenset(ranks))
-        if self._fault:
+        if self._fault and now_ns < self._retried_at_ns:
             return
         own, world_size = set(ranks.values()), max(size for size, _ in book.worlds.values())
         several = len(own) < world_size
@@ -151,7 +155,7 @@ class Nodes:
         if 0 in own:
             self._leave_head()
             if is_settled or self._head_at is not None:
-                self._lead(is_settled)
+                self._lead(is_settled, now_ns)
             if self._head is not None:
                 self._head.forget_gone(own, world_size, now_ns)
         elif book.head and book.head != self._told and self._takes_place():
@@ -264,7 +268,14 @@ class Nodes:
             return self._notes_of_agent(self._agent)
         if self._is_second:
             return ("another monitor on this machine watches this run, and it alone hears of the other nodes",)
-        return (self._fault,) if self._fault else ()
+        if self._fault:
+            return (self._fault,)
+        if self._seeks >= 0 and 0 < self._several_since_ns < now_ns - UNHEARD_AFTER_NS:
+            return (
+                "the node of rank 0 has not said yet where its monitor listens: it runs without ddpdoctor, or that "
+                "monitor cannot listen, and says why; this node has its own record",
+            )
+        return ()
 
     def close(self) -> None:
         """Let go of the network."""
@@ -304,7 +315,7 @@ class Nodes:
         with suppress(OSError):  # Another user's run, or a full disk: the notes say which ranks are not seen.
             write_seek_file(self._directory, rank)
 
-    def _lead(self, is_settled: bool) -> None:
+    def _lead(self, is_settled: bool, now_ns: int) -> None:
         """Listen; once it is sure that there are other nodes, let them know where."""
         from ddpdoctor.monitor.nodes.head import Head
         from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_attach_file, write_head_file
@@ -319,11 +330,13 @@ class Nodes:
                 keep_keys(self._directory, self._head.keys)
                 write_attach_file(self._directory, self._head.keys.screens)
             if is_settled and not self._is_told:
-                self._is_told = True
                 write_head_file(self._directory, self._head.meeting)
+                self._is_told = True
+            self._fault = ""
         except (UsageError, ConfigurationError, OSError, ImportError) as error:
             said = error.message if isinstance(error, (UsageError, ConfigurationError)) else str(error)
             self._fault = f"the other nodes cannot send what they see: {said}; each has its own record"
+            self._retried_at_ns = now_ns + RETRIED_AFTER_NS
 
     def _follow(self, told: str, master: str) -> None:
         from ddpdoctor.monitor.nodes.agent import Agent
@@ -333,6 +346,7 @@ class Nodes:
         meeting = read_meeting(told)
         if meeting is None:
             self._fault = "what the node of rank 0 said of itself cannot be read; this node has its own record"
+            self._retried_at_ns = sys.maxsize
             return
         if self._agent is not None:
             self._agent.close()
@@ -362,7 +376,14 @@ class Nodes:
 
     def _notes_of_head(self, now_ns: int) -> tuple[str, ...]:
         assert self._head is not None
-        notes = [note for note in (self._head.others, self._head.screens.others, self._head.trouble) if note]
+        notes = [
+            note for note in (self._fault, self._head.others, self._head.screens.others, self._head.trouble) if note
+        ]
+        if self._is_told and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
+            notes.append(
+                f"no monitor of another node has come to port {self._head.meeting.port} of this machine yet: the other "
+                "nodes run without ddpdoctor, or a firewall or a wrong name keeps them away, and they say which"
+            )
         with self._head.lock:
             lost = [node for node in self._head.nodes.values() if node.is_lost(now_ns)]
             for session in self._was_lost.keys() - {node.session for node in lost}:

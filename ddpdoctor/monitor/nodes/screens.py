@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.nodes.messages import OtherVersion, Request, Shown, decoded, pack_answer, unpacked
+from ddpdoctor.monitor.nodes.messages import OtherVersion, Picture, Request, Shown, decoded, pack_answer, unpacked
+from ddpdoctor.monitor.nodes.source_lines import lines_shown
 from ddpdoctor.monitor.snapshot import Snapshot
 
 MOST_SNAPSHOT_BYTES = 64 << 20
@@ -43,7 +44,7 @@ def unpack_request(content: bytes) -> Request:
     return request
 
 
-def unpack_shown(parts: list[bytes]) -> tuple[Shown, Snapshot | None]:
+def unpack_shown(parts: list[bytes]) -> tuple[Shown, Picture | None]:
     """Read an answer to a screen; raises RecordError for anything else."""
     if not 1 <= len(parts) <= 2:
         raise RecordError("an answer of so many parts is none")
@@ -51,7 +52,7 @@ def unpack_shown(parts: list[bytes]) -> tuple[Shown, Snapshot | None]:
         shown = _SHOWN.decode(parts[0])
         if len(parts) == 1:
             return shown, None
-        return shown, _SNAPSHOTS.decode(unpacked(parts[1], MOST_UNPACKED_BYTES))
+        return shown, _PICTURES.decode(unpacked(parts[1], MOST_UNPACKED_BYTES))
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         raise RecordError(f"an answer that cannot be read: {error}") from error
 
@@ -159,7 +160,8 @@ class Screens:
         newest = self._newest
         if newest is not None and newest.now_ns != self._packed_ns and now_s >= self._pack_at_s:
             began_s = time.thread_time()
-            content = zlib.compress(msgspec.msgpack.encode(newest), 1)
+            picture = Picture(snapshot=newest, lines=lines_shown(newest))
+            content = zlib.compress(msgspec.msgpack.encode(picture), 1)
             self._pack_at_s = now_s + (time.thread_time() - began_s) / PACKING_SHARE
             self._packed, self._packed_ns = content, newest.now_ns
         return self._packed
@@ -167,4 +169,4 @@ class Screens:
 
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _SHOWN: msgspec.msgpack.Decoder[Shown] = msgspec.msgpack.Decoder(Shown)
-_SNAPSHOTS: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
+_PICTURES: msgspec.msgpack.Decoder[Picture] = msgspec.msgpack.Decoder(Picture)

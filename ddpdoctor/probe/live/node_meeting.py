@@ -6,7 +6,7 @@ What it holds is the monitors' business.
 
 Where no monitor has written such a file, which none does on the only node of a job, the store is left alone. Else a
 thread of its own uses it for one call that returns at once, by a connection of its own where torch can make one, and
-keeps no reference to it in between: a store that lives on keeps its port, and a world made anew there would find the
+keeps no reference to it in between: a store that lives on keeps its port, and a new process group there would read the
 keys of the old one. It ends before the world does.
 """
 
