@@ -10,6 +10,8 @@ from pathlib import Path
 from ddpdoctor.record import layout
 
 SCAN_EVERY_S = 1.0
+SCAN_SHARE = 0.02
+"""Of one core: a look at 10,000 processes takes 0.2 s, and comes every 10 s then."""
 
 
 def numbers_of(pid: int) -> tuple[int, ...]:
@@ -50,6 +52,18 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def carries_run(pid: int, directory: Path | str) -> bool | None:
+    """Tell whether a process was started for the run in ``directory``; None where its environment cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    prefix = layout.RUN_VARIABLE.encode() + b"="
+    names = (os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix))
+    return any(os.path.realpath(name) == os.path.realpath(directory) for name in names)
+
+
 def number_inside(pid: int) -> int:
     """Return the number by which a process knows itself."""
     return numbers_of(pid)[-1]
@@ -66,8 +80,8 @@ class OuterPids:
         self._outer: dict[int, int] = {}
         self._inside: dict[int, list[int]] = {}
         """Processes of containers by the number that they have in there, …"""
-        self._scanned_s = float("-inf")
-        """… as of this moment."""
+        self._scans_again_s = float("-inf")
+        """… until this moment, on the monotonic clock."""
 
     def __call__(self, pid: int) -> int | None:
         """Return the number out here of one that calls itself ``pid``; None when it is gone, or not seen from here."""
@@ -81,6 +95,10 @@ class OuterPids:
             if self._carries(outer) and is_alive(outer):
                 return self._outer.setdefault(pid, outer)
         return self._outer.setdefault(pid, pid) if is_here else None
+
+    def was_seen(self, pid: int) -> bool:
+        """Tell whether one that calls itself so was seen alive once."""
+        return pid in self._outer
 
     def is_alive(self, pid: int) -> bool:
         """Tell whether one that calls itself so lives."""
@@ -112,22 +130,18 @@ class OuterPids:
         return next((one for one in threads if number_inside(one) == thread), None)
 
     def _carries(self, outer: int) -> bool:
-        prefix = layout.RUN_VARIABLE.encode() + b"="
-        try:
-            with open(f"/proc/{outer}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
-        except OSError:
-            return False
-        names = (os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix))
-        return any(os.path.realpath(name) == self._directory for name in names)
+        return bool(carries_run(outer, self._directory))
 
     def _in_containers(self) -> dict[int, list[int]]:
-        if time.monotonic() - self._scanned_s >= SCAN_EVERY_S:
-            self._scanned_s, self._inside = time.monotonic(), {}
+        begun_s = time.monotonic()
+        if begun_s >= self._scans_again_s:
+            self._inside = {}
             for outer in _processes():
                 numbers = numbers_of(outer)
                 if len(numbers) > 1:
                     self._inside.setdefault(numbers[-1], []).append(outer)
+            ended_s = time.monotonic()
+            self._scans_again_s = ended_s + max(SCAN_EVERY_S, (ended_s - begun_s) / SCAN_SHARE)
         return self._inside
 
 

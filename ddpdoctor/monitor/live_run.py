@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
-from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, VerdictMemory, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.pid_namespaces import OuterPids
@@ -20,11 +20,12 @@ from ddpdoctor.monitor.gpus.rank_gpus import environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
 from ddpdoctor.monitor.processes.hosts import Hosts
-from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
-from ddpdoctor.monitor.processes.loops import LoopDetector, patience_of, usual_interval_ns
+from ddpdoctor.monitor.processes.liveness import SILENT_AFTER_NS
+from ddpdoctor.monitor.processes.loops import LoopDetector, usual_interval_ns
 from ddpdoctor.monitor.processes.probe_logs import probe_logs
-from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
+from ddpdoctor.monitor.processes.unseen_ranks import UnseenRanks
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
+from ddpdoctor.monitor.stuck_ranks import LONGEST_USUAL_NS, StuckRanks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
@@ -33,13 +34,6 @@ from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan
 from ddpdoctor.record.ring_reader import NumberedTail
 
-STALL_AFTER_S = 4.0
-"""A rank without any sign of life for so long, while others wait for it, is stuck; its processes are looked at from the
-second on in which it has made no step."""
-STOPPED_AFTER_NS = 5_300_000_000
-"""A process that a signal has stopped is stuck after so long: some go on after five seconds."""
-HELD_AFTER_NS = 2 * SILENT_AFTER_NS
-"""A rank that has said nothing for so long cannot, because a call holds its interpreter."""
 FRESH_WITHIN_NS = 800_000_000
 """For so long a verdict waits for the stacks of its moment."""
 WAIT_LOOKED_AT_NS = 8_000_000_000
@@ -56,14 +50,15 @@ WATCHED_ROWS = 80_000
 WHOLE_ROWS = 400_000
 """… and that are read again for its end: of up to 97 ranks all that the rings hold."""
 FEWEST_ROWS = 256
-NODES_CONFIRM_NS = 3_000_000_000
-"""Nodes are told of once a second: so long a standstill has to look the same where some ranks are on others."""
+NODES_CONFIRM_NS = 2_000_000_000
+"""Nodes report once a second: with several a standstill has to look the same for so long, and each has to be heard."""
+ANSWER_WITHIN_NS = 300_000_000
+"""A rank that is asked for its evidence writes it with its next beat, five times a second."""
 ASK_AGAIN_NS = 1_000_000_000
 """Ranks that stand still are asked for their evidence again after so long, then after twice that, and so on."""
 NEEDLESS = 5
-"""Ranks that went on so often after they were asked take longer for a step than they count as at work, …"""
-LONGEST_USUAL_NS = 30_000_000_000
-"""… and are asked once a step takes longer than usual; after so long in any case."""
+"""Ranks that went on so often after they were asked take longer for a step than they count as at work, and are asked
+once a step takes longer than usual."""
 
 
 class LiveRun:
@@ -84,29 +79,20 @@ class LiveRun:
         self._two_runs = ""
         self.own_record = RunRecord(job=plan.job)
         """What this node's ranks wrote, as of the newest look."""
-        self._watch = Watch()
+        self._memory = VerdictMemory()
         self._epoch: tuple[tuple[str, int], ...] = ()
         """Of what other nodes sent, as it was compared last."""
         self._outer = OuterPids(directory)
-        self._signalled = SignalledStacks(directory, self._outer)
-        self._liveness = LivenessSampler(
-            STALL_AFTER_S,
-            self._outer,
-            heeds_clocks=True,
-            written_for_us=self._signalled.written,
-            trains_in_main=lambda pid: not self._assembly.book.training_thread(pid),
-        )
-        self._stuck: frozenset[int] = frozenset()
-        self._restless: frozenset[int] = frozenset()
-        """Processes whose training thread stands while the rest of them does a little."""
-        self._child_wakes_ns: dict[int, int] = {}
-        """Of processes that have been restless for too long: when a child that slept then wakes."""
+        self._unseen = UnseenRanks(self._outer)
+        self._stuck_ranks = StuckRanks(directory, self._outer, lambda pid: not self._assembly.book.training_thread(pid))
         self._gpus = None if is_over else NodeGpus()
         self._hosts = Hosts()
         self._environment = plan.job.environment
         self._asked = 0
         """How often the ranks were asked for evidence in this standstill."""
         self._asked_ns = 0
+        self._foreseen_ns = 0
+        """When another node said that its ranks stand, and no look has come since; 0 where none did."""
         self._needless = 0
         """How often the ranks made another step after they were asked."""
         self._requests = time.time_ns() // 1_000_000_000 % (1 << 31)
@@ -120,9 +106,6 @@ class LiveRun:
         """Number and time of the request for the stacks that a verdict needs."""
         self._loops = LoopDetector(self._outer)
         self._looping: int | None = None
-        self._stopped_since_ns: dict[int, int] = {}
-        self._looked_ns = 0
-        """When the processes were looked at last."""
         self._told_to_end = False
         self._has_gaps = False
         self.is_quiet = False
@@ -147,7 +130,7 @@ class LiveRun:
         assembly.book.ended_well = ended_well
         assembly.live.window_ns = self._window_ns = window_ns
         for pid in assembly.book.pids().values():
-            if self._is_over or not self._outer.is_alive(pid):
+            if self._is_over or not (self._outer.is_alive(pid) or self._unseen.may_live(pid, now_ns)):
                 words = self._words_of(pid)
                 assembly.book.gone(pid, now_ns, None if words is None or words.signal is None else -words.signal)
         self._silence.look(assembly.book, now_ns)
@@ -161,25 +144,26 @@ class LiveRun:
         assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
         self.own_record = self._own_record(now_ns)
         if assembly.has_gaps and not self._has_gaps:
-            self._has_gaps, self._watch = True, Watch()  # It knows rows that are not shown any more.
+            self._has_gaps, self._memory = True, VerdictMemory()  # It knows rows that are not shown any more.
         if self._asked and (newest_ns > self._asked_ns or not self.is_quiet):
             # What is recorded of the next standstill need not join on to this one's.
             self._needless += newest_ns > self._asked_ns
-            self.divergence, self._watch, self._asked = None, Watch(), 0
+            self._forget_standstill()
             assembly.live.forget_flights()
         if self.is_quiet:
             self._ask_for_evidence(newest_ns, now_ns)
-            self._look_at_processes(now_ns)
+            self._stuck_ranks.look(assembly.live.steps, assembly.book, self.own_record, now_ns)
             self.own_record = self._own_record(now_ns)
             record = self._joined(now_ns)
             if self.nodes.epoch != self._epoch:
                 # A node has come, gone or forgotten: what was compared may be of other rows.
-                self._epoch, self._watch = self.nodes.epoch, Watch()
-            self._watch.confirm_ns = NODES_CONFIRM_NS if self.nodes.is_head else CONFIRM_NS
-            found = live_verdict(self._watch, record, now_ns)
-            if found is not None and self.divergence is None and not self.nodes.are_fresh(now_ns):
+                self._epoch, self._memory = self.nodes.epoch, VerdictMemory()
+            self._memory.confirm_ns = NODES_CONFIRM_NS if self.nodes.is_head else CONFIRM_NS
+            found = live_verdict(self._memory, record, now_ns)
+            is_new = found is not None and self.divergence is None
+            if is_new and not self.nodes.were_heard(self._memory.confirmed_since_ns, now_ns):
                 found = None
-            self.wait = self._watch.wait
+            self.wait = self._memory.wait
             self._looping = self._loops.look(self.wait, self.own_record, now_ns) or self._looping_still()
             self._ask_what_is_waited_for(now_ns)
             if found is None or self._has_fresh_stacks(found, now_ns):
@@ -188,42 +172,6 @@ class LiveRun:
             record = self._joined(now_ns)
             self.wait = self._looping = None
         return record
-
-    def _look_at_processes(self, now_ns: int) -> None:
-        """See which ranks do nothing, which are stopped, and where those are that cannot say it themselves."""
-        rings, book = self._assembly.live.steps, self._assembly.book
-        timeouts = [group.timeout_ns for group in self.own_record.groups if group.timeout_ns]
-        self._liveness.longest_sleep_ns = min([LONGEST_SLEEP_NS, *timeouts])
-        tracks = {book.pids().get(track.rank): track for track in self.own_record.step_tracks if len(track)}
-        # Where steps usually take long, as those that wait for a GPU without computing, a pause as long is no sign.
-        usual = {
-            pid
-            for pid, track in tracks.items()
-            if now_ns - track.ended_at_ns[-1] < 2 * min(LONGEST_USUAL_NS, usual_interval_ns(track))
-        }
-        stuck = self._liveness.look(rings) - usual
-        stopped = {pid for pid in book.pids().values() if pid in rings and self._outer.is_stopped(pid)}
-        # It went on for no longer than a beat after its last one, nor was it stopped at the look before.
-        since_ns = {pid: max(rings[pid].heartbeat().beat_ns, self._looked_ns) for pid in stopped}
-        self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, since_ns[pid]) for pid in stopped}
-        self._looked_ns = now_ns
-        long = {pid for pid, since_ns in self._stopped_since_ns.items() if now_ns - since_ns >= STOPPED_AFTER_NS}
-        restless = self._liveness.restless()
-        self._restless = frozenset(restless) - stopped
-        long_restless = {pid for pid in self._restless if restless[pid] >= patience_of(tracks.get(pid))}
-        # A child that sleeps then is awaited once: one that reports every minute sleeps again and again.
-        self._child_wakes_ns = {
-            pid: self._child_wakes_ns.get(pid, self._liveness.woken_at_ns(pid)) for pid in long_restless
-        }
-        spent = {pid for pid, wakes_ns in self._child_wakes_ns.items() if now_ns >= wakes_ns}
-        self._stuck = frozenset((stuck - stopped) | (stuck & long) | spent)
-        for pid, ring in rings.items():
-            entry = book.processes.get(pid)
-            if entry is None or pid in stopped or not self._outer.is_alive(pid):
-                continue
-            beat_ns = ring.heartbeat().beat_ns
-            if 0 < beat_ns < now_ns - HELD_AFTER_NS:
-                self._signalled.ask(pid, entry.pulse_thread, now_ns)
 
     def _looping_still(self) -> int | None:
         """A rank in a loop is stuck, so that nobody waits for one that works any more."""
@@ -271,15 +219,16 @@ class LiveRun:
         book = self._assembly.book
         lives = book.lives
         self._assembly.poll()
-        if book.lives > lives:  # What was compared is of rows that are not there any more.
-            self.divergence, self._watch, self._asked = None, Watch(), 0
+        self._unseen.look(live.steps, book, epoch_ns())
+        if book.lives > lives:
+            self._forget_standstill()
         if not self._is_over:
             self._rivals |= rival_launchers(book, self._outer.is_alive)
         newly = superseded(
             book,
             self._rivals,
             lambda pid: live.steps[pid].heartbeat().beat_ns if pid in live.steps else 0,
-            lambda pid: not self._is_over and self._outer.is_alive(pid),
+            lambda pid: not self._is_over and self._lives(pid),
         )
         if newly:
             self._two_runs = two_runs(book, at_once=bool(self._rivals)) or self._two_runs
@@ -296,7 +245,25 @@ class LiveRun:
         self._close_files()
         self._assembly = Assembly(self._directory, processes)
         self._assembly.poll()
-        self.divergence, self._watch, self._asked = None, Watch(), 0
+        self._forget_standstill()
+
+    def _forget_standstill(self) -> None:
+        """What was compared is of rows that are not there any more, or of a standstill that is over."""
+        self.divergence, self._memory, self._asked = None, VerdictMemory(), 0
+
+    def foresees_standstill(self, now_ns: int) -> bool:
+        """Tell whether another node has said that its ranks stand, once ours had time to say where they are.
+
+        A look at thousands of ranks takes seconds: it shall find what they are asked for.
+        """
+        if self.is_quiet or self._is_over or not self.nodes.are_quiet:
+            self._foreseen_ns = 0
+            return False
+        if not self._foreseen_ns:
+            self._foreseen_ns = now_ns
+            for ring in self._assembly.live.steps.values() if self._needless < NEEDLESS else ():
+                self._request(ring)
+        return now_ns - self._foreseen_ns >= ANSWER_WITHIN_NS
 
     def _ask_for_evidence(self, newest_ns: int, now_ns: int) -> None:
         """Have the ranks write what they have of torch's flight recorder, again after twice the time."""
@@ -331,7 +298,10 @@ class LiveRun:
     def living(self) -> dict[int, int]:
         """Process id of each rank that lives."""
         pids = {} if self._is_over else self._assembly.book.pids()
-        return {rank: pid for rank, pid in pids.items() if self._outer.is_alive(pid)}
+        return {rank: pid for rank, pid in pids.items() if self._lives(pid)}
+
+    def _lives(self, pid: int) -> bool:
+        return self._outer.is_alive(pid) or self._unseen.live(pid, epoch_ns())
 
     def why_nothing(self, record: RunRecord, *, ended: bool) -> str:
         """Return why no step was measured, as a sentence; empty while that may yet change, and where some were."""
@@ -344,7 +314,8 @@ class LiveRun:
         files = self._assembly.files
         notes = [*self.nodes.notes(epoch_ns())]
         told = self.nodes.tells_elsewhere or (self.nodes.may_yet_come and bool(self.living()))
-        notes += [note for note in (self._two_runs, "" if told else missing_ranks(record)) if note]
+        unseen = "" if self._is_over else self._unseen.note(self._assembly.book)
+        notes += [note for note in (self._two_runs, unseen, "" if told else missing_ranks(record)) if note]
         notes += probe_logs(self._directory)[:1]
         if self._assembly.faults:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
@@ -407,29 +378,7 @@ class LiveRun:
         record = with_last_words(self._assembly.record(job), self._last_words, threads)
         if self._gpus is not None:
             record = self._with_hosts(self._gpus.added_to(record), now_ns)
-        by_signal = [
-            dump
-            for rank in record.ranks
-            for dump in with_training_thread(self._signalled.take(rank.pid, rank.rank), threads.get(rank.pid, 0))
-        ]
-        if by_signal:
-            record = msgspec.structs.replace(record, stacks=(*record.stacks, *by_signal))
-        stuck = self._stuck | ({self._looping} if self._looping is not None else set())
-        if not stuck | self._restless:
-            return record
-        ranks = tuple(
-            msgspec.structs.replace(
-                rank,
-                stuck=rank.pid in stuck,
-                restless=rank.pid in self._restless,
-                stopped=rank.pid in stuck & self._stopped_since_ns.keys(),
-                loops=rank.pid == self._looping,
-            )
-            if rank.pid in stuck | self._restless
-            else rank
-            for rank in record.ranks
-        )
-        return msgspec.structs.replace(record, ranks=ranks)
+        return self._stuck_ranks.judged(record, threads, self._looping)
 
     def _with_hosts(self, record: RunRecord, now_ns: int) -> RunRecord:
         """The record with what the ranks get of this machine."""

@@ -47,7 +47,7 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     step_times: StepTimes | None = None
     phases: Phases | None = None
     lateness_ns: tuple[float | None, ...] = ()
-    """How late it came after the first rank, per slice of ``History.slices_at_ns``; None where nothing was measured."""
+    """What the others waited for it alone, per slice of ``History.slices_at_ns``; None where nothing was measured."""
     bytes_per_step: float | None = None
     collectives_per_step: float | None = None
     measured_steps: int = 0
@@ -195,7 +195,7 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     stall: StallView | None = None
     wait: WaitView | None = None
     cause: Finding | None = None
-    """What its end would be laid to if nobody saw any more of it than the standstill or the wait that it is in."""
+    """The finding to blame if the job ended now, in the standstill or the wait that it is in."""
     history: History = History()
     notes: tuple[str, ...] = ()
     """What could not be measured or read, in sentences."""

@@ -11,12 +11,12 @@ from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.errors import RecordError
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.launch.runs.kept_runs import live_processes
+from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, written_ago_s
 from ddpdoctor.monitor.last_standstill import raised_its_own, same_cause, tells_the_end
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
 from ddpdoctor.profile.watch import RunSource
-from ddpdoctor.record.clock import share_clock
+from ddpdoctor.record.clock import kept_elsewhere, share_clock
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
 
@@ -44,6 +44,10 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
                 snapshot = _ended_in(shown, shown.cause, snapshot)
         if shown is not None:
             snapshot = msgspec.structs.replace(snapshot, gpus=shown.gpus, gpus_note=shown.gpus_note)
+        host = kept_elsewhere(plan.clock)
+        if host and (shown is None or shown.state != "ended") and written_ago_s(directory) < QUIET_FOR_S:
+            may_go_on = f"the run was started on {host}: if it goes on there, this is not its end"
+            snapshot = msgspec.structs.replace(snapshot, notes=(may_go_on, *snapshot.notes))
         return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
     finally:
         source.close()

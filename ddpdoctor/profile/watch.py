@@ -50,16 +50,16 @@ _SECOND_NS = 1_000_000_000
 SHOWN_WINDOW_NS = 30_000_000_000
 SHOWN_STEPS = 120
 SHOWN_AT_LEAST = FEWEST_STEPS + WARM_UP_STEPS
-"""The figures of a live run are those of its newest steps, of so many even where they take minutes …"""
+"""The figures of a live run are those of the steps in this window, and of at least so many however long they take."""
 SHOWN_ROWS = 10_000
 JUDGED_ROWS = 40_000
 """Steps of all ranks together that are looked at: of hundreds of ranks a few dozen each."""
 JUDGED_WINDOW_NS = 60_000_000_000
-"""… and the checks see a little more of them, and at least ``JUDGED_STEPS``."""
+"""The checks see the steps in this window, which is a little longer, and at least ``JUDGED_STEPS``."""
 JUDGED_STEPS = 60
 DEAR_NS = 500_000_000
 HANG_FIRST_NS = 15_000_000_000
-"""Where the checks take longer than that, they wait while it may yet turn out that the job hangs."""
+"""Where the checks take longer than ``DEAR_NS``, they wait for so long while the job may turn out to hang."""
 RECORD_EVERY_NS = 2_000_000_000
 """A recorded run is shown again in moments that are so far apart, where it was short."""
 TIMED_OUT = "timeout"
@@ -117,10 +117,10 @@ class RunSource:
         self._checks = LiveChecks(plan.project_root or str(Path.cwd()))
         self._history = HistoryWriter(directory) if keeps_history else None
         self._series = Series()
-        self._standing = FindingHold()
+        self._finding_hold = FindingHold()
         self._last_standstill = LastStandstill()
         self._last_wait = LastWait()
-        self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04)
+        self._look_pace = Pace(_SECOND_NS, 4 * _SECOND_NS, share=0.04, most_share=0.35)
         # While some rank makes no steps: a hang has to be named within seconds.
         self._stall_pace = Pace(_SECOND_NS // 4, _SECOND_NS, share=0.2)
         self._check_pace = Pace(3 * _SECOND_NS, 10 * _SECOND_NS, share=0.006, most_share=0.3)
@@ -131,7 +131,6 @@ class RunSource:
         self._sliced = False
         self._checked_steps = 0
         self._quiet_since_ns = self._speed_cost_ns = 0
-        self._hang_goes_first = False
         self._recorded_at_ns = 0
         self._stalled_since_ns = 0
         self._is_suspicion = False
@@ -151,7 +150,7 @@ class RunSource:
         with self._lock:
             now_ns = epoch_ns()
             pace = self._stall_pace if self._run.is_quiet else self._look_pace
-            stands = 0 < self._run.quiet_at_ns < now_ns
+            stands = 0 < self._run.quiet_at_ns < now_ns or self._run.foresees_standstill(now_ns)
             if self._newest is None or pace.is_due(now_ns) or stands:
                 with pace.work(now_ns):
                     self._newest = self._look(now_ns)
@@ -193,7 +192,7 @@ class RunSource:
         ended_well = self._job.pid if self._job is not None and exit_code == 0 else 0
         window_ns = 0 if whole else self._judged_ns
         record = self._run.look(now_ns, window_ns, told_to_end=told_to_end, ended_well=ended_well)
-        self._hang_goes_first = not whole and self._may_yet_hang(now_ns)
+        self._quiet_since_ns = (self._quiet_since_ns or now_ns) if self._run.is_quiet else 0
         summary = self._summarised(record, now_ns, whole=whole)
         state = self._state(record, exit_code)
         self._run.nodes.offer(
@@ -254,7 +253,7 @@ class RunSource:
     def _summarised(self, record: RunRecord, now_ns: int, *, whole: bool) -> RunSummary:
         """The figures to show, and those of the newest slice; as they were where nothing was measured since."""
         measured = _measured(record)
-        if whole or (measured != self._measured and not self._hang_goes_first):
+        if whole or (measured != self._measured and not self._may_yet_hang(now_ns)):
             self._measured = measured
             self._summary = self._newest_slice = summarise(record if whole else _shown(record))
             if self._summary.step_times is not None:
@@ -275,7 +274,7 @@ class RunSource:
             code = None
         elif code > _SIGNALS:
             code = _SIGNALS - code
-        pending = None if whole or self._standing.is_settled else self._standing.pending
+        pending = None if whole or self._finding_hold.is_settled else self._finding_hold.pending
         verdict = run_verdict(
             look.summary,
             holding,
@@ -329,33 +328,34 @@ class RunSource:
             record = _without_collectives(record)
         if whole or not stalled:
             newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
-            self._standing.end_standstill(min(newest, default=0), refuted=self._is_suspicion)
+            self._finding_hold.end_standstill(min(newest, default=0), refuted=self._is_suspicion)
         if whole and self._is_suspicion and ran_to_their_ends(record) and not record.job.stop_reason:
-            self._standing.end_standstill(now_ns, refuted=True)
+            self._finding_hold.end_standstill(now_ns, refuted=True)
         if whole:
             final = self._checks.findings(record)
-            held = tuple(view for view in self._standing.views() if not _ended_well_after_all(view.finding, record))
+            held = tuple(view for view in self._finding_hold.views() if not _ended_well_after_all(view.finding, record))
             return _with_final(final, held, record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
         unexplained = stalled and not self._stalled_since_ns
         moved = steps != self._checked_steps and not stalled
-        is_due = self._check_pace.is_due(now_ns) and not self._hang_goes_first
+        is_due = self._check_pace.is_due(now_ns) and not self._may_yet_hang(now_ns)
         if unexplained or ((stalled or self._run.is_quiet or moved) and is_due):
             with self._check_pace.work(now_ns):
                 found = self._checks.findings(record, stands=not moved)
                 if any(may_yet_be_told(record, rank) for rank in record.ranks):
                     found = tuple(finding for finding in found if not tells_the_end(finding))
                 judged = moved and summarise(record).steps >= FEWEST_STEPS
-                self._standing.take(found, now_ns, moved=moved, judged=judged)
+                self._finding_hold.take(found, now_ns, moved=moved, judged=judged)
             if moved:
                 self._checked_steps, self._speed_cost_ns = steps, self._check_pace.cost_ns
-        return self._standing.views()
+        return self._finding_hold.views()
 
     def _may_yet_hang(self, now_ns: int) -> bool:
         """Tell whether it has to be seen whether the job hangs before all else is judged, where that takes long."""
-        self._quiet_since_ns = (self._quiet_since_ns or now_ns) if self._run.is_quiet else 0
         is_new = self._quiet_since_ns > 0 and now_ns - self._quiet_since_ns < HANG_FIRST_NS
-        return is_new and self._speed_cost_ns > DEAR_NS
+        # While the figures were made, which takes seconds, a node may have said that its ranks stand.
+        is_coming = not self._run.is_quiet and self._run.nodes.are_quiet
+        return (is_new or is_coming) and self._speed_cost_ns > DEAR_NS
 
     def _stall(
         self, record: RunRecord, views: Sequence[FindingView], now_ns: int

@@ -33,7 +33,7 @@ def from_system(time_ns: int) -> int:
 
 def kept_clock() -> dict[str, Any]:
     """Return what a run's plan says of the clock, for all processes of the run on this machine."""
-    return {"counts_from": _counts_from(), "offset_ns": _offset_ns}
+    return {"counts_from": _counts_from(), "offset_ns": _offset_ns, "host": os.uname().nodename}
 
 
 def share_clock(kept: object) -> None:
@@ -43,6 +43,15 @@ def share_clock(kept: object) -> None:
         since = _counts_from()
         if since and kept.get("counts_from") == since:
             _offset_ns = kept["offset_ns"]
+
+
+def kept_elsewhere(kept: object) -> str:
+    """Return the name of the machine on which a run was started; empty where that is this one, or is not known."""
+    if not isinstance(kept, dict):
+        return ""
+    since, host = _counts_from(), kept.get("host")
+    away = bool(since) and kept.get("counts_from") not in ("", since)
+    return host if away and isinstance(host, str) and host != os.uname().nodename else ""
 
 
 def _counts_from() -> str:

@@ -12,7 +12,13 @@
 ``head.txt``                 of a live run on several nodes: where the monitor that sees all ranks is
 ``head.key``                 of a live run on several nodes: its keys, for a monitor that takes the place of a dead one
 ``attach.key``               of a live run whose monitor listens: what a screen elsewhere needs to be let in
+``seeks.txt``                of a live run on several nodes: the rank that is to find out where that monitor is
+``nodes.lock``               of a live run: locked by the monitor that talks to those of other nodes
 ``clock.json``               of a live run on several nodes: how this node's clock differs from that of the first one
+``history.sqlite``           of a live run: the snapshots that were shown
+``owner.json``               of a rehearsal: the process that made the directory, and its machine
+``on-hang.log``              of a live run: what the command of ``--on-hang`` wrote
+``files-in-the-overlay.log`` of a rehearsal in an overlay: files that it made or changed there
 ``rank-N.out``               what the ranks printed
 
 All rings are written with ``pwrite`` and read with ``pread``, and never mapped: a file that is truncated or deleted
@@ -195,7 +201,7 @@ SEEK_FILE = "seeks.txt"
 """Number of the rank that is to find out where the head is."""
 CLOCK_FILE = "clock.json"
 MOST_HEAD_BYTES = 1024
-"""What is handed from node to node is no longer."""
+"""The longest line that one node hands to another, in ``head.txt``."""
 RUN_VARIABLE = "DDPDOCTOR_RUN"
 """Environment variable that names the run directory; what makes the boot directory wake up."""
 

@@ -197,7 +197,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     polls_for: str = ""
     """The file that its main thread asks for again and again, in vain; set only where it is ``stuck``."""
     stuck: bool = False
-    """Outside any collective it used no CPU, did no I/O and its stack did not change for the stall time."""
+    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks in vain
+    for a file."""
     restless: bool = False
     """Its training thread stands at one place and does nothing, while the rest of its process tree does a little."""
     loops: bool = False

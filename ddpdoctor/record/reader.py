@@ -131,7 +131,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What the probe itself has read and written by calls of the system, which is not the rank's work."""
 
 
-_NO_HEARTBEAT = Heartbeat(
+NO_HEARTBEAT = Heartbeat(
     beat_ns=0,
     main_cpu_ns=0,
     stack_hash=0,
@@ -188,7 +188,7 @@ class RingTail:
         self._overtaken_by = 0
         """Number of the row that lies where the next one was expected."""
         self._incomplete: list[int] = []
-        self._heartbeat = _NO_HEARTBEAT
+        self._heartbeat = NO_HEARTBEAT
 
     def read(self) -> None:
         """Take in new rows, and completions of old ones."""

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
-from ddpdoctor.record.reader import Heartbeat
+from ddpdoctor.record.reader import NO_HEARTBEAT, Heartbeat
 
 _CHECKSUM_BYTES = 4
 _SLOTS_AT_ONCE = 256
@@ -112,18 +112,20 @@ class NumberedTail:
     def heartbeat(self) -> Heartbeat:
         """Return the newest pulse in the form that a rehearsal's ring has it."""
         pulse = self.pulse()
+        if pulse is None:
+            return NO_HEARTBEAT
         return Heartbeat(
-            beat_ns=pulse.beat_at_ns if pulse else 0,
-            main_cpu_ns=pulse.main_cpu_ns if pulse else 0,
-            stack_hash=pulse.stack_hash & 0xFFFFFFFFFFFFFFFF if pulse else 0,
+            beat_ns=pulse.beat_at_ns,
+            main_cpu_ns=pulse.main_cpu_ns,
+            stack_hash=pulse.stack_hash & 0xFFFFFFFFFFFFFFFF,
             waiting_row=-1,
-            unchanged_ms=pulse.unchanged_ms if pulse else 0,
-            forwards=pulse.forwards if pulse else 0,
-            backwards=pulse.backwards if pulse else 0,
-            optimizer_steps=pulse.optimizer_steps if pulse else 0,
-            answered=pulse.answered if pulse else 0,
-            sleeps_until_ns=pulse.sleeps_until_ns if pulse else 0,
-            own_bytes=pulse.own_bytes if pulse else 0,
+            unchanged_ms=pulse.unchanged_ms,
+            forwards=pulse.forwards,
+            backwards=pulse.backwards,
+            optimizer_steps=pulse.optimizer_steps,
+            answered=pulse.answered,
+            sleeps_until_ns=pulse.sleeps_until_ns,
+            own_bytes=pulse.own_bytes,
         )
 
     def ask_for_stacks(self, number: int) -> None:

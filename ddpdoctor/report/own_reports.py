@@ -28,7 +28,7 @@ _DOUBT = rb".+: inconclusive: .*"
 _COMMAND = rb"::(?:error|warning|notice) title=ddpdoctor \(.*"
 _LINE = re.compile(rb"|".join((_FINDING, _DOUBT, _COMMAND)))
 _NOTHING = (b"", b"[]\n")
-"""What is in no format a loss; the second is a Code Quality report without a finding."""
+"""Contents that are overwritten without a loss; the second is a Code Quality report without a finding."""
 
 
 class _Tool(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.divergence.describe import whereabouts
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Finding, Severity, Trouble
-from ddpdoctor.monitor.watched_ranks import WatchedRanks
+from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record.model import Job, RunRecord
 from ddpdoctor.report.finding_text import finding_lines
 from ddpdoctor.report.layout import to_string
@@ -36,7 +36,7 @@ class JudgedRanks:
     def __init__(self, directory: Path, body: Body) -> None:
         self._body = body
         self._statuses: dict[int, int] = {}
-        self._ranks = WatchedRanks(directory, STALL_AFTER_S, lambda: self._statuses)
+        self._ranks = RehearsedRanks(directory, STALL_AFTER_S, lambda: self._statuses)
         self._job = Job(
             kind="rehearsal",
             script=body.modules[-1][1],

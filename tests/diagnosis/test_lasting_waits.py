@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.diagnosis.live.lasting_waits import told_wait
-from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.measured import Pulse
 from ddpdoctor.record.streams.stacks import StackDump
@@ -19,7 +19,7 @@ IN_LOADER = Frame("/site-packages/torch/utils/data/dataloader.py", 1291, "_Multi
 
 def said(*inside: Frame, restless: bool = False) -> str:
     """Said of a wait for rank 1, which is at line 60, with these frames inside of it."""
-    watch, job = Watch(), healthy_job()
+    memory, job = VerdictMemory(), healthy_job()
     job.call(0, "barrier", 70)
     job.wait_in_last(0)
     site = job.site(LOOP.line)
@@ -28,9 +28,9 @@ def said(*inside: Frame, restless: bool = False) -> str:
     job.streams["pulses"] = (Pulse(rank=1, beat_at_ns=job.now_ns, site=site),)
     record = job.record()
     ranks = tuple(msgspec.structs.replace(rank, restless=restless and rank.rank == 1) for rank in record.ranks)
-    assert live_verdict(watch, msgspec.structs.replace(record, ranks=ranks), job.now_ns) is None
-    assert watch.wait is not None
-    return told_wait(watch.wait, job.now_ns)
+    assert live_verdict(memory, msgspec.structs.replace(record, ranks=ranks), job.now_ns) is None
+    assert memory.wait is not None
+    return told_wait(memory.wait, job.now_ns)
 
 
 def test_a_rank_whose_process_does_a_little_beside_it_is_not_called_busy() -> None:
@@ -69,7 +69,7 @@ def test_what_a_function_of_the_users_waits_for_is_told_of_its_own_line() -> Non
 
 def told_from(*seen: int, store: bool = False) -> str:
     """Said by one that sees some ranks of four, of which ranks 0 and 2 wait."""
-    watch, job = Watch(), healthy_job(4)
+    memory, job = VerdictMemory(), healthy_job(4)
     if store:
         for rank in (0, 2):
             job.wait_in_store("init_process_group", 20, rank)
@@ -84,9 +84,9 @@ def told_from(*seen: int, store: bool = False) -> str:
         collectives=tuple(track for track in record.collectives if track.rank in seen),
         waits=tuple(wait for wait in record.waits if wait.rank in seen),
     )
-    live_verdict(watch, record, job.now_ns)
-    assert watch.wait is not None
-    return told_wait(watch.wait, job.now_ns)
+    live_verdict(memory, record, job.now_ns)
+    assert memory.wait is not None
+    return told_wait(memory.wait, job.now_ns)
 
 
 def test_of_ranks_that_are_not_seen_nobody_is_accused() -> None:

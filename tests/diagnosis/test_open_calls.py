@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
-from ddpdoctor.diagnosis.live.verdict import Watch, live_verdict
+from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import Group, Job, Rank, RunRecord, Site
@@ -64,9 +64,9 @@ def job(*calls: tuple[str, int], stands_ms: int = 4_000) -> RunRecord:
     ],
 )
 def test_a_cycle_of_waits_is_a_standstill(calls: tuple[tuple[str, int], ...]) -> None:
-    record, watch = job(*calls), Watch()
-    assert live_verdict(watch, record, 5 * SECOND) is None  # It has to look the same for a moment.
-    found = live_verdict(watch, record, 6 * SECOND)
+    record, memory = job(*calls), VerdictMemory()
+    assert live_verdict(memory, record, 5 * SECOND) is None  # It has to look the same for a moment.
+    found = live_verdict(memory, record, 6 * SECOND)
     assert found is not None
     assert (found.form, found.hung, found.culprit) == ("standstill", True, None)
     assert [turn.line and turn.line.line for turn in found.turns] == [10 + rank for rank in range(len(calls))]

@@ -397,6 +397,7 @@ def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: 
         (("--run-dir", "newer"), "was recorded by a newer ddpdoctor (format 99;"),
         (("--run-dir", "damaged"), "is damaged"),
         (("--run-dir", "over"), "the run in over is over"),
+        (("--run-dir", "away"), "the run in away was started on node7, and cannot be watched from here"),
         (("--run-dir", "over", "--", "true"), "over holds a run already"),
         (("--nproc", "4", "--", "true"), "--nproc does not reach the command behind `--`"),
         (("--env", "train.py"), "--env starts no job"),
@@ -405,7 +406,9 @@ def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: 
 def test_what_cannot_be_watched_is_said_in_one_sentence(
     words: tuple[str, ...], message: str, tmp_path: Path, started: Started
 ) -> None:
-    for name, content in (("newer", '{"version": 99}'), ("damaged", '{"version": '), ("over", '{"version": 1}')):
+    away = '{"version": 1, "clock": {"counts_from": "another boot", "offset_ns": 5, "host": "node7"}}'
+    plans = {"newer": '{"version": 99}', "damaged": '{"version": ', "over": '{"version": 1}', "away": away}
+    for name, content in plans.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / layout.JOB_FILE).write_text(content)
     _, err = _start(started, tmp_path, *words).communicate(timeout=60)

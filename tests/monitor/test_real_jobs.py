@@ -94,9 +94,11 @@ def test_a_call_that_ends_its_process_at_once_is_named(tmp_path: Path, started: 
     out, err = process.communicate(timeout=200)
     read = json.loads(out)
     assert read["verdict"]["code"] == "DDP301", err.decode()
-    assert read["verdict"]["text"] == (
-        "rank 1 died inside all_reduce (4 bytes) at aborted.py:16, while rank 0 was in backward at aborted.py:13 and "
-        "has not called it"
+    # On a loaded machine the launcher may kill rank 0 before it has said where it was.
+    assert re.fullmatch(
+        r"rank 1 died inside all_reduce \(4 bytes\) at aborted.py:16, while rank 0 was "
+        r"(in backward at aborted.py:13|elsewhere) and has not called it",
+        read["verdict"]["text"],
     )
     assert "DDP703" not in {finding["code"] for finding in read["findings"]}
 

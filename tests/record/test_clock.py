@@ -88,3 +88,16 @@ def test_a_clock_of_another_boot_is_not_shared(kept: object) -> None:
     before = clock.offset_ns()
     share_clock(kept)
     assert clock.offset_ns() == before
+
+
+def test_a_run_of_another_machine_is_told_from_one_of_this_machine() -> None:
+    away = {"counts_from": "another boot", "host": "node7"}
+    assert clock.kept_elsewhere(away) == "node7"
+    assert clock.kept_elsewhere(kept_clock()) == ""
+    assert clock.kept_elsewhere(away | {"host": os.uname().nodename}) == "", "the same one, started anew"
+    assert [clock.kept_elsewhere(kept) for kept in (None, {}, {"counts_from": "", "host": "node7"}, {"host": 7})] == [
+        "",
+        "",
+        "",
+        "",
+    ]

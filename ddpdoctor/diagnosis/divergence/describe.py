@@ -321,6 +321,8 @@ def _inside(turn: NextCall) -> str:
     if turn.signature is not None and not is_in_backward(turn):
         size = f" ({bytes_text(turn.signature.size_bytes)})" if turn.signature.size_bytes else ""
         return f"inside {turn.signature.kind}{size} at {place(turn.line)}"
+    if turn.line is None and not is_in_backward(turn):
+        return "elsewhere"
     return f"{'in backward ' if is_in_backward(turn) else ''}at {place(turn.line)}"
 
 

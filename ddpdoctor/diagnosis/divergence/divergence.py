@@ -65,7 +65,10 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 def find_divergence(record: RunRecord) -> Divergence | None:
     """Find the first place where the ranks of a run part, or the standstill that they ended in.
 
-    Twenty functions ask for it in one examination: it is found once for a record.
+    It takes a record for complete: how ranks ended counts, so that a rank which had left explains the calls after that,
+    and so do calls that ended a process, swapped and crossed calls, which are a proof only once nothing follows. While
+    ranks run, ``live_verdict`` decides, on what can be believed already. Twenty functions ask for it in one
+    examination: it is found once for a record.
     """
     return _find_divergence(ByIdentity(record))
 

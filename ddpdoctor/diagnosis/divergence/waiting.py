@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -107,6 +107,46 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
     wait: Wait | None = None
     call: OpenCall | None = None
     """The send or receive of a live run that it waits in."""
+
+
+class Bunch(msgspec.Struct, frozen=True, eq=False):
+    """Ranks that wait for the same ones."""
+
+    ranks: tuple[int, ...]
+    since_ns: int
+    """When the first of them began to wait."""
+
+
+class Waiters:
+    """Who waits for whom; ranks that wait for the same ones are a bunch, for there may be thousands of both."""
+
+    def __init__(self, blocked: Mapping[int, Blocked]) -> None:
+        members: dict[tuple[int, ...], list[int]] = {}
+        shared: dict[int, list[int]] = {}  # By identity: those that wait at one place share a tuple.
+        for rank, entry in blocked.items():
+            if entry.missing:
+                if id(entry.missing) not in shared:
+                    shared[id(entry.missing)] = members.setdefault(entry.missing, [])
+                shared[id(entry.missing)].append(rank)
+        self.held = frozenset(rank for ranks in members.values() for rank in ranks)
+        """The ranks that wait for others."""
+        self.awaited: dict[int, list[Bunch]] = {}
+        """Of each rank that is waited for, the bunches that wait for it."""
+        for missing, ranks in members.items():
+            bunch = Bunch(tuple(ranks), min(blocked[rank].since_ns for rank in ranks))
+            for rank in missing:
+                self.awaited.setdefault(rank, []).append(bunch)
+
+    def behind(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Return who waits for one of them, be it through others."""
+        reached, front, seen = set[int](), list(ranks), set[Bunch]()
+        while front:
+            for bunch in self.awaited.get(front.pop(), ()):
+                if bunch not in seen:
+                    seen.add(bunch)
+                    front += bunch.ranks
+                    reached.update(bunch.ranks)
+        return frozenset(reached)
 
 
 def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
@@ -213,19 +253,9 @@ def standing_still(blocked: Mapping[int, Blocked], stuck: frozenset[int]) -> fro
 
     ``stuck`` are ranks that wait in no collective but were seen to do nothing; all others can go on.
     """
-    held = {rank for rank, entry in blocked.items() if entry.missing}
-    waiters: dict[int, set[int]] = {}
-    for rank in held:
-        for missing in blocked[rank].missing:
-            waiters.setdefault(missing, set()).add(rank)
-    moving = [rank for rank in waiters if rank not in held and rank not in stuck]
-    free: set[int] = set()
-    while moving:
-        for waiter in waiters.get(moving.pop(), ()):
-            if waiter not in free:
-                free.add(waiter)
-                moving.append(waiter)
-    return frozenset(held - free)
+    waiters = Waiters(blocked)
+    moving = [rank for rank in waiters.awaited if rank not in waiters.held and rank not in stuck]
+    return waiters.held - waiters.behind(moving)
 
 
 def _terminated(rank: Rank) -> bool:

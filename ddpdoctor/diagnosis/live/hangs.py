@@ -20,8 +20,8 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     """Return whether it is not proved yet that the ranks will stand for good.
 
     That is so for a sleep that ends before the group's timeout, for what another program may make, for a rank that
-    works, or whose process does beside the thread that stands, and in a live run for the first minute in which a rank
-    that lives does nothing.
+    works, or whose other threads or children do, and in a live run for the first minute in which a living rank does
+    nothing.
     """
     if any(turn.polls_for or turn.loops for turn in divergence.turns):
         return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.next_calls import OLD_NS, NextCall, elsewhere, user_frames
-from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked
+from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked, Waiters
 from ddpdoctor.diagnosis.live.hangs import told_sleep
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Frame, Location
@@ -52,27 +52,24 @@ class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
 def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWait | None:
     """The rank for which others have waited longest, be it through a third; None while nobody waits for one."""
     gone = {rank.rank for rank in record.ranks if rank.end in LEFT}
-    held = {rank: entry for rank, entry in blocked.items() if entry.missing}
-    waiters: dict[int, set[int]] = {}
-    for rank, entry in held.items():
-        for missing in entry.missing:
-            waiters.setdefault(missing, set()).add(rank)
+    waiters = Waiters(blocked)
     known = {rank.rank: rank for rank in record.ranks}
-    absent = set(waiters) - set(held) - gone
+    absent = set(waiters.awaited) - waiters.held - gone
     # Who is in a process group was started, if out of sight; whether it has come is not known of it.
-    unseen = {late for late in absent - set(known) if any(held[rank].wait is None for rank in waiters[late])}
-    found = []
-    for late in absent if absent == unseen else absent - unseen:
-        reached, front = set[int](), [late]
-        while front:
-            new = waiters.get(front.pop(), set()) - reached
-            reached |= new
-            front += new
-        found.append((min(held[rank].since_ns for rank in waiters[late]), late, tuple(sorted(reached))))
+    unseen = {
+        late
+        for late in absent - set(known)
+        if any(blocked[rank].wait is None for bunch in waiters.awaited[late] for rank in bunch.ranks)
+    }
+    found = [
+        (min(bunch.since_ns for bunch in waiters.awaited[late]), late)
+        for late in (absent if absent == unseen else absent - unseen)
+    ]
     if not found:
         return None
-    since_ns, late, waiting = min(found)
-    first = min((held[rank] for rank in waiting), key=lambda entry: entry.since_ns)
+    since_ns, late = min(found)
+    waiting = tuple(sorted(waiters.behind([late])))
+    first = min((blocked[rank] for rank in waiting), key=lambda entry: entry.since_ns)
     timeout_ns = record.groups[first.group].timeout_ns if first.group is not None else 0
     turn = elsewhere(record, late, known.get(late), None)
     theirs = elsewhere(record, first.rank, known.get(first.rank), first)
@@ -89,8 +86,15 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
         stacks=tuple(
             (turn.rank, stack) for turn in (turn, theirs) if (stack := turn.stack or turn.frames) or turn.rank in known
         ),
-        unseen=tuple(sorted(rank for rank in unseen if waiters[rank] & set(waiting))) if late in unseen else (),
+        unseen=_awaited_by(waiting, unseen, waiters) if late in unseen else (),
     )
+
+
+def _awaited_by(waiting: Iterable[int], ranks: Iterable[int], waiters: Waiters) -> tuple[int, ...]:
+    """Those of some ranks for which ones of ``waiting`` wait, ascending."""
+    waits = frozenset(waiting)
+    awaited = (rank for rank in ranks if any(not waits.isdisjoint(bunch.ranks) for bunch in waiters.awaited[rank]))
+    return tuple(sorted(awaited))
 
 
 def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:

@@ -26,7 +26,7 @@ CONFIRM_NS = 300_000_000
 another's, so the rank that seems to be missing may have come meanwhile."""
 
 
-class Watch:
+class VerdictMemory:
     """What the live verdict remembers between two looks at one job."""
 
     def __init__(self) -> None:
@@ -40,16 +40,20 @@ class Watch:
         self._since_ns = 0
         self._waits: tuple[object, ...] = ()
         self._waits_since_ns = 0
+        self.confirmed_since_ns = 0
+        """Since when that has looked the same which the newest verdict rests on; 0 where it had not to."""
 
     def confirmed(self, suspicion: tuple[object, ...], now_ns: int, waits: tuple[object, ...] = ()) -> bool:
         """Remember a suspicion; tell whether it has looked the same for long enough.
 
-        Where ``waits`` are what it rests on, and some ranks are on other nodes, it is they that have to: that a rank
+        With ranks on other nodes the ``waits`` that it rests on have to stay the same, not the suspicion: that a rank
         does nothing was seen for seconds where it runs, and is told later.
         """
         if suspicion != self._suspicion:
             self._suspicion, self._since_ns = suspicion, now_ns
+        self.confirmed_since_ns = self._since_ns
         if waits and self.confirm_ns > CONFIRM_NS and now_ns - self._waits_since_ns >= self.confirm_ns:
+            self.confirmed_since_ns = self._waits_since_ns
             return True
         return now_ns - self._since_ns >= self.confirm_ns
 
@@ -63,36 +67,37 @@ class Watch:
         self._suspicion = None
 
 
-def live_verdict(watch: Watch, record: RunRecord, now_ns: int) -> Divergence | None:
+def live_verdict(memory: VerdictMemory, record: RunRecord, now_ns: int) -> Divergence | None:
     """Return the proof that the job hangs or computes something else, or None while there is none.
 
     A mismatch or a desync is a proof at once, but in a live run only when it was seen for 0.3 s, unless a rank says
     already that it waits; an absentee once another rank waits for it, and a standstill once its ranks have waited for
     a second, both when seen for 0.3 s. ``now_ns`` is the time of the snapshot.
     """
-    parting = watch.matcher.advance(record)
-    blocked = blocked_ranks(record, watch.matcher)
-    watch.wait = lasting_wait(record, blocked)
+    memory.confirmed_since_ns = 0
+    parting = memory.matcher.advance(record)
+    blocked = blocked_ranks(record, memory.matcher)
+    memory.wait = lasting_wait(record, blocked)
     held = sorted(rank for rank, entry in blocked.items() if entry.missing)
     waits = tuple((rank, blocked[rank].row, blocked[rank].since_ns, blocked[rank].missing) for rank in held)
-    watch.note_waits(waits, now_ns)
+    memory.note_waits(waits, now_ns)
     if parting is not None:
-        parted = from_parting(record, watch.matcher, parting, blocked)
+        parted = from_parting(record, memory.matcher, parting, blocked)
         # What the ranks say of where they are may come a beat later than the calls that part them.
         known = record.job.kind != "run" or any(turn.waiting for turn in parted.turns)
-        return parted if known or watch.confirmed((parted.form, parted.group, parted.sequence), now_ns) else None
-    absentee = find_departed_rank(record, watch.matcher, blocked)
+        return parted if known or memory.confirmed((parted.form, parted.group, parted.sequence), now_ns) else None
+    absentee = find_departed_rank(record, memory.matcher, blocked)
     found = None
     if absentee is not None and may_yet_be_told(record, absentee):
         return None
     if absentee is not None:
         waiters = {rank: entry for rank, entry in blocked.items() if absentee.rank in entry.missing}
-        found = from_absentee(record, watch.matcher, absentee, blocked) if waiters else None
+        found = from_absentee(record, memory.matcher, absentee, blocked) if waiters else None
     else:
-        found = from_standstill(record, watch.matcher, blocked, now_ns) or from_idle(record)
+        found = from_standstill(record, memory.matcher, blocked, now_ns) or from_idle(record)
     if found is None:
-        watch.forget()
+        memory.forget()
         return None
     suspicion = (found.form, found.culprit, found.group, found.sequence, waits)
     rests_on = () if found.form == "absentee" else waits
-    return found if watch.confirmed(suspicion, now_ns, rests_on) else None
+    return found if memory.confirmed(suspicion, now_ns, rests_on) else None

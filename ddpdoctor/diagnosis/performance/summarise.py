@@ -29,12 +29,8 @@ def summarise(record: RunRecord) -> RunSummary:
     return _summarise(ByIdentity(record))
 
 
-def percentile(values: Sequence[int], share: float) -> float:
-    """Return the value below which a share of the values lies, by the nearest rank."""
-    return _percentile(sorted(values), share)
-
-
 def _percentile(ordered: Sequence[int], share: float) -> float:
+    """The value below which a share of the ascending values lies, by the nearest rank."""
     return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.launch.runs.kept_runs import live_processes
 from ddpdoctor.record import layout
+from ddpdoctor.record.clock import kept_elsewhere, share_clock
 from ddpdoctor.record.plan import read_plan
 
 
@@ -19,6 +20,14 @@ def find_run(named: str | None) -> tuple[Path, tuple[Path, ...]]:
     if named is not None:
         directory = Path(named).absolute()
         plan = read_plan(directory)
+        if host := kept_elsewhere(plan.clock):
+            listens = (directory / layout.ATTACH_FILE).is_file()
+            watch = f"`ddpdoctor profile --attach {named}` asks its monitor" if listens else f"Watch it on {host}"
+            raise UsageError(
+                f"the run in {named} was started on {host}, and cannot be watched from here",
+                f"{watch}, if it goes on; `ddpdoctor report {named}` shows what was recorded.",
+            )
+        share_clock(plan.clock)
         if not live_processes(directory) and not (plan.launcher_pid and os.path.exists(f"/proc/{plan.launcher_pid}")):
             raise UsageError(f"the run in {named} is over", f"`ddpdoctor report {named}` shows what was recorded.")
         return directory, ()

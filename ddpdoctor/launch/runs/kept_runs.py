@@ -7,23 +7,27 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ddpdoctor.errors import ConfigurationError, UsageError
-from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive
+from ddpdoctor.errors import ConfigurationError, RecordError, UsageError
+from ddpdoctor.launch.pid_namespaces import OuterPids, carries_run, is_alive
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import kept_clock
+from ddpdoctor.record.clock import epoch_ns, kept_clock
+from ddpdoctor.record.ring_reader import NumberedTail
 
 MOST_RUNS = 50
 MOST_BYTES = 2_000_000_000
 """The newest runs are kept as long as there are no more, and they hold no more; one that is live is never removed."""
 QUIET_FOR_S = 600.0
 """What was written to more recently may be live in a container, or on another machine with the same home."""
+FRESH_BEAT_NS = 3_000_000_000
+BEATS_WITHIN_S = 0.7
+"""Ranks beat five times a second, on a loaded machine less often."""
 _PLACE = "Name another one with `--run-dir`, or set XDG_STATE_HOME to a directory that can be written."
 _PREFIX = "run-"
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
@@ -99,28 +103,47 @@ def write_plan(directory: Path, plan: Mapping[str, Any]) -> None:
 
 
 def live_processes(directory: Path) -> tuple[int, ...]:
-    """Processes of a run that still live, by the files that they write and the run that their environment names."""
+    """Processes of a run that still live: by the files that they write and the run that their environment names.
+
+    Those that cannot be seen from here, as in another container, by their beat alone.
+    """
     try:
         names = os.listdir(directory)
     except OSError:
         return ()
-    pids = (int(match[1]) for match in map(_EVENTS.match, names) if match)
+    pids = [int(match[1]) for match in map(_EVENTS.match, names) if match]
     outer = OuterPids(directory)
-    return tuple(sorted(pid for pid in pids if _belongs(pid, directory) or outer.is_inside(pid)))
+    seen = tuple(sorted(pid for pid in pids if _belongs(pid, directory) or outer.is_inside(pid)))
+    return seen or _beating(directory, pids)
+
+
+def _beating(directory: Path, pids: Iterable[int]) -> tuple[int, ...]:
+    """Those whose heart beats; one that beat a moment ago is looked at twice, for it may just have ended."""
+    since_ns = epoch_ns() - FRESH_BEAT_NS
+    fresh = {pid: beat_ns for pid in pids if (beat_ns := _beat_ns(directory, pid)) > since_ns}
+    if fresh:
+        time.sleep(BEATS_WITHIN_S)
+    return tuple(sorted(pid for pid, beat_ns in fresh.items() if _beat_ns(directory, pid) != beat_ns))
+
+
+def _beat_ns(directory: Path, pid: int) -> int:
+    """When a rank of a watched run beat last; 0 where that is not known."""
+    try:
+        ring = NumberedTail(directory / layout.steps_name(pid), layout.STEPS_MAGIC, layout.STEP_FIELDS)
+    except (RecordError, OSError, ValueError):
+        return 0
+    try:
+        return ring.heartbeat().beat_ns
+    finally:
+        ring.close()
 
 
 def _belongs(pid: int, directory: Path) -> bool:
     """Tell whether a process lives and is of the run: process ids are used again."""
     if not is_alive(pid):
         return False
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:
-        return True
-    prefix = layout.RUN_VARIABLE.encode() + b"="
-    named = [entry[len(prefix) :] for entry in entries if entry.startswith(prefix)]
-    return any(os.path.realpath(os.fsdecode(name)) == os.path.realpath(directory) for name in named)
+    carries = carries_run(pid, directory)
+    return carries is None or carries
 
 
 def prune(runs: Path) -> None:
@@ -129,12 +152,12 @@ def prune(runs: Path) -> None:
     for number, directory in enumerate(kept_runs(), 1):
         held += _size(directory)
         too_many = number >= MOST_RUNS or held > MOST_BYTES
-        if too_many and not live_processes(directory) and _written_ago_s(directory) > QUIET_FOR_S:
+        if too_many and not live_processes(directory) and written_ago_s(directory) > QUIET_FOR_S:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _written_ago_s(directory: Path) -> float:
-    """For how long nothing was written to a run; its ranks may be where nobody sees them from here."""
+def written_ago_s(directory: Path) -> float:
+    """Return for how long nothing was written to a run; its ranks may be where nobody sees them from here."""
     try:
         return time.time() - max(entry.stat().st_mtime for entry in os.scandir(directory))
     except (OSError, ValueError):

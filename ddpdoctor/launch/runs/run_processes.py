@@ -89,10 +89,6 @@ class RunProcesses:
                 self._book.take(pid, event)
         return {pid for pid, entry in self._book.processes.items() if entry.rank is not None}
 
-    def close(self) -> None:
-        """Let go of every file."""
-        self._files.close()
-
 
 def _parent(process: psutil.Process) -> int:
     import psutil

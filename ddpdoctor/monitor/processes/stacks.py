@@ -23,7 +23,7 @@ _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _ANSWER_WITHIN_S = 0.6
 _SIGNAL_WITHIN_S = 0.4
 _STILL_NS = 2_000_000_000
-"""A heart that has not beaten for so long will not answer either: it beats ten times a second."""
+"""A heart that has not beaten for so long will not answer either: it beats five times a second at least."""
 ASK_AGAIN_NS = 10_000_000_000
 _MOST_BYTES = 1 << 18
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")

@@ -8,7 +8,7 @@ from typing import Any
 MOST_KEPT = 2_000
 """As many as torch's own recorder holds."""
 MOST_HELD = 20 * MOST_KEPT
-"""More are not held of a process, though what is compared with others must not be forgotten meanwhile: 20 MB."""
+"""More are not held of a process, though what is compared with others must not be forgotten meanwhile: 17 MB."""
 _COLUMNS = ("record", "group", "sequence", "signature", "site", "started_ns", "over")
 
 

@@ -9,7 +9,8 @@ from ddpdoctor.examination import Examination
 
 FORMATS = ("full", "concise", "json", "github", "gitlab", "html", "junit", "markdown", "sarif")
 FOR_PEOPLE = ("full", "concise")
-"""The formats beside which an error is told on stderr; the others are documents, also of a script that is none."""
+"""The formats beside which an error is told on stderr; the others print a whole document even
+where the target is no script."""
 
 
 def rendered(
