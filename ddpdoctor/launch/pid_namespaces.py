@@ -64,6 +64,45 @@ def carries_run(pid: int, directory: Path | str) -> bool | None:
     return any(os.path.realpath(name) == os.path.realpath(directory) for name in names)
 
 
+def is_of_run(pid: int, directory: Path | str) -> bool | None:
+    """Tell whether a process is of the run in ``directory``; None where neither its environment nor its files are seen.
+
+    One whose environment says nothing, as after ``setproctitle`` or a fork in a notebook, holds files of the run open.
+    """
+    carries = carries_run(pid, directory)
+    return carries if carries is not False else _holds_files(pid, directory)
+
+
+def _holds_files(pid: int, directory: Path | str) -> bool | None:
+    """Ask for files that it may write: who watches the run reads them. By inode, for a container has other names."""
+    opened = f"/proc/{pid}/fd"
+    try:
+        kept = {_inode(directory, name) for name in os.listdir(directory)} - {None}
+        descriptors = os.listdir(opened)
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+    return any(_inode(opened, descriptor) in kept and _may_write(pid, descriptor) for descriptor in descriptors)
+
+
+def _inode(directory: Path | str, name: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(os.path.join(directory, name))
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _may_write(pid: int, descriptor: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as file:
+            flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return False
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
 def number_inside(pid: int) -> int:
     """Return the number by which a process knows itself."""
     return numbers_of(pid)[-1]
@@ -72,7 +111,8 @@ def number_inside(pid: int) -> int:
 class OuterPids:
     """The numbers out here of the processes of a run, which may be in a container and know themselves by others.
 
-    A process is known by the run in its environment; one that is not, but has the number, counts where no other does.
+    A process is known by the run in its environment or by the files of it that it holds open; where neither can be
+    seen, one that has the number counts where no other does. A signal to an unrelated process may end it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -88,13 +128,13 @@ class OuterPids:
         known = self._outer.get(pid)
         if known is not None:
             return known if is_alive(known) and number_inside(known) == pid else None
-        is_here = is_alive(pid) and number_inside(pid) == pid
-        if is_here and self._carries(pid):
+        is_here = is_of_run(pid, self._directory) if is_alive(pid) and number_inside(pid) == pid else False
+        if is_here:
             return self._outer.setdefault(pid, pid)
         for outer in self._in_containers().get(pid, ()):
-            if self._carries(outer) and is_alive(outer):
+            if is_of_run(outer, self._directory) and is_alive(outer):
                 return self._outer.setdefault(pid, outer)
-        return self._outer.setdefault(pid, pid) if is_here else None
+        return self._outer.setdefault(pid, pid) if is_here is None else None
 
     def was_seen(self, pid: int) -> bool:
         """Tell whether one that calls itself so was seen alive once."""
@@ -117,7 +157,8 @@ class OuterPids:
 
     def is_inside(self, pid: int) -> bool:
         """Tell whether a process of the run lives that calls itself so, in a container."""
-        return any(self._carries(outer) and is_alive(outer) for outer in self._in_containers().get(pid, ()))
+        outside = self._in_containers().get(pid, ())
+        return any(is_of_run(outer, self._directory) and is_alive(outer) for outer in outside)
 
     def thread(self, outer: int, thread: int) -> int | None:
         """Return the number out here of a thread that knows itself as ``thread``; ``outer`` is its process out here."""
@@ -128,9 +169,6 @@ class OuterPids:
         except OSError:
             return None
         return next((one for one in threads if number_inside(one) == thread), None)
-
-    def _carries(self, outer: int) -> bool:
-        return bool(carries_run(outer, self._directory))
 
     def _in_containers(self) -> dict[int, list[int]]:
         begun_s = time.monotonic()

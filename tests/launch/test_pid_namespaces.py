@@ -88,5 +88,15 @@ def test_a_run_that_was_written_to_lately_is_not_removed(tmp_path: Path, monkeyp
     assert (new.exists(), old.exists()) == (True, False)
 
 
-def test_a_process_out_here_keeps_its_number(tmp_path: Path) -> None:
-    assert OuterPids(tmp_path)(os.getpid()) == os.getpid()
+def test_a_process_out_here_that_writes_files_of_the_run_keeps_its_number(tmp_path: Path) -> None:
+    with open(tmp_path / layout.steps_name(os.getpid()), "wb"):
+        assert OuterPids(tmp_path)(os.getpid()) == os.getpid()
+
+
+def test_an_unrelated_process_with_the_number_is_none_of_the_run(tmp_path: Path) -> None:
+    """A signal for stacks would end it."""
+    name = tmp_path / layout.steps_name(os.getpid())
+    name.touch()
+    with open(name, "rb"):  # As a monitor does.
+        assert OuterPids(tmp_path)(os.getpid()) is None
+    assert live_processes(tmp_path) == ()

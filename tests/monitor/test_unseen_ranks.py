@@ -17,6 +17,7 @@ import pytest
 
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.processes.unseen_ranks import FIRST_BEAT_WITHIN_NS, SILENT_FOR_NS, UnseenRanks
+from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.reader import NO_HEARTBEAT, Heartbeat
 from tests.jobs_of_tests import kill_marked, marked
@@ -98,7 +99,8 @@ def test_one_that_has_long_ended_does_not(tmp_path: Path, beat_ns: int) -> None:
 
 def test_one_that_is_seen_is_not_judged_by_its_beat(tmp_path: Path) -> None:
     outer = OuterPids(tmp_path)
-    assert outer.is_alive(os.getpid())
+    with open(tmp_path / layout.steps_name(os.getpid()), "wb"):
+        assert outer.is_alive(os.getpid())
     ranks, ring = UnseenRanks(outer), Ring(NOW_NS)
     ranks.look({os.getpid(): ring}, RankBook(), NOW_NS)
     assert not ranks.live(os.getpid(), NOW_NS)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError, RecordError, UsageError
-from ddpdoctor.launch.pid_namespaces import OuterPids, carries_run, is_alive
+from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive, is_of_run
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns, kept_clock
@@ -140,10 +140,7 @@ def _beat_ns(directory: Path, pid: int) -> int:
 
 def _belongs(pid: int, directory: Path) -> bool:
     """Tell whether a process lives and is of the run: process ids are used again."""
-    if not is_alive(pid):
-        return False
-    carries = carries_run(pid, directory)
-    return carries is None or carries
+    return is_alive(pid) and is_of_run(pid, directory) is not False
 
 
 def prune(runs: Path) -> None:
