@@ -67,17 +67,35 @@ class FlightTracks:
             table.pop(pid, None)
 
     def _forget(self, pid: int) -> None:
-        newest = sorted(self._entries[pid].items(), key=lambda item: item[1]["started_ns"])[-MOST_KEPT:]
-        self._entries[pid] = dict(newest)
+        entries = self._entries[pid]
+        self._entries[pid] = {key: entries[key] for _, key in self._in_order(pid)[-MOST_KEPT:]}
         self._columns.pop(pid, None)
 
+    def _in_order(self, pid: int) -> list[tuple[int, tuple[int, int]]]:
+        """When each entry began, and its key: by time, and in each recorder by number.
+
+        A stamp may come late: seen 0.2 s behind the stamps of later entries (torch 2.13, PowerSGD's hook, which calls
+        from two threads, on a loaded machine). Collectives in another order would be paired with the wrong ones.
+        """
+        entries, ordered, next_ns = self._entries[pid], list[tuple[int, tuple[int, int]]](), dict[int, int]()
+        for key in sorted(entries, reverse=True):
+            started_ns = entries[key]["started_ns"]
+            next_ns[key[0]] = min(started_ns, next_ns.get(key[0], started_ns))
+            ordered.append((next_ns[key[0]], key))
+        return sorted(ordered)
+
     def _made(self, pid: int) -> dict[str, array[int]]:
-        entries = sorted(self._entries[pid].values(), key=lambda entry: entry["started_ns"])
+        ordered = self._in_order(pid)
+        entries = [self._entries[pid][key] for _, key in ordered]
         columns = {
             name: array("q", [entry[name] for entry in entries])
-            for name in ("group", "sequence", "signature", "site", "started_ns", "completed_ns")
+            for name in ("group", "sequence", "signature", "site", "completed_ns")
         }
-        return columns | {"step": array("q", [0] * len(entries)), "forward_site": array("q", [-1] * len(entries))}
+        return columns | {
+            "started_ns": array("q", [started_ns for started_ns, _ in ordered]),
+            "step": array("q", [0] * len(entries)),
+            "forward_site": array("q", [-1] * len(entries)),
+        }
 
     def oldest_open(self, pid: int) -> int:
         """Position of the first entry that is not over; -1 when there is none."""
