@@ -106,12 +106,12 @@ class NumberedRing:
         """Write the identity, and the newest pulse where there is one."""
         head = self._head.ljust(layout.NEXT_OFFSET, b"\0") + layout.NEXT.pack(self._written)
         head = head.ljust(layout.PULSE_OFFSET, b"\0")
-        if pulse is not None:
-            packed = layout.PULSE.pack(*pulse)
-            head += packed + zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")
         try:
+            if pulse is not None:
+                packed = layout.PULSE.pack(*pulse)
+                head += packed + zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")
             self.moved_bytes += os.pwrite(self._descriptor, head, 0)
-        except OSError:
+        except (OSError, struct.error):
             self.lost += 1
 
     def requested(self) -> int:

@@ -29,6 +29,16 @@ def _clock_of_child(code: str, wanted: Callable[[Clock | None], bool]) -> Clock 
             child.kill()
 
 
+def _three_times_none() -> Callable[[Clock | None], bool]:
+    seen: list[Clock | None] = []
+
+    def three_times_none(clock: Clock | None) -> bool:
+        seen.append(clock)
+        return seen[-3:] == [None] * 3 and len(seen) > 10
+
+    return three_times_none
+
+
 def _left_s(clock: Clock) -> float:
     return (clock.ends_at_ns - time.time_ns()) / 1e9
 
@@ -55,13 +65,18 @@ def test_a_wait_with_a_limit_is_no_sleep_but_ends(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["import threading; threading.Event().wait()", "sys.stdin.read()"])
 def test_what_waits_without_a_limit_has_no_clock(code: str) -> None:
-    seen: list[Clock | None] = []
+    assert _clock_of_child(code, _three_times_none()) is None
 
-    def three_times_none(clock: Clock | None) -> bool:
-        seen.append(clock)
-        return seen[-3:] == [None] * 3 and len(seen) > 10
 
-    assert _clock_of_child(code, three_times_none) is None
+def test_a_time_that_is_none_is_no_clock() -> None:
+    """A thread that goes on while it is asked leaves something else in its place; no pulse could hold this one."""
+    code = (
+        "import ctypes; ctypes.CDLL(None).nanosleep((ctypes.c_int64 * 2)(1 << 62, 0), None)",
+        "import ctypes, time; ctypes.CDLL(None).nanosleep((ctypes.c_int64 * 2)(1 << 30, 0), None)",
+    )
+    assert _clock_of_child(code[0], _three_times_none()) is None
+    clock = _clock_of_child(code[1], lambda clock: clock is not None)
+    assert clock is not None and clock.sleeps
 
 
 def test_a_process_that_is_gone_has_none() -> None:

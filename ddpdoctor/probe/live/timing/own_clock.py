@@ -18,6 +18,8 @@ from ....record.clock import epoch_ns, from_system, offset_ns
 _TIME = struct.Struct("<qq")
 _ABSOLUTE, _REALTIME = 1, 0
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET, _FUTEX_COMMAND, _FUTEX_REALTIME = 0, 9, 0x7F, 0x100
+_MOST_S = 1 << 33
+"""Whatever counts from the epoch is below for 200 years, and fits into a pulse."""
 LONGEST_WAIT_NS = 60_000_000_000
 """A wait for something with a later end than this is none for its end."""
 _CALLS = {
@@ -51,11 +53,15 @@ def clock_of(pid: int, thread: int) -> Optional[Clock]:
     """The clock that will wake a thread of a process; None where there is none, it runs, or nobody may know."""
     if not _MACHINE:
         return None
+    path = f"/proc/{pid}/task/{thread}/syscall"
     try:
-        words = _read(f"/proc/{pid}/task/{thread}/syscall").split()
+        told = _read(path)
+        words = told.split()
         name = _MACHINE.get(int(words[0])) if len(words) >= 7 else None
-        return _clock(pid, name, [int(word, 16) for word in words[1:7]]) if name is not None else None
-    except (OSError, ValueError):
+        clock = _clock(pid, name, [int(word, 16) for word in words[1:7]]) if name is not None else None
+        # A thread that went on meanwhile has put something else where its time was: seen as a year beyond 64 bits.
+        return clock if clock is not None and _read(path) == told else None
+    except (OSError, ValueError, struct.error):
         return None
 
 
@@ -106,6 +112,8 @@ def _ends(pid: int, address: int, origin_ns: int, *, sleeps: bool, unit_ns: int 
     finally:
         os.close(memory)
     read_bytes += _TIME.size
+    if not (0 <= seconds <= _MOST_S and 0 <= parts * unit_ns < 1_000_000_000):
+        raise ValueError("this is no time")
     return Clock(origin_ns + seconds * 1_000_000_000 + parts * unit_ns, sleeps)
 
 
