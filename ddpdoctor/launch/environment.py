@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddpdoctor.launch.request import Launch, RehearsalRequest
+from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record import layout
 
 LOOPBACK = "127.0.0.1"
@@ -160,10 +161,3 @@ def given_local_rank(request: RehearsalRequest) -> tuple[str, ...]:
     if not option or passed or by_launcher or request.spawns_ranks or request.nodes > 1:
         return ()
     return (f"{option}=${{local_rank}}",)
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

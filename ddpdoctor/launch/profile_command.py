@@ -11,7 +11,8 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.command.wrappers import without_wrappers
-from ddpdoctor.launch.environment import LOOPBACK, free_port
+from ddpdoctor.launch.environment import LOOPBACK
+from ddpdoctor.probe.free_port import free_port
 
 RANKS_WITHOUT_GPU = 2
 

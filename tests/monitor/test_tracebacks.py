@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.environment import free_port, observed
+from ddpdoctor.launch.environment import observed
+from ddpdoctor.probe.free_port import free_port
 
 SCRIPT = """
 import traceback

@@ -19,8 +19,9 @@ from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.steps import between
-from ddpdoctor.launch.environment import free_port, observed
+from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
+from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
 from tests.jobs_of_tests import kill_marked, marked

@@ -14,8 +14,9 @@ from statistics import fmean
 import msgspec
 
 from ddpdoctor.diagnosis.steps import between
-from ddpdoctor.launch.environment import free_port, observed
+from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
+from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.plan import read_plan
 from ddpdoctor.what_if.observed import FEWEST_STEPS, observe

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 from urllib.parse import parse_qs, urlparse
 
+from ...free_port import free_port
 from ...journal import Journal
 from ..stop import Ending
 
@@ -97,7 +98,7 @@ class Rendezvous:
 
     def _other(self, port: int) -> int:
         """The port that stands for ``port`` in this rehearsal; the first rank that asks chooses it."""
-        return self._chosen("ports.json", str(port), _free_port)
+        return self._chosen("ports.json", str(port), free_port)
 
     def _chosen(self, name: str, key: str, choose: Callable[[], int]) -> int:
         """What the first rank that asked has chosen, in a file that all of them share."""
@@ -166,9 +167,3 @@ def _is_here(hostname: str) -> bool:
         except OSError:
             continue
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HERE, 0))
-        return int(probe.getsockname()[1])
