@@ -32,6 +32,7 @@ References
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,11 @@ def _remedy(divergence: Divergence) -> str:
         return (
             f"End the {turn.kept_by} before the script ends, or make it a daemon: Python waits at its end for "
             "every other thread."
+        )
+    if turn is not None and any(os.path.basename(frame.file) == "bdb.py" for frame in turn.stack):
+        return (
+            f"Rank {turn.rank} stands at the prompt of a debugger: take the breakpoint out, or debug a run of one "
+            "rank, which has a terminal of its own."
         )
     if turn is not None and turn.loops:
         return (

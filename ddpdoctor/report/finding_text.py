@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -184,9 +185,23 @@ def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
         code = visible(line_of(frame.file, frame.line)).strip()
         if number == 0 and code:
             lines.append(Text("    " + cut(code, width - 4), "bold"))
+        if number == 0 and frame is not fact.stack[0]:
+            lines += _inside(fact.stack[0], width)
     if len(frames) > STACK_FRAMES:
         lines.append(Text(f"  and {len(frames) - STACK_FRAMES} more", "dim"))
     return lines
+
+
+def _inside(innermost: Frame, width: int) -> list[Text]:
+    """What the user's line does not show: a loop over a loader waits for a queue, a debugger at its prompt.
+
+    Where the innermost frame is torch's, the fact says what it waits in.
+    """
+    folders, _, name = one_line(innermost.file).replace(os.sep, "/").rpartition("/")
+    if in_user_code(innermost.file) or "torch" in folders.split("/"):
+        return []
+    place = f" ({name}:{innermost.line})"
+    return [Text("    in " + cut(one_line(innermost.function), width - 7 - cell_len(place)) + place, "dim")]
 
 
 def _frame(frame: Frame, root: str, width: int) -> Text:

@@ -208,6 +208,10 @@ def test_an_exception_of_all_ranks_is_told_once_in_a_live_run_only() -> None:
         ("EADDRINUSE: The server socket has failed to listen on any local network address. port: 29500", "is in use"),
         ("Timed out after 901 seconds waiting for clients. 1/2 clients joined.", "in time: 1 of 2 ranks came"),
         ("The client socket has failed to connect to any network address of (node1, 29500).", "cannot reach the store"),
+        (
+            "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused",
+            "cannot connect",
+        ),
     ],
 )
 def test_ranks_that_could_not_meet_say_why(message: str, title: str) -> None:

@@ -15,9 +15,10 @@ from ddpdoctor.checks.collectives import (
 )
 from ddpdoctor.checks.data import uneven_inputs
 from ddpdoctor.checks.death import root_exception
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.stacks import StackDump
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 CHECKS = {
@@ -80,6 +81,20 @@ def stuck_in_a_watched_job(stood_ms: int, *, beat_ms_ago: int = 100, **of_rank: 
     pulse = Pulse(rank=1, beat_at_ns=beat_at_ns, phase="other", unchanged_ms=unchanged_ms)
     record = job.record(pulses=(pulse,))
     return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, kind="run", ended_ns=now_ns))
+
+
+def test_a_rank_at_the_prompt_of_a_debugger_is_told_so() -> None:
+    library = "/usr/lib/python3.11/"
+    frames = (
+        Frame(library + "cmd.py", 126, "Cmd.cmdloop"),
+        Frame(library + "bdb.py", 90, "Bdb.trace_dispatch"),
+        Frame("/work/train.py", 62, "<module>"),
+    )
+    job = stuck()
+    record = job.record(stacks=(StackDump(rank=1, thread="MainThread", main=True, time_ns=job.tick(), frames=frames),))
+    (finding,) = hang.in_run(record)
+    assert isinstance(finding, Finding)
+    assert finding.remedy.startswith("Rank 1 stands at the prompt of a debugger")
 
 
 @pytest.mark.parametrize(

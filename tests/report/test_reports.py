@@ -150,6 +150,24 @@ def test_ranks_that_did_the_same_share_a_column() -> None:
     assert "  seen in the rehearsal, as the columns show\n  do " in text
 
 
+@pytest.mark.parametrize(
+    ("innermost", "said"),
+    [
+        (Frame("/usr/lib/python3.11/queue.py", 171, "Queue.get"), "in Queue.get (queue.py:171)"),
+        (Frame("/usr/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "run_backward"), ""),
+        (Frame(TRAIN, 7, "inner"), ""),
+    ],
+)
+def test_a_column_says_what_a_library_waits_in_below_the_users_line(innermost: Frame, said: str) -> None:
+    facts = tuple(
+        Fact(text=f"rank {rank} is at 22", basis="run", rank=rank, stack=(innermost, Frame(TRAIN, 22 + rank, "train")))
+        for rank in (0, 1)
+    )
+    report = examination(result(finding("DDP305", "hang", Severity.ERROR, basis="run", evidence=facts)))
+    text = full.render(report, 80, colour=False)
+    assert said in text and text.count("    in ") == (2 if said else 0)
+
+
 def test_what_was_not_held_back_is_said_in_the_first_line() -> None:
     assert "Not held back: it ran `nvidia-smi`." in full.what_was_done(failed())
     assert json.loads(json_report.render(failed()))["rehearsal"]["notes"] == [

@@ -21,6 +21,7 @@ _UNREACHABLE = re.compile(
     r"|No route to host|Name or service not known|gai error",
     re.IGNORECASE,
 )
+_UNCONNECTED = re.compile(r"connectFullMesh failed|timed out connecting", re.IGNORECASE)
 _MISSING = re.compile(
     r"waiting for clients|clients joined|RendezvousTimeoutError|Timed out initializing", re.IGNORECASE
 )
@@ -66,6 +67,12 @@ def _told(text: str) -> tuple[str, str] | None:
             "the port of the rendezvous is in use: the ranks cannot meet",
             "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end what is "
             "left of an earlier job.",
+        )
+    if _UNCONNECTED.search(text):
+        return (
+            "a rank found the others at the store of the rendezvous, and cannot connect to one of them",
+            "See whether that rank still lived then; if it did, that the address is one that all nodes reach: "
+            "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) names the network interface between them.",
         )
     if _MISSING.search(text):
         joined = _JOINED.search(text)
