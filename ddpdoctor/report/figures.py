@@ -15,6 +15,12 @@ def milliseconds(ns: float | None) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
+def in_milliseconds(ns: float | None) -> str:
+    """Write a duration like ``milliseconds``, with the unit in any case."""
+    text = milliseconds(ns)
+    return text if text == UNKNOWN or text.endswith("s") else f"{text} ms"
+
+
 def percent(share: float | None) -> str:
     """Write a share as a whole percentage."""
     return UNKNOWN if share is None else f"{100 * share:.0f} %"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import added, milliseconds, percent, rate, seconds, share_of
+from ddpdoctor.report.figures import added, in_milliseconds, percent, rate, seconds, share_of
 
 if TYPE_CHECKING:
     from ddpdoctor.finding import Finding
@@ -129,7 +129,7 @@ def progress(snapshot: Snapshot) -> str:
         parts.append(f"{rate(snapshot.samples_per_s)} samples/s")
     if snapshot.step_times is not None:
         times = snapshot.step_times
-        parts.append(f"p50 {milliseconds(times.p50_ns)} ms, p95 {milliseconds(times.p95_ns)} ms")
+        parts.append(f"p50 {in_milliseconds(times.p50_ns)}, p95 {in_milliseconds(times.p95_ns)}")
     phases = snapshot.phases
     if phases is not None:
         exposed = added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
@@ -139,7 +139,7 @@ def progress(snapshot: Snapshot) -> str:
             parts[-1] += f" ({percent(share_of(phases.exposed_waiting_ns, phases.step_ns))} waiting for ranks)"
     late = [rank for rank in snapshot.ranks if rank.culprit and rank.late_phase]
     for rank in late:
-        parts.append(f"rank {rank.rank} late by {milliseconds(rank.late_ns)} ms ({rank.late_phase.replace('_', ' ')})")
+        parts.append(f"rank {rank.rank} late by {in_milliseconds(rank.late_ns)} ({rank.late_phase.replace('_', ' ')})")
     return ", ".join(parts)
 
 

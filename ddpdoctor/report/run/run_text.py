@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import milliseconds, percent, rate, seconds, size
+from ddpdoctor.report.figures import in_milliseconds, milliseconds, percent, rate, seconds, size
 from ddpdoctor.report.finding_text import finding_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
 from ddpdoctor.report.run.run_lines import stall_lines
@@ -162,7 +162,7 @@ def _cells(words: Iterable[str]) -> str:
 def _traffic(traffic: Traffic) -> str:
     parts = [f"{rate(traffic.calls_per_step)} calls and {size(traffic.bytes_per_step)} per step"]
     if traffic.ns_per_step is not None:
-        parts.append(f"{milliseconds(traffic.ns_per_step)} ms")
+        parts.append(in_milliseconds(traffic.ns_per_step))
     if traffic.overlap_ratio is not None:
         parts.append(f"{percent(traffic.overlap_ratio)} hidden")
     if traffic.bus_bandwidth_bytes_per_s is not None:

@@ -9,7 +9,7 @@ from rich.text import Text
 from ddpdoctor.finding import MOST_TIMES
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import milliseconds, percent, rate
+from ddpdoctor.report.figures import in_milliseconds, milliseconds, percent, rate
 from ddpdoctor.report.layout import paragraph, to_string
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def _head(answer: WhatIf, width: int) -> list[Text]:
     nodes = f" on {answer.nodes} nodes" if answer.nodes > 1 else ""
     text = Text.assemble(
         (one_line(answer.name) or "the run", "bold"),
-        f" on {answer.ranks} ranks{nodes}: {milliseconds(answer.step_ns)} ms a step",
+        f" on {answer.ranks} ranks{nodes}: {in_milliseconds(answer.step_ns)} a step",
         f", {rate(answer.samples_per_s)} samples/s" if answer.samples_per_s else "",
-        f". The model makes {milliseconds(answer.replayed_ns)} ms of it ({answer.error:+.1%}, {answer.steps} steps), "
-        f"{milliseconds(answer.exposed_ns)} ms of them exposed communication.",
+        f". The model makes {in_milliseconds(answer.replayed_ns)} of it ({answer.error:+.1%}, {answer.steps} steps), "
+        f"{in_milliseconds(answer.exposed_ns)} of them exposed communication.",
     )
     return [
         *paragraph(text, width, indent=0),

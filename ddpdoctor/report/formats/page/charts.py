@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.gate.amounts import amount, share
 from ddpdoctor.gate_section import Figure, GateSection
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import milliseconds
+from ddpdoctor.report.figures import in_milliseconds
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.summary import Phases
@@ -90,12 +90,12 @@ def _bar(rank: RankView, longest: float) -> Bar:
         value = _part(rank.phases, kind)
         width = 100 * (value or 0.0) / longest
         pieces.append(
-            Piece(kind=kind, label=label, start=start, width=width, value=f"{milliseconds(value)} ms" if value else "—")
+            Piece(kind=kind, label=label, start=start, width=width, value=in_milliseconds(value) if value else "—")
         )
         start += width
     return Bar(
         label=f"rank {rank.rank}{f' on {one_line(rank.host)}' if rank.host else ''}",
-        total=f"{milliseconds(sum(_parts(rank)))} ms",
+        total=in_milliseconds(sum(_parts(rank))),
         culprit=rank.culprit,
         pieces=tuple(pieces),
     )
