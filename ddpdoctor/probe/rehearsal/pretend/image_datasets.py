@@ -86,7 +86,7 @@ def _serve_kind(real: type, kind: Kind, vision: type, note: Note) -> None:
             return
         named = {**given.arguments, **given.arguments.pop("kwargs", {})}
         root = os.path.expanduser(str(named.get("root") or ""))
-        if _has_files(root):
+        if has_files(root):
             construct(self, *arguments, **options)
             return
         vision.__init__(  # type: ignore[misc]
@@ -98,7 +98,7 @@ def _serve_kind(real: type, kind: Kind, vision: type, note: Note) -> None:
     real.__init__ = __init__  # type: ignore[misc]
 
 
-def _has_files(root: str) -> bool:
+def has_files(root: str) -> bool:
     """Tell whether anything is where a data set would be; what is there is for torchvision to judge."""
     for _, _, files in os.walk(root):
         if any(not name.startswith(".") and not name.endswith((".py", ".pyc", ".md", ".txt")) for name in files):

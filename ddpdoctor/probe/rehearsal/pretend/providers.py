@@ -13,7 +13,17 @@ from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import
-from . import arrays, diffusion_models, image_datasets, language_models, remote_texts, tables, trackers, weights
+from . import (
+    arrays,
+    diffusion_models,
+    image_datasets,
+    language_models,
+    picture_datasets,
+    remote_texts,
+    tables,
+    trackers,
+    weights,
+)
 
 Note = Callable[[str], None]
 """Takes what was pretended, as the user would call it."""
@@ -31,6 +41,7 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
+    ("torchvision.datasets", picture_datasets.serve_pictures),
     ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
     ("timm.data.readers.reader_factory", image_datasets.serve_timm_factory),
     ("urllib.request", remote_texts.serve_urllib),
