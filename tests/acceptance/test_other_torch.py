@@ -1,4 +1,4 @@
-"""The bundled examples, every fault and every healthy script on the torch of other interpreters.
+"""The bundled examples, every fault, every healthy script and what is measured on the torch of other interpreters.
 
 ``DDPDOCTOR_OTHER_TORCH=/venvs/2.4/bin/python:/venvs/2.8/bin/python python -m pytest -m full tests/acceptance`` runs
 them. Each interpreter needs torch and numpy and nothing of ours.
@@ -16,6 +16,7 @@ from tests.check_command import ROOT, check
 from tests.faults.cases import FAULTS
 from tests.faults.healthy import HEALTHY, examine_healthy
 from tests.faults.judge import run_fault
+from tests.truth.test_truth import assert_true_on
 
 VARIABLE = "DDPDOCTOR_OTHER_TORCH"
 OTHERS = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
@@ -52,6 +53,11 @@ def test_correct_code_is_left_alone_on_another_torch(
 ) -> None:
     _work_in(tmp_path, monkeypatch)
     assert examine_healthy(HEALTHY[name], tmp_path, python=python) == ""
+
+
+@on_each_torch
+def test_what_is_measured_is_what_happened_on_another_torch(python: str, tmp_path: Path) -> None:
+    assert_true_on(python, tmp_path)
 
 
 def _work_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

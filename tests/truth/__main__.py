@@ -1,6 +1,6 @@
 """Prints the table of what the doctor measures beside what is true; exits with 1 when a figure is too far off.
 
-python -m tests.truth [STEPS]
+python -m tests.truth [STEPS] [PYTHON], where PYTHON is the interpreter of the ranks, for the table of another torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ SPECS = (
 
 def main() -> int:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    python = sys.argv[2] if len(sys.argv) > 2 else sys.executable
     with scratch_directory() as directory:
-        rows = list(rows_of(chapters_of(directory, steps, SPECS)))
+        rows = list(rows_of(chapters_of(directory, steps, SPECS, python)))
     for row in rows:
         print(f"{'ok ' if row.holds else 'OFF'}  {row.name:<64} {_shown(row.true):>12} {_shown(row.measured):>12}")
     off = sum(not row.holds for row in rows)

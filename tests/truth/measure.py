@@ -79,11 +79,14 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
 
-def chapters_of(directory: Path, steps: int, specs: Sequence[str]) -> list[Chapter]:
-    """Train all chapters in one job, after one that warms it up, and read its record."""
+def chapters_of(directory: Path, steps: int, specs: Sequence[str], python: str = sys.executable) -> list[Chapter]:
+    """Train all chapters in one job, after one that warms it up, and read its record.
+
+    ``python`` is the interpreter of the ranks; it needs torch and numpy.
+    """
     run, output = directory / "run", directory / "truth"
     run.mkdir(mode=0o700)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    command = [python, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     command += ["--log-dir", str(directory / "logs"), "--redirects=3"]
     command += [str(SCRIPT), str(output), str(steps), "even", *specs]
     environment = {**marked(os.environ, directory), **observed(run, os.environ), "OMP_NUM_THREADS": "1"}

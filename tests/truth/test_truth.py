@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,12 @@ SPECS = (*(f"late:{phase}:30" for phase in PHASES), "barrier:50", "link:0", "lin
 
 
 def test_what_is_measured_is_what_happened(tmp_path: Path) -> None:
-    chapters = chapters_of(tmp_path, STEPS, SPECS)
+    assert_true_on(sys.executable, tmp_path)
+
+
+def assert_true_on(python: str, folder: Path) -> None:
+    """The part of the table, with the torch of ``python`` in the ranks."""
+    chapters = chapters_of(folder, STEPS, SPECS, python)
     assert [len(track) for chapter in chapters for track in chapter.record.step_tracks] == [STEPS - 3] * 2 * len(SPECS)
     rows = [msgspec.structs.replace(row, allowed=ROOM * row.allowed) for row in rows_of(chapters)]
     assert [f"{row.name}: {row.measured}, truly {row.true}" for row in rows if not row.holds] == []
