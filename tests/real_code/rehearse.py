@@ -36,6 +36,7 @@ STARTS = Path(__file__).with_name("starts.json")
 STEPS = 2
 LEAST_SHARE, MOST_MEDIAN_S, MOST_S = 85.0, 30.0, 120.0
 GIVEN_UP_AFTER_S = 600.0
+"""Of one start; as much longer as each rehearsal may take, where a limit is given."""
 CPU_LOOK_EVERY_S = 0.2
 
 
@@ -222,6 +223,9 @@ def _examined(
     environment = with_our_tree(HOME=str(home), XDG_STATE_HOME=str(home / "state"), PATH=path)
     if pinned is not None:
         environment["PYTHONPATH"] = os.pathsep.join((str(pinned), environment["PYTHONPATH"]))
+    given_up_after_s = GIVEN_UP_AFTER_S
+    if "--time-limit" in options:
+        given_up_after_s += float(options[options.index("--time-limit") + 1])
     process = subprocess.Popen(
         [*command, *shlex.split(start.command)],
         cwd=place / start.where,
@@ -233,10 +237,10 @@ def _examined(
     )
     with process, cpu_time.watch(process.pid):
         try:
-            output, errors = process.communicate(timeout=GIVEN_UP_AFTER_S)
+            output, errors = process.communicate(timeout=given_up_after_s)
         except subprocess.TimeoutExpired:
             process.terminate()
-            return None, -1, f"not over after {GIVEN_UP_AFTER_S:g} s"
+            return None, -1, f"not over after {given_up_after_s:g} s"
     report = json.loads(output) if output.startswith("{") else None
     return report, process.returncode, errors or output
 
