@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import msgspec
 
+from ddpdoctor.source.neighbours import METHODS, RETURNING, SAME
+
 _MOVED = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
     ("torch.distributed.c10d.", "torch.distributed."),
@@ -91,11 +93,13 @@ COLLECTIVES: Mapping[str, Collective] = {
     "torch.distributed.checkpoint.save": Collective(-1, True, ()),
     "torch.distributed.checkpoint.load": Collective(-1, True, ()),
     "torch.distributed.checkpoint.async_save": Collective(-1, True, ()),
+    **dict.fromkeys(RETURNING, Collective(-1, True, ())),
 }
 COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     "accelerate.Accelerator": frozenset(
         {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
     ),
+    **METHODS,
 }
 """Methods that every rank must call, by the class of their object."""
 
@@ -171,14 +175,22 @@ FIRST_RANK_DECORATORS = frozenset(
 )
 SYNCHRONISES = re.compile(r"sync|reduce|gather|broadcast|barrier", re.IGNORECASE)
 """In the name of a method: it promises to run a collective."""
-RUNNERS = frozenset({"fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torch.distributed.run.elastic_launch"})
+RUNNERS = frozenset(
+    {
+        *("fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torch.distributed.run.elastic_launch"),
+        *("detectron2.engine.launch", "accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher"),
+    }
+)
 """Functions that call the function that they are given."""
 
 
 @lru_cache(maxsize=65_536)
 @lru_cache(maxsize=65_536)
 def canonical(name: str) -> str:
-    """The public full name of something that has several."""
+    """The public full name of something that has several; that of torch for what other libraries call their own."""
+    same = SAME.get(name)
+    if same is not None:
+        return same
     for old, new in _MOVED:
         if name.startswith(old):
             return new + name[len(old) :]

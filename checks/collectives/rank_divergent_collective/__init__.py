@@ -46,7 +46,18 @@ CHECK = Check(
     stands_for="rank-branch",
     severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
-    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
+    triggers=(
+        "distributed",
+        "Distributed",
+        "ccelerat",
+        "horovod",
+        "ightning",
+        "mmengine",
+        "mmcv",
+        "detectron2",
+        "composer",
+        "ransformers",
+    ),
 )
 
 

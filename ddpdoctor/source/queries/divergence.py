@@ -204,7 +204,11 @@ def _compare(
         item = tree[here] if here < len(tree) else None
         match = other_tree[there] if there < len(other_tree) else None
         if item is not None and match is not None and same((item,), (match,)):
-            here, there = here + 1, there + 1
+            extra = _extra(projection, ranks, other_ranks, tree[here:], other_tree[there:])
+            missed = extra or _extra(projection, other_ranks, ranks, other_tree[there:], tree[here:])
+            if missed is not None:
+                yield missed
+            here, there = here + (missed is None or extra is not None), there + (extra is None)
             continue
         longer = _other_turns(item, match, ranks, other_ranks, tree[here:], other_tree[there:])
         if longer is not None:
@@ -235,6 +239,17 @@ def _compare(
         elif back is not None:
             yield back
             there += 1
+
+
+def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree) -> _Found | None:
+    """A call of one side that the other only seems to match: by one that this side makes as well, later on."""
+    event, match = rest[0], other_rest[0]
+    if not isinstance(event, Event) or not isinstance(match, Event) or event.ordinal == match.ordinal:
+        return None
+    if not any(isinstance(later, Event) and later.ordinal == match.ordinal for later in rest[1:]):
+        return None
+    guarded = _guarded(projection, event, ranks, other_ranks, rest, other_rest)
+    return guarded or _by_exit(projection, event, None, ranks, other_ranks, rest, ())
 
 
 def _with_events(*trees: Tree) -> Tree:

@@ -235,10 +235,10 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     for part in modules:
         forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
         others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
-        if len(forwards) != 1 or others or not _is_straight(forwards[0]):
+        names = list(_parameter_attributes(machine, part))
+        if len(forwards) != 1 or others or not _is_straight(forwards[0], names):
             return 0
         words = {word for node in descend(forwards[0]) for word in _loaded_words(node)}
-        names = list(_parameter_attributes(machine, part))
         if any(name not in words for name in names):
             return 0
         count += len(names)
@@ -253,19 +253,43 @@ def _only_known_parts(machine: Machine, module: Value) -> bool:
     return True
 
 
-def _is_straight(forward: ast.FunctionDef) -> bool:
+def _is_straight(forward: ast.FunctionDef, names: Sequence[str]) -> bool:
+    """Return whether a forward comes to every part in ``names`` with each input, as far as its statements say."""
     branching = (
-        ast.If,
-        ast.IfExp,
-        ast.While,
-        ast.Try,
-        ast.Match,
-        ast.BoolOp,
-        ast.For,
-        ast.ListComp,
-        ast.With,
-        ast.Lambda,
+        *(ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.For, ast.ListComp, ast.With, ast.Lambda),
+        *(ast.Continue, ast.Break),
     )
     words = {word for node in descend(forward) for word in _loaded_words(node)}
-    detached = words & {"detach", "no_grad", "checkpoint", "training", "inference_mode", "item"}
-    return not detached and not any(isinstance(node, branching) for node in descend(forward))
+    if words & {"detach", "no_grad", "checkpoint", "training", "inference_mode", "item"}:
+        return False
+    return all(
+        _asks_for_part(node, names) or _goes_through_parts(node)
+        for node in descend(forward)
+        if isinstance(node, branching)
+    )
+
+
+def _asks_for_part(node: ast.AST, names: Sequence[str]) -> bool:
+    """``if self.norm is not None: x = self.norm(x)``: skips only what is not there."""
+    if not isinstance(node, ast.If) or node.orelse or not isinstance(node.test, ast.Compare):
+        return False
+    asked, (other,), (operator,) = node.test.left, node.test.comparators[:1], node.test.ops[:1]
+    is_there = isinstance(operator, ast.IsNot) and isinstance(other, ast.Constant) and other.value is None
+    if not (is_there and len(node.test.ops) == 1 and _is_own(asked)):
+        return False
+    inside = [inner for statement in node.body for inner in descend(statement)]
+    if any(isinstance(inner, (ast.Return, ast.Raise)) for inner in inside):
+        return False
+    used = {inner.attr for inner in inside if isinstance(inner, ast.Attribute)}
+    return isinstance(asked, ast.Attribute) and not used & {name for name in names if name != asked.attr}
+
+
+def _goes_through_parts(node: ast.AST) -> bool:
+    """``for layer in self.layers``, to the end: ``break`` and ``return`` are not in it."""
+    if not isinstance(node, ast.For) or node.orelse or not _is_own(node.iter):
+        return False
+    return not any(isinstance(inner, (ast.Return, ast.Raise)) for inner in descend(node))
+
+
+def _is_own(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ddpdoctor.source.neighbours import SAME
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import NodeIndex, last_name
-from ddpdoctor.source.vocabulary import COLLECTIVES
+from ddpdoctor.source.vocabulary import COLLECTIVE_METHODS, COLLECTIVES, canonical
 
 _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
     "new_group",
@@ -94,8 +95,9 @@ def _speaking(module: Module) -> set[int]:
     """The places of the definitions in which a synchronising word stands, not those of definitions around them."""
     index, around = module.index, module.index.definitions
     words = _SYNCHRONISING | {
-        word for word, full in module.aliases.items() if full.rpartition(".")[2] in _SYNCHRONISING
+        word for word, full in module.aliases.items() if canonical(full).rpartition(".")[2] in _SYNCHRONISING
     }
+    attributes = _SYNCHRONISING | _methods_of(module)
     found = {
         around[place]
         for place, name in zip(index.places(ast.Name), index.of(ast.Name), strict=True)
@@ -104,13 +106,21 @@ def _speaking(module: Module) -> set[int]:
     found |= {
         around[place]
         for place, attribute in zip(index.places(ast.Attribute), index.of(ast.Attribute), strict=True)
-        if attribute.attr in _SYNCHRONISING
+        if attribute.attr in attributes
     }
     return found | {
         around[place]
         for place, constant in zip(index.places(ast.Constant), index.of(ast.Constant), strict=True)
         if constant.value.__class__ is str and constant.value in _SYNCHRONISING
     }
+
+
+def _methods_of(module: Module) -> set[str]:
+    """The last names of what a module may call of libraries that it imports and that have names of their own for it."""
+    imported = set(module.aliases.values())
+    found = {name for owner in COLLECTIVE_METHODS.keys() & imported for name in COLLECTIVE_METHODS[owner]}
+    renamed = (theirs for theirs, ours in SAME.items() if ours in COLLECTIVES and theirs.rpartition(".")[0] in imported)
+    return found.union(theirs.rpartition(".")[2] for theirs in renamed)
 
 
 def _calls_of(index: NodeIndex) -> dict[int, set[str]]:

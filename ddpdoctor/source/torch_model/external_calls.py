@@ -40,6 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     tags_of,
 )
+from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import ranged, strided
 from ddpdoctor.source.ranks.launches import spawn, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -219,7 +220,8 @@ def _known_method(
         namespace = ExternalObject(machine.object_number(node), "argparse.Namespace")
         return namespace if name == "parse_args" else SequenceValue((namespace, UNIFORM))
     if isinstance(receiver, ExternalObject) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
-        machine.emit("collective", name, node, positional, named, in_tree=True)
+        owner = "" if receiver.name.startswith("accelerate.") else f"{receiver.name.rpartition('.')[2]}."
+        machine.emit("collective", owner + name, node, positional, named, in_tree=True)
         return SYNCHRONISED
     if (drawn := number_from_store(name, receiver, positional)) is not None:
         return drawn
@@ -340,6 +342,10 @@ def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: N
     return exact_per_rank(GLOBAL_RANK)
 
 
+def _rank_and_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    return SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
+
+
 def _world_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     return WORLD_SIZE if not positional and not named else UNIFORM
 
@@ -453,6 +459,7 @@ _SPECIAL: dict[str, Handler] = {
         machine, "LOCAL_RANK"
     ),
     "torch.distributed.get_world_size": _world_size,
+    **dict.fromkeys(RANK_AND_SIZE, _rank_and_size),
     "os.getenv": _environment,
     "os.environ.get": _environment,
     "torch.manual_seed": _seed,

@@ -1,15 +1,17 @@
-"""The attributes of an ``accelerate.Accelerator`` and of a ``Trainer`` of Lightning that tell ranks apart."""
+"""The attributes of an ``accelerate.Accelerator``, a ``Fabric`` and a ``Trainer`` that tell ranks apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, Value
+from ddpdoctor.source.neighbours import ACCELERATE_STATES, FABRICS
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, exact_per_rank
 
 ACCELERATOR = "accelerate.Accelerator"
-_STATES = frozenset({ACCELERATOR, "accelerate.PartialState", "accelerate.state.PartialState"})
+_STATES = ACCELERATE_STATES | {ACCELERATOR}
 TRAINERS = frozenset(f"{package}.Trainer" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
+_OF_LIGHTNING = TRAINERS | FABRICS
 _ATTRIBUTES: Mapping[str, Value] = {
     "is_main_process": exact_per_rank(FIRST),
     "is_local_main_process": exact_per_rank(tuple(local == 0 for local in LOCAL_RANK)),
@@ -31,5 +33,5 @@ _OF_TRAINER: Mapping[str, Value] = {
 
 def attribute(value: ExternalObject, name: str) -> Value | None:
     """An attribute of one of these, as the four ranks have it; None for one that tells no rank."""
-    known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in TRAINERS else None
+    known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in _OF_LIGHTNING else None
     return None if known is None else known.get(name)

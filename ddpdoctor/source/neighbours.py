@@ -1,0 +1,73 @@
+"""What libraries beside torch call the things of torch.distributed: their ranks, their collectives, their objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+
+def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for place in places:
+        for theirs, ours in names.items():
+            yield f"{place}.{theirs}", f"torch.distributed.{ours}"
+
+
+_OF_RANKS = {"get_rank": "get_rank", "get_local_rank": "get_node_local_rank", "get_world_size": "get_world_size"}
+SAME: Mapping[str, str] = MappingProxyType(
+    dict(
+        (
+            *_named(
+                ("mmengine.dist", "mmengine.dist.utils", "mmengine.dist.dist"),
+                {**_OF_RANKS, "barrier": "barrier", "all_reduce": "all_reduce", "broadcast": "broadcast"},
+            ),
+            *_named(("detectron2.utils.comm", "fvcore.common.comm"), {**_OF_RANKS, "synchronize": "barrier"}),
+            *_named(
+                ("composer.utils.dist",),
+                {
+                    **_OF_RANKS,
+                    "get_global_rank": "get_rank",
+                    "barrier": "barrier",
+                    "broadcast": "broadcast",
+                    "all_reduce": "all_reduce",
+                    "broadcast_object_list": "broadcast_object_list",
+                },
+            ),
+        )
+    )
+)
+"""Functions that do the same as one of torch.distributed with the same arguments, by their full names."""
+
+RETURNING = frozenset(
+    {
+        *(f"mmengine.dist.{name}" for name in ("all_gather", "all_gather_object", "collect_results")),
+        "mmengine.dist.all_reduce_dict",
+        *(f"detectron2.utils.comm.{name}" for name in ("all_gather", "gather", "reduce_dict", "shared_random_seed")),
+        *(f"composer.utils.dist.{name}" for name in ("all_gather", "all_gather_object")),
+        *(f"timm.utils.{part}{name}" for part in ("", "distributed.") for name in ("reduce_tensor", "distribute_bn")),
+        *(
+            f"accelerate.utils.{part}{name}"
+            for part in ("", "operations.", "other.")
+            for name in ("gather", "gather_object", "broadcast", "reduce", "pad_across_processes", "wait_for_everyone")
+        ),
+    }
+)
+"""Functions that every rank must call and that leave their arguments as they are."""
+
+RANK_AND_SIZE = frozenset(
+    f"{place}.get_dist_info" for place in ("mmengine.dist", "mmcv.runner", "mmcv.runner.dist_utils")
+)
+"""Functions that return the rank and the world size."""
+
+HUGGING_FACE_TRAINERS = frozenset(
+    {"transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer"}
+)
+FABRICS = frozenset({"lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric"})
+ACCELERATE_STATES = frozenset({"accelerate.PartialState", "accelerate.state.PartialState"})
+METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        **dict.fromkeys(HUGGING_FACE_TRAINERS, frozenset({"train", "evaluate", "predict"})),
+        **dict.fromkeys(FABRICS, frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "save"})),
+        **dict.fromkeys(ACCELERATE_STATES, frozenset({"wait_for_everyone"})),
+    }
+)
+"""Methods that every rank must call, by the class of their object."""
