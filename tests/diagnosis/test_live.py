@@ -205,6 +205,17 @@ def test_ranks_that_stand_in_two_places_are_told_apart() -> None:
     assert title(found) == "rank 0 stands at train.py:10; rank 1 stands at train.py:20"
 
 
+def test_a_rank_that_waits_in_a_collective_which_is_not_known_yet_is_not_said_to_stand() -> None:
+    """On a loaded machine its pulse comes before what its flight recorder holds."""
+    read = Frame(SCRIPT, 10, "load"), Frame(SCRIPT, 90, "<module>")
+    job = _standing_job({0: read, 1: read})
+    waits, stands = job.streams["pulses"]
+    job.streams["pulses"] = (msgspec.structs.replace(waits, collective="reduction"), stands)
+    assert look_for(VerdictMemory(), job, 2) is None
+    job.streams["pulses"] = (msgspec.structs.replace(waits, collective="barrier", enqueued=-1), stands)
+    assert look_for(VerdictMemory(), job, 2) is not None, "this torch records no collectives"
+
+
 def test_ranks_that_stand_are_no_hang_while_another_works_or_is_not_seen() -> None:
     read = Frame(SCRIPT, 10, "load")
     assert look_for(VerdictMemory(), _standing_job({0: (read,)}), 2) is None

@@ -93,6 +93,9 @@ LIBRARY: dict[str, Hang] = {
         codes=("DDP305",),
         kind="stuck",
     ),
+    "a breakpoint that was left in": stuck(
+        AT + "sys.stdin = os.fdopen(os.openpty()[1]); breakpoint()\nvalue = value  # here"
+    ),
     "a queue that is joined and never done": stuck(AT + "work = queue.Queue(); work.put(1); work.join()  # here"),
     "all ranks read what nobody writes": Hang(
         script=script(within='if struck:\n    fault(); os.mkfifo(f"fifo-{rank}"); open(f"fifo-{rank}").read()  # here'),
