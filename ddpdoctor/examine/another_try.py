@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -50,6 +51,9 @@ class Try(msgspec.Struct, frozen=True):
 
     request: RehearsalRequest
     why: str
+    in_vain: str = ""
+    """What the sentence ends with where the script cannot go on without what is absent: then the try counts for
+    nothing."""
 
 
 def rehearse_until_shown(
@@ -57,8 +61,8 @@ def rehearse_until_shown(
 ) -> tuple[RunRecord, RehearsalSection]:
     """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before.
 
-    A rehearsal without the weights of a checkpoint that fails for want of them says nothing of the script: then the
-    one counts that found the checkpoint missing.
+    A rehearsal without the weights of a checkpoint, or with an empty directory, that fails for want of what is absent
+    says nothing of the script: then the one counts that found it missing.
     """
     record, section = rehearse_once(request)
     notes: tuple[str, ...] = ()
@@ -67,8 +71,8 @@ def rehearse_until_shown(
         found = another_try(request, record, section)
         if found is None:
             break
-        if found.request.absent_weights and lacking is None:
-            lacking = record, section, (*notes, f"{found.why}, which do not do for this script")
+        if found.in_vain and lacking is None:
+            lacking = record, section, (*notes, f"{found.why}, {found.in_vain}")
         request, notes = found.request, (*notes, found.why)
         before = record, section
         record, section = rehearse_once(request)
@@ -77,7 +81,7 @@ def rehearse_until_shown(
             record, section = before
             notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
             break
-    if lacking is not None and _fails_without_weights(record, section, lacking[1].steps):
+    if lacking is not None and _fails_without(record, section, lacking[1].steps):
         why = _what_stopped(record, section)
         record, section, notes = lacking
         notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
@@ -98,8 +102,8 @@ def _what_stopped(record: RunRecord, section: RehearsalSection) -> str:
     return f"rank {rank} raised {error.type}: {headline(error)}"
 
 
-def _fails_without_weights(record: RunRecord, section: RehearsalSection, steps_before: int) -> bool:
-    """Tell whether a rehearsal without a checkpoint may have failed because a script reads more of it than weights."""
+def _fails_without(record: RunRecord, section: RehearsalSection, steps_before: int) -> bool:
+    """Tell whether a rehearsal may have failed because a script reads more of a checkpoint than weights, or of data."""
     raised = list(_exceptions(record))
     failed = section.status == "failed" or (section.status == "stopped" and bool(raised))
     return failed and (section.steps <= steps_before or any(_OF_NO_WEIGHTS in one.message for one in raised))
@@ -113,6 +117,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
         _with_pretended_gpus(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
         or _with_random_weights(request, record)
+        or _with_empty_directories(request, record)
         or _with_slurms_variables(request, record)
         or _with_whole_batches(request, record, section)
     )
@@ -155,8 +160,36 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
         if not request.pretend or not loads or path is None or path[1] in request.absent_weights:
             continue
         why = f"{path[1]} is not here; rehearsed again with the weights that the model was made with"
-        return Try(msgspec.structs.replace(request, absent_weights=(*request.absent_weights, path[1])), why)
+        absent = (*request.absent_weights, path[1])
+        return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which do not do for this script")
     return None
+
+
+def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """A script that asks for its directory of data before it reads them may go on where all in it is pretended."""
+    if not request.pretend or not record.job.overlay:
+        return None
+    lacks = [raised.message for raised in _exceptions(record) if _asks_for_data(raised)]
+    for argument in request.arguments:
+        path = (argument.partition("=")[2] if argument.startswith("--") else argument).rstrip(os.sep)
+        # A name with an ending is that of a file.
+        directory = os.sep in path and not os.path.splitext(path)[1] and not os.path.exists(path)
+        if not directory or path in request.absent_directories:
+            continue
+        if any(re.search(rf"(?<![\w/.]){re.escape(path)}(?![\w/-]|\.\w)", text) for text in lacks):
+            absent = (*request.absent_directories, path)
+            why = f"{path} is not here; rehearsed again with an empty directory in its place"
+            changed = msgspec.structs.replace(request, absent_directories=absent)
+            return Try(changed, why, "which does not do for this script")
+    return None
+
+
+def _asks_for_data(raised: RankException) -> bool:
+    """Tell whether a script has looked whether its data are there; one that has opened them needs what is in them."""
+    from ddpdoctor.diagnosis.failures.environment import lack_behind
+
+    lack = lack_behind(raised)
+    return lack is not None and lack.kind == "data" and "[Errno" not in raised.message
 
 
 def _with_slurms_variables(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -108,6 +108,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
     absent_weights: tuple[str, ...] = ()
     """Checkpoints that ``torch.load`` did not find in an earlier try, and that stand for nothing in this one."""
+    absent_directories: tuple[str, ...] = ()
+    """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
     allow_writes: bool = False
     """The ranks may change files that existed before."""
     keep: bool = False

@@ -215,6 +215,7 @@ class _Rehearsal:
             "keep": self._request.keep,
             "pretend": self._request.pretend,
             "absent_weights": self._request.absent_weights,
+            "absent_directories": self._request.absent_directories,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE

@@ -7,6 +7,7 @@ none it serves something of the same shape, type and number of classes, the same
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,8 @@ class Pretence:
 
     def before_torch(self) -> None:
         """Serve what scripts may ask for before torch."""
+        for path in self._journal.plan.get("absent_directories") or ():
+            self._journal.guarded(self._make_directory, path, harms=())
         trackers.serve_imports(self._journal.user_code.holds, self._note)
         for name, provider in PROVIDERS:
             after_import(name, functools.partial(self._guarded, provider))
@@ -74,6 +77,11 @@ class Pretence:
         absent = self._journal.plan.get("absent_weights")
         if absent:
             self._journal.guarded(weights.serve_checkpoints, torch, self._note, frozenset(absent), harms=())
+
+    def _make_directory(self, path: str) -> None:
+        """Make an empty one; the overlay, without which nothing is asked for, throws it away."""
+        os.makedirs(path, exist_ok=True)
+        self._note(f"the directory {path} (empty)")
 
     def _guarded(self, provider: Provider, module: Any) -> None:
         self._journal.guarded(provider, module, self._note, self._journal.run_directory, harms=())
