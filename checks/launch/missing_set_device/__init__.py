@@ -2,7 +2,8 @@
 
 What it finds
     `.cuda()` without an index, or `.to("cuda")`, on all ranks of a job that joins a process group and in which nothing
-    chooses a GPU for the process: no set_device, no CUDA_VISIBLE_DEVICES, no framework that does it.
+    chooses a GPU for the process: no set_device, no CUDA_VISIBLE_DEVICES, no framework that does it. Of Accelerate's
+    scripts, what stands before the Accelerator is made.
 
 Why it is bad
     The current GPU of a new process is GPU 0. All ranks of a node put their model and their batches there: it runs out
@@ -30,7 +31,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.shared.device_choice_source import unchosen_devices, unchosen_devices_of_collectives
+from ddpdoctor.checks.launch.shared.device_choice_source import (
+    moves_before_accelerator,
+    unchosen_devices,
+    unchosen_devices_of_collectives,
+)
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -53,6 +58,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report the moves to the current GPU of a job that never chooses one, as one finding."""
     moves = unchosen_devices(whole_projection(script))
     if not moves:
+        yield from _before_accelerator(script)
         yield from _left_to_torch(script)
         return
     yield CHECK.finding(
@@ -70,6 +76,18 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
         ),
     )
+
+
+def _before_accelerator(script: Script) -> Iterator[Finding]:
+    """Report the moves that come before the choice of the GPU, as one finding."""
+    moves = moves_before_accelerator(whole_projection(script))
+    if moves:
+        yield CHECK.finding(
+            "source",
+            "every rank moves this to GPU 0: the Accelerator chooses the GPU of a process, and is not made yet",
+            remedy="Make the Accelerator first, and leave moving the model and the batches to prepare().",
+            locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
+        )
 
 
 def _left_to_torch(script: Script) -> Iterator[Finding]:

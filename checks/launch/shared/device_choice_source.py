@@ -9,9 +9,11 @@ import msgspec
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Const, PerRank, constant, options_of
+from ddpdoctor.source.neighbours import ACCELERATE_STATES
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
 from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.framework_attributes import ACCELERATOR
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "cuda.device(", "init_distributed_device")
@@ -64,11 +66,26 @@ def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
     joined = [event for event in initialisations(projection) if "device_id" not in event.named]
     if not joined:
         return ()
-    first: dict[ast.AST, Event] = {}
+    return tuple(_moves_of_all(projection))
+
+
+def moves_before_accelerator(projection: Projection) -> tuple[Event, ...]:
+    """Moves to the current GPU, on all ranks, before an Accelerator is made, which chooses the GPU of its process."""
+    states = ACCELERATE_STATES | {ACCELERATOR}
+    made = next((event for event in projection.in_course("object") if event.name in states), None)
+    if made is None or made.conditions or mentions_any(projection.machine.script, _CHOOSES):
+        return ()
+    earlier = (event for event in _moves_of_all(projection) if event.ordinal < made.ordinal)
+    return tuple(event for event in earlier if event.root == made.root)
+
+
+def _moves_of_all(projection: Projection) -> Iterator[Event]:
+    """Moves to the current GPU that every rank makes, whatever the mode, each once."""
+    seen: set[ast.AST] = set()
     for event in projection.in_course("device", "call"):
-        if _moves_to_current(event) and on_every_rank(event) and not depends_on_mode(event):
-            first.setdefault(event.node, event)
-    return tuple(first.values())
+        if event.node not in seen and _moves_to_current(event) and on_every_rank(event) and not depends_on_mode(event):
+            seen.add(event.node)
+            yield event
 
 
 def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]:
