@@ -46,7 +46,6 @@ _OTHER_WRAPPERS = (
     "pipelining",
     "ZeroRedundancy",
     "average_parameters",
-    "Trainer(",
     "mmengine",
     "mmcv",
     "ignite",
@@ -79,7 +78,9 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
     if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return
-    if mentions_any(script, _OTHER_WRAPPERS) or _names_ddp(script) or averages_by_hand(script):
+    if mentions_any(script, _OTHER_WRAPPERS) or _imports_trainer(script):
+        return
+    if _names_ddp(script) or averages_by_hand(script):
         return
     trained = steps(projection)
     if not any(_trains_known_models(projection, optimizer) for optimizer in optimizers(projection)):
@@ -147,6 +148,15 @@ def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
             if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
                 return loader
     return None
+
+
+def _imports_trainer(script: Script) -> bool:
+    """Return whether a trainer of a library, which may wrap what it is given, is imported; one's own is read."""
+    return any(
+        entry.name.endswith("Trainer") and script.module(entry.module) is None and not script.is_package(entry.module)
+        for module in script.modules
+        for entry in module.imports
+    )
 
 
 def _names_ddp(script: Script) -> bool:
