@@ -44,9 +44,13 @@ def refuse_layout(layout: Layout, launch: Launch, target: str, *, spawns_ranks: 
 def batch_size(request: RehearsalRequest, device: str) -> int | None:
     """Samples that a batch is cut to; None to keep batches as they are."""
     if request.batch_size is None:
-        in_a_gpus_place = device == "stand-in" or (device == "cpu" and _meant_for_gpus(request))
-        return STAND_IN_SAMPLES if in_a_gpus_place and not request.full else None
+        return STAND_IN_SAMPLES if in_a_gpus_place(request, device) and not request.full else None
     return request.batch_size or None
+
+
+def in_a_gpus_place(request: RehearsalRequest, device: str) -> bool:
+    """Whether the CPU does what GPUs are meant for, pretended ones or none."""
+    return device == "stand-in" or (device == "cpu" and _meant_for_gpus(request))
 
 
 def _meant_for_gpus(request: RehearsalRequest) -> bool:

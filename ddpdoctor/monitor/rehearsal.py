@@ -31,6 +31,7 @@ from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainl
 from ddpdoctor.launch.rehearsal_plan import (
     batch_size,
     has_launcher,
+    in_a_gpus_place,
     notes_after,
     notes_before,
     option_passed,
@@ -201,6 +202,7 @@ class _Rehearsal:
             "batch_size": batch_size(self._request, self._job.device),
             "time_limit_s": time_limit_s(self._request, self._request.nproc),
             "device": self._job.device,
+            "in_a_gpus_place": in_a_gpus_place(self._request, self._job.device),
             "nodes": self._request.nodes,
             "ranks_per_node": self._request.nproc // self._request.nodes,
             "gpus_per_node": self._request.gpus_per_node or self._request.nproc // self._request.nodes,

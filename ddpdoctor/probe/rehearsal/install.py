@@ -11,6 +11,7 @@ from ..heartbeat import log_as_rank
 from ..journal import Journal
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn
+from ..stand_in.small_patches import install_compiling
 from ..user_code import calling_frame
 from .collectives.collective_hook import CollectiveHook
 from .collectives.loop_subjects import Subjects
@@ -90,6 +91,9 @@ class Rehearsal:
         no_touch.wrap_torch_writers(torch)
         plan = journal.plan
         stand_in = StandIn(journal, torch, int(plan["gpus_per_node"])) if plan.get("device") == "stand-in" else None
+        if stand_in is None and plan.get("in_a_gpus_place"):
+            # For the CPU the compiler calls the one for C++: a minute of both cores for a small model.
+            install_compiling(torch, lambda: journal.event("compiled", site=journal.here()))
         if self._pretence is not None:
             self._pretence.after_torch(torch)
         schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
