@@ -130,8 +130,10 @@ def test_a_snapshot_that_is_under_way_is_not_sent_again() -> None:
 def test_ctrl_c_ends_a_screen_that_waits_for_an_answer(tmp_path: Path) -> None:
     with showing() as head:
         write_attach_file(tmp_path, head.keys.screens)
+    # A suite that was started in the background hands on to its children that interrupts are ignored.
     program = (
-        "import sys, ddpdoctor.monitor.nodes.attached as attached; attached.PATIENCE_S = 600.0; "
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import ddpdoctor.monitor.nodes.attached as attached; attached.PATIENCE_S = 600.0; "
         "from ddpdoctor.cli.main import main; sys.exit(main())"
     )
     with socket.socket() as silent:

@@ -41,7 +41,7 @@ _NETWORK_WORDS = re.compile(
 _DATA_WORDS = re.compile(
     r"dataset not found|not found or corrupted|found no valid file|found 0 (files|images|samples)|couldn't find any "
     r"(class|data) folder|no such file or directory|num_samples should be a positive integer value, but got "
-    r"num_samples=0|(data|dataset|folder|directory|file|path)\b.{0,80}\b(does not exist|doesn't exist|not found)|"
+    r"num_samples=0|(data|dataset|folder|directory|file|path)\b.{0,400}\b(does not exist|doesn't exist|not found)|"
     r"couldn't find (a )?(dataset|any data file)",
     re.IGNORECASE,
 )
