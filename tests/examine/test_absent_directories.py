@@ -9,6 +9,8 @@ import pytest
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import another_try
 from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.probe.journal import Journal
+from ddpdoctor.probe.rehearsal.pretend.providers import Pretence
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
@@ -78,3 +80,13 @@ def test_only_a_directory_that_an_argument_names_is_made_and_only_in_an_overlay(
     found = another_try(request, record, RehearsalSection(status="failed", reason=message))
     assert (found.request.absent_directories if found else ()) == ((made,) if made else ())
     assert found is None or another_try(found.request, record, RehearsalSection(status="failed", reason="")) is None
+
+
+@pytest.mark.parametrize(("mount_points", "made"), [(None, False), ({}, True)])
+def test_the_empty_directory_is_made_only_where_an_overlay_throws_it_away(
+    tmp_path: Path, mount_points: dict[str, bool] | None, made: bool
+) -> None:
+    wanted = tmp_path / "data" / "train"
+    plan = {"absent_directories": [str(wanted)], "mount_points": mount_points}
+    Pretence(Journal(str(tmp_path), plan)).make_directories()
+    assert wanted.is_dir() is made

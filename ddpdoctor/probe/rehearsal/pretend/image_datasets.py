@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
-Note = Callable[[str], None]
+from .absence import Note
+
 SIDE = 256
 """Of a generated picture of a folder, in pixels: what is cropped to 224 must be larger."""
 IMAGES_OF_A_CLASS = 10
@@ -71,9 +72,23 @@ def serve_torchvision(datasets: Any, note: Note, directory: str) -> None:
     _serve_folders(datasets, note)
 
 
-def _serve_kind(real: type, kind: Kind, vision: type, note: Note) -> None:
+def _serve_kind(real: Any, kind: Kind, vision: Any, note: Note) -> None:
     """One class whose files hold all its samples in one array."""
-    construct: Any = real.__init__  # type: ignore[misc]
+    serve_construction(real, vision, note, lambda dataset, named: _fill(dataset, kind, named))
+
+
+def serve_construction(
+    real: Any,
+    vision: Any,
+    note: Note,
+    fill: Callable[[Any, dict[str, Any]], None],
+    is_served: Callable[[dict[str, Any]], bool] = lambda named: True,
+) -> None:
+    """Let a class of torchvision be made without its files: as its base class makes it, then ``fill``.
+
+    ``fill`` and ``is_served`` get the arguments by their names, with defaults; what is not served goes to the class.
+    """
+    construct = real.__init__
     signature = inspect.signature(construct)
 
     @functools.wraps(construct)
@@ -86,16 +101,15 @@ def _serve_kind(real: type, kind: Kind, vision: type, note: Note) -> None:
             return
         named = {**given.arguments, **given.arguments.pop("kwargs", {})}
         root = os.path.expanduser(str(named.get("root") or ""))
-        if has_files(root):
+        if has_files(root) or not is_served(named):
             construct(self, *arguments, **options)
             return
-        vision.__init__(  # type: ignore[misc]
-            self, root, transform=named.get("transform"), target_transform=named.get("target_transform")
-        )
-        _fill(self, kind, named)
+        transforms = {name: named.get(name) for name in ("transforms", "transform", "target_transform")}
+        vision.__init__(self, root, **transforms)
+        fill(self, named)
         note(f"{real.__name__} of torchvision (random images)")
 
-    real.__init__ = __init__  # type: ignore[misc]
+    real.__init__ = __init__
 
 
 def has_files(root: str) -> bool:

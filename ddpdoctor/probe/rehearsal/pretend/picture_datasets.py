@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import os
 import random
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .image_datasets import SIDE, has_files, picture
+from .absence import Note
+from .image_datasets import SIDE, picture, serve_construction
 
-Note = Callable[[str], None]
 _MADE = "_made_by_ddpdoctor"
 """Attribute of an instance that has no files: the ``Pictures`` that it is made of."""
 
@@ -76,27 +74,8 @@ def serve_pictures(datasets: Any, note: Note, directory: str) -> None:
 
 
 def _serve(real: Any, pictures: Pictures, vision: Any, note: Note) -> None:
-    construct, get, length = real.__init__, real.__getitem__, real.__len__
-    signature = inspect.signature(construct)
-
-    @functools.wraps(construct)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        try:
-            given = signature.bind(self, *arguments, **options)
-            given.apply_defaults()
-        except TypeError:
-            construct(self, *arguments, **options)  # Python words the error
-            return
-        named = {**given.arguments, **given.arguments.pop("kwargs", {})}
-        root = os.path.expanduser(str(named.get("root") or ""))
-        targets = named.get("target_types", named.get("target_type", _LABEL))
-        if has_files(root) or targets not in (_LABEL, [_LABEL], (_LABEL,)):
-            construct(self, *arguments, **options)
-            return
-        transforms = {name: named.get(name) for name in ("transforms", "transform", "target_transform")}
-        vision.__init__(self, root, **transforms)
-        _fill(self, pictures, named)
-        note(f"{real.__name__} of torchvision (random images)")
+    get, length = real.__getitem__, real.__len__
+    serve_construction(real, vision, note, lambda dataset, named: _fill(dataset, pictures, named), _wants_labels)
 
     # The functions of the class may be those of its base, which others have: only instances of ours are served.
     @functools.wraps(get)
@@ -111,7 +90,12 @@ def _serve(real: Any, pictures: Pictures, vision: Any, note: Note) -> None:
         made = vars(self).get(_MADE)
         return length(self) if made is None else len(made)
 
-    real.__init__, real.__getitem__, real.__len__ = __init__, __getitem__, __len__
+    real.__getitem__, real.__len__ = __getitem__, __len__
+
+
+def _wants_labels(named: dict[str, Any]) -> bool:
+    """Tell whether the target is the usual one: segmentations and boxes of these classes are not generated."""
+    return named.get("target_types", named.get("target_type", _LABEL)) in (_LABEL, [_LABEL], (_LABEL,))
 
 
 def _fill(dataset: Any, pictures: Pictures, named: dict[str, Any]) -> None:

@@ -25,9 +25,8 @@ from . import (
     trackers,
     weights,
 )
+from .absence import Note
 
-Note = Callable[[str], None]
-"""Takes what was pretended, as the user would call it."""
 Provider = Callable[[ModuleType, Note, str], None]
 """Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
 
@@ -64,8 +63,7 @@ class Pretence:
 
     def before_torch(self) -> None:
         """Serve what scripts may ask for before torch."""
-        for path in self._journal.plan.get("absent_directories") or ():
-            self._journal.guarded(self._make_directory, path, harms=())
+        self.make_directories()
         trackers.serve_imports(self._journal.user_code.holds, self._note)
         for name, provider in PROVIDERS:
             after_import(name, functools.partial(self._guarded, provider))
@@ -78,8 +76,17 @@ class Pretence:
         if absent:
             self._journal.guarded(weights.serve_checkpoints, torch, self._note, frozenset(absent), harms=())
 
+    def make_directories(self) -> None:
+        """Make the directories that a first try missed, where an overlay will throw them away.
+
+        They are asked for only under an overlay, but a second try may be refused one.
+        """
+        if self._journal.plan.get("mount_points") is None:
+            return
+        for path in self._journal.plan.get("absent_directories") or ():
+            self._journal.guarded(self._make_directory, path, harms=())
+
     def _make_directory(self, path: str) -> None:
-        """Make an empty one; the overlay, without which nothing is asked for, throws it away."""
         os.makedirs(path, exist_ok=True)
         self._note(f"the directory {path} (empty)")
 
