@@ -49,7 +49,7 @@ STDIN = "-"
     "--time-limit",
     type=Seconds(0, least_open=True),
     metavar="SECONDS",
-    help="End the rehearsal after this time.  [default: 120, more when ranks share a core]",
+    help="End the rehearsal after this time.  [default: 110, more when ranks share a core]",
 )
 @click.option(
     "--stall-after",

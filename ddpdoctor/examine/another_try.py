@@ -73,7 +73,8 @@ def rehearse_until_shown(
             break
         if found.in_vain and lacking is None:
             lacking = record, section, (*notes, f"{found.why}, {found.in_vain}")
-        request, notes = found.request, (*notes, found.why)
+        spent_s = request.spent_s + section.seconds
+        request, notes = msgspec.structs.replace(found.request, spent_s=spent_s), (*notes, found.why)
         before = record, section
         record, section = rehearse_once(request)
         too_slow = record.job.stop_reason in ("time-limit", "slow", "memory") and section.steps <= before[1].steps
@@ -202,7 +203,7 @@ def _with_slurms_variables(request: RehearsalRequest, record: RunRecord) -> Try 
 
 
 def _with_whole_batches(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
-    """Code that splits a batch, or normalises parts of it, has nothing left to split in a batch of four samples."""
+    """Code that splits a batch, or normalises parts of it, has nothing left to split in a batch of two samples."""
     samples = int(record.job.batch_size or 0)
     larger = any(loader.batch_size is None or loader.batch_size > samples for loader in record.loaders)
     if not samples or not larger or not record.passes or not any(map(_is_about_sizes, _exceptions(record))):

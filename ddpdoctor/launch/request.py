@@ -78,6 +78,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
     time_limit_s: float | None = None
     """None for a limit that grows with the ranks that share a core."""
+    spent_s: float = 0.0
+    """What earlier rehearsals of the same script took of the limit."""
     stall_after_s: float = 5.0
     """A rank without any sign of life for so long, while others wait for it, is stuck."""
     python: str | None = None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import another_try, rehearse_until_shown
+from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.probe.stand_in.devices import Devices
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord, StopReason
@@ -110,8 +112,8 @@ def test_a_step_that_splits_its_batch_is_rehearsed_with_whole_batches(tmp_path: 
     code, report = check("--device", "stand-in", "train.py", cwd=tmp_path)
     rehearsal = report["rehearsal"]
     assert (code, rehearsal["status"], rehearsal["batch_size"]) == (0, "completed", None), rehearsal
-    (note,) = (note for note in rehearsal["notes"] if note.startswith("with batches cut to 4 samples"))
-    assert "invalid for input of size 16" in note
+    (note,) = (note for note in rehearsal["notes"] if note.startswith("with batches cut to 2 samples"))
+    assert "invalid for input of size 8" in note
 
 
 def test_a_step_that_fails_on_whole_batches_too_is_the_scripts_fault(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_only_what_speaks_of_gpus_asks_for_pretended_ones(kind: str, message: st
 
 
 def sized(message: str, reason: StopReason = "") -> tuple[RunRecord, RehearsalSection]:
-    """A rehearsal with batches cut to four samples that failed, or one that was stopped, after ``reason``."""
+    """A rehearsal with batches cut to two samples that failed, or one that was stopped, after ``reason``."""
     raised = RankException(time_ns=1, type="RuntimeError", message=message)
     record = RunRecord(
         job=Job(kind="rehearsal", device="stand-in", batch_size="4", stop_reason=reason),
@@ -159,6 +161,19 @@ def test_whole_batches_that_a_cpu_cannot_train_leave_what_cut_ones_showed() -> N
     _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))
     assert section.reason.startswith("shape '[8, -1]'")
     assert section.notes[0].endswith("rehearsed again with whole batches, which this machine is too small for")
+
+
+@pytest.mark.parametrize(("first_s", "left_s"), [(10.0, 90.0), (80.0, 50.0)])
+def test_a_second_rehearsal_gets_what_the_first_left_of_the_time(first_s: float, left_s: float) -> None:
+    record, section = sized("shape '[8, -1]' is invalid for input of size 4")
+    requests: list[RehearsalRequest] = []
+
+    def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
+        requests.append(request)
+        return (record, msgspec.structs.replace(section, seconds=first_s)) if len(requests) == 1 else sized("", "slow")
+
+    rehearse_until_shown(RehearsalRequest(script=Path("t.py"), time_limit_s=100.0), once)
+    assert [time_limit_s(request, 2) for request in requests] == [100.0, left_s]
 
 
 def test_variables_of_slurm_are_told_to_who_asks_for_them(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ class Rehearsal:
         randomness, division = Randomness(journal, torch), Division(journal, torch)
         randomness.install()
         division.install()
-        Samples(journal, torch, randomness, division).install()
+        samples = Samples(journal, torch, randomness, division)
+        samples.install()
+        loaders.in_workers_place = samples.leave_out
         modules.install()
         self._stress.after_torch(torch)
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,3 +43,27 @@ def test_a_pass_starts_no_more_workers_than_have_something_to_do(
     with few_workers(loader, torch):
         assert loader.num_workers == meanwhile
     assert loader.num_workers == workers
+
+
+def _prepare(worker: int) -> None:
+    """What a script does in its workers."""
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "meanwhile"),
+    [
+        ("spawn", {}, 0),
+        ("fork", {}, 2),
+        ("spawn", {"worker_init_fn": _prepare}, 1),
+        ("spawn", {"persistent_workers": True}, 1),
+        ("spawn", {"timeout": 30}, 1),
+    ],
+)
+def test_workers_that_were_seen_are_not_spawned_again_unless_the_script_prepares_them(
+    method: str, options: dict[str, Any], meanwhile: int
+) -> None:
+    context = multiprocessing.get_context(method)
+    loader: DataLoader[object] = DataLoader(DATA, num_workers=2, multiprocessing_context=context, **options)
+    with few_workers(loader, torch, seen=True) as workers:
+        assert loader.num_workers == workers == meanwhile
+    assert loader.num_workers == 2

@@ -38,6 +38,8 @@ class Loaders:
         self._sites: dict[int, int] = {}
         """Where each loader was made."""
         self._made = 0
+        self._with_workers: set[int] = set()
+        """Where loaders were made that had workers in a pass."""
         self._just_cut = False
         """A pass was cut and nothing was drawn or trained since."""
         self._joins = Joins()
@@ -45,6 +47,8 @@ class Loaders:
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
         """See ``short_pass.Owner``."""
+        self.in_workers_place: Callable[[Any], object] = lambda dataset: None
+        """Called with the data set where the rank fetches what a worker would."""
         self._newest: Optional[Trail] = None
         """Pass that was drawn from last."""
 
@@ -84,8 +88,9 @@ class Loaders:
                 return iterate(loader)
             loaders._ending.check()
             site = journal.here()
-            with few_workers(loader, loaders._torch):
+            with few_workers(loader, loaders._torch, seen=loaders._had_workers(loader)) as workers:
                 inner = iterate(loader)
+            journal.guarded(loaders._fetches, loader, workers, harms=())
             trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1), harms=("passes",))
             return inner if trail is None else ShortPass(loaders, trail, inner)
 
@@ -115,6 +120,16 @@ class Loaders:
         if not purpose:
             return true
         return self._schedule.length(loader._ddpdoctor_number, true, turns=purpose == "turns")
+
+    def _had_workers(self, loader: Any) -> bool:
+        return self._sites.get(loader._ddpdoctor_number) in self._with_workers
+
+    def _fetches(self, loader: Any, workers: int) -> None:
+        """A pass has so many workers; without them, though the script has some, the rank fetches in their place."""
+        if workers:
+            self._with_workers.add(self._sites[loader._ddpdoctor_number])
+        elif loader.num_workers:
+            self.in_workers_place(loader.dataset)
 
     def begin(self, loader: Any, site: int, frame: FrameType) -> Trail:
         """A pass begins; ``frame`` asked for it."""

@@ -55,6 +55,10 @@ class Samples:
 
         fetcher_class.fetch = fetch_and_probe
 
+    def leave_out(self, dataset: Any) -> None:
+        """Probe no fetch of a data set in this process: its workers were asked, whose random states the job has."""
+        self._probed.add(id(dataset))
+
     def _probe(self, dataset: Any, length: int) -> None:
         started = time.monotonic()
         states = self._states(dataset)
