@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.examine.one_script import ExamineRequest, examine
 
-from .conftest import HEAD
+from .conftest import HEAD, Rehearse
 
 TRAINING = """
 class Images(torch.utils.data.Dataset):
@@ -103,3 +103,45 @@ def test_batches_without_a_loader(
     seed: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _codes(WITHOUT_LOADER.replace("SEED", seed), tmp_path, monkeypatch) == expected
+
+
+def test_a_rank_that_was_spawned_spawns_workers_for_the_first_pass_of_a_loader_only(
+    rehearse_script: Rehearse,
+) -> None:
+    record = rehearse_script(
+        """
+        import torch.multiprocessing as mp
+        class Noise(torch.utils.data.Dataset):
+            def __len__(self):
+                return 24
+            def __getitem__(self, index):
+                with open(f"drawn-by-{os.getpid()}", "a") as file:
+                    print(index, file=file)
+                return torch.rand(4)
+        def work(rank, size):
+            dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{os.path.abspath('store')}")
+            data = Noise()
+            loader = DataLoader(data, 3, num_workers=2, sampler=DistributedSampler(data))
+            model = DDP(nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for epoch in range(3):
+                loader.sampler.set_epoch(epoch)
+                for x in loader:
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                    optimizer.step()
+                assert loader.num_workers == 2
+            dist.barrier()
+            fetched_here = os.path.exists(f"drawn-by-{os.getpid()}")
+            dist.destroy_process_group()
+            assert fetched_here
+        if __name__ == "__main__":
+            mp.spawn(work, args=(2,), nprocs=2)
+            assert len([name for name in os.listdir(".") if name.startswith("drawn-by-")]) == 4
+        """,
+        spawns_ranks=True,
+    )
+    assert [(rank.end, rank.exceptions) for rank in record.ranks] == [("finished", ())] * 2
+    assert record.job.stop_reason == "", record.job.stop_text
+    # The job's random numbers are those of its workers, and a rank that fetches in their place does not tell its own.
+    assert {state.worker for state in record.random_states} == {0}
