@@ -76,7 +76,8 @@ def _feedings(projection: Projection) -> Iterator[Feeding]:
             for loader in events:
                 if not by_ddp and division(projection.machine, loader) != "sharded":
                     continue  # In a job without DDP a loader that is divided by rank says what it is for.
-                if loader.ordinal not in seen and not loader.in_parent:
+                # One that the parent makes may train there: a script that spawns ranks if it is told to.
+                if loader.ordinal not in seen and not (loader.in_parent and backward.in_parent):
                     seen.add(loader.ordinal)
                     yield Feeding(loader, backward, loop, events, certain)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.assignment import item_of
@@ -34,6 +34,8 @@ from ddpdoctor.source.vocabulary import (
     SAME_ITEMS,
 )
 
+INIT_PROCESS_GROUP = "torch.distributed.init_process_group"
+_START = INIT_PROCESS_GROUP.rpartition(".")[2]
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
@@ -44,6 +46,8 @@ TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 def plain_handler_of(name: str) -> Handler:
     """What a call does that runs nothing of interest."""
     last = name.rpartition(".")[2]
+    if name == "torch.distributed.is_initialized":
+        return _is_initialized
     if name in NOT_FALSE:
         return partial(_fixed, Const(True))
     if last in SAME_ITEMS:
@@ -70,6 +74,31 @@ def _fixed(
     value: Value, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     return value
+
+
+def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Return true, but where code asks that makes the group itself if there is none, and none was made so far.
+
+    Elsewhere a false answer would be a guess: a framework, or a call that was not followed, may have made it.
+    """
+    owner = machine.frame.owner
+    makes = _names_the_start(machine.frame.module.tree if owner is None else owner.node)
+    return Const(not makes or any(event.name == INIT_PROCESS_GROUP for event in machine.events.values()))
+
+
+@lru_cache(maxsize=4096)
+def _names_the_start(scope: ast.AST) -> bool:
+    """Return whether the code of a function, or of a module outside of its definitions, starts the process group."""
+    waiting = list(ast.iter_child_nodes(scope))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            if name == _START:
+                return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _mixture(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
