@@ -64,7 +64,7 @@ def test_a_healthy_script_runs_to_its_end_in_silence(tmp_path: Path) -> None:
     assert (code, report["findings"]) == (0, [])
     rehearsal = report["rehearsal"]
     assert rehearsal["status"] == "completed" and rehearsal["device"] == "stand-in"
-    assert (rehearsal["ranks"], rehearsal["steps"], rehearsal["batch_size"]) == (2, 8, 4)
+    assert (rehearsal["ranks"], rehearsal["steps"], rehearsal["batch_size"]) == (2, 8, 2)
 
 
 @pytest.mark.parametrize(
