@@ -21,7 +21,7 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert [rehearsal_plan.time_limit_s(request(), ranks) for ranks in (1, 2, 3, 8)] == [120, 120, 180, 480]
+    assert [rehearsal_plan.time_limit_s(request(), ranks) for ranks in (1, 2, 3, 8)] == [110, 110, 165, 440]
     assert rehearsal_plan.time_limit_s(request(time_limit_s=30.0), 8) == 30
 
 
@@ -29,14 +29,15 @@ def test_the_time_limit_grows_with_the_ranks_that_share_a_core_unless_it_is_give
     ("launch", "device", "fields", "samples"),
     [
         (Launch(), "cpu", {}, None),
-        (Launch(), "cpu", {"may_use_gpus": True}, 4),
+        (Launch(), "cpu", {"may_use_gpus": True}, 2),
         (Launch(), "cpu", {"may_use_gpus": True, "batch_size": 0}, None),
         (Launch(), "cpu", {"may_use_gpus": True, "batch_size": 2}, 2),
         (Launch(), "cuda", {"may_use_gpus": True}, None),
-        (Launch(), "stand-in", {}, 4),
+        (Launch(), "stand-in", {}, 2),
+        (Launch(), "stand-in", {"stress": "short-batch"}, 4),
         (Launch(), "stand-in", {"full": True}, None),
         (Launch(), "stand-in", {"full": True, "batch_size": 2}, 2),
-        (Launch(starter="accelerate"), "cpu", {}, 4),
+        (Launch(starter="accelerate"), "cpu", {}, 2),
         (
             Launch(starter="accelerate", environment={"ACCELERATE_USE_CPU": "true"}),
             "cpu",
