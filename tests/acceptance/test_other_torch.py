@@ -21,7 +21,10 @@ from tests.truth.test_truth import assert_true_on
 VARIABLE = "DDPDOCTOR_OTHER_TORCH"
 OTHERS = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
 
-pytestmark = pytest.mark.full
+PATIENCE = 3.0
+"""Times the usual time limit: a CUDA build of torch has 1.5 to 2 GB, and as much again of CUDA's libraries, to load."""
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 on_each_torch = pytest.mark.parametrize(
     "python", OTHERS or [pytest.param("", marks=pytest.mark.skip(reason=f"{VARIABLE} names no interpreter"))]
 )
@@ -31,7 +34,8 @@ on_each_torch = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_example_gives_the_same_on_another_torch(name: str, python: str, tmp_path: Path) -> None:
     code, verdict, status, findings = EXAMPLES[name]
-    exit_code, report = check("--python", python, str(ROOT / "examples" / name), cwd=tmp_path)
+    limit = ("--time-limit", str(int(PATIENCE * 120)))
+    exit_code, report = check("--python", python, *limit, str(ROOT / "examples" / name), cwd=tmp_path)
     found = [(finding["code"], finding["severity"], sorted(finding["basis"])) for finding in report["findings"]]
     assert (found, report["verdict"], exit_code) == (findings, verdict, code)
     assert report["rehearsal"]["status"] == status
@@ -43,7 +47,7 @@ def test_each_fault_is_named_on_another_torch(
     name: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(tmp_path, monkeypatch)
-    assert run_fault(FAULTS[name], tmp_path, python=python).wrong == ""
+    assert run_fault(FAULTS[name], tmp_path, python=python, patience=PATIENCE).wrong == ""
 
 
 @on_each_torch
@@ -52,7 +56,7 @@ def test_correct_code_is_left_alone_on_another_torch(
     name: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(tmp_path, monkeypatch)
-    assert examine_healthy(HEALTHY[name], tmp_path, python=python) == ""
+    assert examine_healthy(HEALTHY[name], tmp_path, python=python, time_limit_s=PATIENCE * 120) == ""
 
 
 @on_each_torch

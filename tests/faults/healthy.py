@@ -146,10 +146,10 @@ QUICK = ("small habits", "joined uneven loaders", "a GAN with two models")
 """Also run by the tests."""
 
 
-def examine_healthy(script: str, folder: Path, *, python: str | None = None) -> str:
+def examine_healthy(script: str, folder: Path, *, python: str | None = None, time_limit_s: float | None = None) -> str:
     """Examine a healthy script in an empty working directory; what was wrongly said of it, empty when nothing was."""
     (folder / "train.py").write_text(script)
-    examination = examine(ExamineRequest(target="train.py", python=python))
+    examination = examine(ExamineRequest(target="train.py", python=python, time_limit_s=time_limit_s))
     found = [finding for finding in examination.findings if finding.severity.value != "advice"]
     if found or examination.exit_code != 0:
         said = "; ".join(f"{finding.code} {finding.title}" for finding in found)

@@ -28,14 +28,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the fault to the end of the examination; None when the script did not say when it struck."""
 
 
-def run_fault(fault: Fault, folder: Path, *, overlay: bool = True, python: str | None = None) -> Run:
+def run_fault(
+    fault: Fault, folder: Path, *, overlay: bool = True, python: str | None = None, patience: float = 1.0
+) -> Run:
     """Examine the script of a fault in the empty directory ``folder``, which has to be the working directory.
 
-    ``python`` is the interpreter of the ranks, for the table of another torch.
+    ``python`` is the interpreter of the ranks, for the table of another torch; ``patience`` multiplies the time limit.
     """
     (folder / SCRIPT_NAME).write_text(fault.script)
     request = ExamineRequest(
-        target=SCRIPT_NAME, nproc=fault.ranks, time_limit_s=fault.time_limit_s, overlay=overlay, python=python
+        target=SCRIPT_NAME,
+        nproc=fault.ranks,
+        time_limit_s=patience * fault.time_limit_s,
+        overlay=overlay,
+        python=python,
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stamps:
         stamps.bind(str(folder / "stamps"))

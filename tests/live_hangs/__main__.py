@@ -1,6 +1,7 @@
 """Prints the table of hangs and of jobs that go on, as they are told while they run; exits with 1 when a row is wrong.
 
 python -m tests.live_hangs [--times N] [--after N] [--load] [--jobs N] [--part hangs|healthy] [--only WORDS]
+    [--python PATH]
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="rows at once; they mostly stand")
     parser.add_argument("--only", nargs="*", default=(), help="rows whose names hold one of these words")
     parser.add_argument("--part", choices=("hangs", "healthy"), help="one half of the table")
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter of the ranks, for the table of another torch"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the rows, and end")
     wanted = parser.parse_args()
     hangs = [name for name in HANGS if wanted.part != "healthy" and _is_wanted(name, wanted.only)]
@@ -42,7 +46,7 @@ def main() -> int:
     tasks = [(name, turn) for turn in range(wanted.after, wanted.after + wanted.times) for name in (*hangs, *healthy)]
     with scratch_directory() as directory, _load(wanted.load), ThreadPoolExecutor(wanted.jobs) as pool:
         outcomes = []
-        for outcome in pool.map(lambda task: _run(directory, *task), tasks):
+        for outcome in pool.map(lambda task: _run(directory, wanted.python, *task), tasks):
             outcomes.append(outcome)
             _print(outcome)
     _print_figures(outcomes)
@@ -53,12 +57,12 @@ def _is_wanted(name: str, words: tuple[str, ...]) -> bool:
     return not words or any(word in name for word in words)
 
 
-def _run(directory: Path, name: str, turn: int) -> Outcome:
+def _run(directory: Path, python: str, name: str, turn: int) -> Outcome:
     folder = directory / f"{(list(HANGS) + list(NEAR_HANGS)).index(name)}-{turn}"
     folder.mkdir()
     if name in HANGS:
-        return run_hang(name, HANGS[name], folder, ENDINGS[(list(HANGS).index(name) + turn) % len(ENDINGS)])
-    return run_healthy(name, NEAR_HANGS[name], folder)
+        return run_hang(name, HANGS[name], folder, ENDINGS[(list(HANGS).index(name) + turn) % len(ENDINGS)], python)
+    return run_healthy(name, NEAR_HANGS[name], folder, python)
 
 
 def _print(outcome: Outcome) -> None:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -60,10 +61,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict at the end."""
 
 
-def run_hang(name: str, hang: Hang, folder: Path, ending: Ending) -> Outcome:
-    """Run a job that hangs in the empty directory ``folder``, end it once its cause was told, and judge."""
+def run_hang(name: str, hang: Hang, folder: Path, ending: Ending, python: str = sys.executable) -> Outcome:
+    """Run a job that hangs in the empty directory ``folder``, end it once its cause was told, and judge.
+
+    ``python`` is the interpreter of the ranks; it needs torch, and what the row imports.
+    """
     ending = hang.ending or ending
-    job = _Job(folder, hang.script, hang.ranks, hang.command, hang.variables)
+    job = _Job(folder, hang.script, python, hang.ranks, hang.command, hang.variables)
     with job.running():
         struck_ns = job.wait_for_fault()
         patience_s = MOST_S[hang.kind] + 12
@@ -88,9 +92,9 @@ def run_hang(name: str, hang: Hang, folder: Path, ending: Ending) -> Outcome:
     return Outcome(name=name, wrong=tuple(wrong), told_after_s=after_s, live=live, final=_verdict(report))
 
 
-def run_healthy(name: str, script: str, folder: Path) -> Outcome:
+def run_healthy(name: str, script: str, folder: Path, python: str = sys.executable) -> Outcome:
     """Run a job that goes on; what was said of it that should not have been."""
-    job = _Job(folder, script, 2, (), {})
+    job = _Job(folder, script, python)
     with job.running():
         job.wait_for_end(HEALTHY_WITHIN_S)
         told = [line.text for line in job.told]
@@ -118,7 +122,13 @@ class _Job:
     """One ``ddpdoctor profile`` on a terminal of its own."""
 
     def __init__(
-        self, folder: Path, script: str, ranks: int, command: tuple[str, ...], variables: dict[str, str]
+        self,
+        folder: Path,
+        script: str,
+        python: str,
+        ranks: int = 2,
+        command: tuple[str, ...] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.folder = folder
         self.told: list[Told] = []
@@ -127,8 +137,9 @@ class _Job:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        (folder / "launch.sh").write_text(TWO_OF_THREE.replace("FREE", str(port)).replace("python", sys.executable))
-        launch = ("--", *command) if command else ("--nproc", str(ranks), "train.py")
+        (folder / "launch.sh").write_text(TWO_OF_THREE.replace("FREE", str(port)).replace("python", python))
+        command = tuple(python if word == sys.executable else word for word in command)
+        launch = ("--", *command) if command else ("--python", python, "--nproc", str(ranks), "train.py")
         self._words = [
             *(sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--run-dir", str(folder / "run")),
             *("--output-format", "json", "-o", str(folder / "report.json"), *launch),
