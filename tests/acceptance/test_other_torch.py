@@ -7,6 +7,7 @@ them. Each interpreter needs torch and numpy and nothing of ours.
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,22 @@ def test_correct_code_is_left_alone_on_another_torch(
     name: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(tmp_path, monkeypatch)
-    assert examine_healthy(HEALTHY[name], tmp_path, python=python, time_limit_s=PATIENCE * 120) == ""
+    wrong = examine_healthy(HEALTHY[name], tmp_path, python=python, time_limit_s=PATIENCE * 120)
+    if wrong and _fails_by_itself(python, tmp_path):
+        # Before some torch, DDP's broadcast of buffers between two forwards broke the backward of the first.
+        pytest.skip(f"not correct on this torch, which refuses it without ddpdoctor, too: {wrong}")
+    assert wrong == ""
 
 
 @on_each_torch
 def test_what_is_measured_is_what_happened_on_another_torch(python: str, tmp_path: Path) -> None:
     assert_true_on(python, tmp_path)
+
+
+def _fails_by_itself(python: str, directory: Path) -> bool:
+    """Tell whether the script of a directory ends with an error where nothing watches it."""
+    launch = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    return subprocess.run(launch, cwd=directory, capture_output=True, timeout=600).returncode != 0
 
 
 def _work_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
