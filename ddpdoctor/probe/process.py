@@ -83,6 +83,8 @@ class ProcessEnd:
         dead rank within 0.1 s."""
         self.after_telling: Callable[[], None] = lambda: None
         """Called after that: what may take longer."""
+        self.after_raising: Callable[[BaseException], None] = lambda error: None
+        """Called after it is written which exception ends the process."""
         self.before_counting: Callable[[], None] = lambda: None
         """Called before it is looked up how much has been trained."""
         self.before_os_exit: Callable[[], None] = lambda: None
@@ -117,6 +119,8 @@ class ProcessEnd:
         self._close(self.before_telling)
         self._tell(error, of_a_thread=of_a_thread)
         self._close(self.after_telling)
+        if not self.ended_by_rehearsal:
+            self._journal.guarded(self.after_raising, error, harms=())
 
     def _tell(self, error: BaseException, *, of_a_thread: bool) -> None:
         consequence = self.consequence(error)

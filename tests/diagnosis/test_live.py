@@ -7,7 +7,7 @@ import msgspec
 
 from ddpdoctor.checks.collectives.hang import of_world
 from ddpdoctor.diagnosis.divergence.describe import title
-from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
@@ -41,6 +41,21 @@ def test_a_mismatch_is_a_proof_at_the_first_look() -> None:
     found = look(memory, job)
     assert found is not None
     assert found.form == "mismatch"
+
+
+def test_of_three_ranks_the_last_to_come_may_say_which_other_is_wrong() -> None:
+    for comes in (True, False):
+        memory, job = VerdictMemory(), healthy_job(3)
+        if comes:
+            job.call(0, "all_reduce", 57, completed=False)
+        job.call(1, "all_reduce", 57, completed=False)
+        job.call(2, "barrier", 57, completed=False)
+        assert (look(memory, job) is not None) == comes
+        job.call(0, "all_reduce", 57, completed=False)
+        assert look_for(memory, job, 0.5) is not None
+        found = find_divergence(job.record())
+        assert found is not None
+        assert found.culprit == 2
 
 
 def test_in_a_live_run_a_mismatch_waits_until_a_rank_says_that_it_waits() -> None:

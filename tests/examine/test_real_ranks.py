@@ -77,6 +77,8 @@ if __name__ == "__main__":
     mp.spawn(work, args=(0,), nprocs=0)
 """
 ARGUMENTS = "p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()"
+LATER = "time.sleep(0.7 * int(os.environ['RANK'])); open('missing.bin')"
+"""The launcher ends a rank 0.1 s after another has failed."""
 WITHOUT_THE_PROBE = """
 import os
 import sys
@@ -95,6 +97,7 @@ def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
     ("text", "reason", "output"),
     [
         (training("open('missing.bin')"), "raised FileNotFoundError at train.py:15", "missing.bin"),
+        (training(LATER), "ranks 0 and 1 raised FileNotFoundError at train.py:15", "missing.bin"),
         (training(ARGUMENTS), "left with exit code 2", "the following arguments are required: --data"),
         (NO_DDP, "without wrapping a model in DistributedDataParallel", "nothing to train"),
         (NO_WORKER, "the script started no rank", ""),
@@ -103,6 +106,7 @@ def training(at_the_start: str = "pass", in_a_step: str = "pass") -> str:
     ],
     ids=[
         "no data set",
+        "no data set, which one rank sees later",
         "missing arguments",
         "no DDP",
         "mp.spawn without a worker",

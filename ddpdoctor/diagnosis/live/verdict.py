@@ -70,9 +70,10 @@ class VerdictMemory:
 def live_verdict(memory: VerdictMemory, record: RunRecord, now_ns: int) -> Divergence | None:
     """Return the proof that the job hangs or computes something else, or None while there is none.
 
-    A mismatch or a desync is a proof at once, but in a live run only when it was seen for 0.3 s, unless a rank says
-    already that it waits; an absentee once another rank waits for it, and a standstill once its ranks have waited for
-    a second, both when seen for 0.3 s. ``now_ns`` is the time of the snapshot.
+    A mismatch or a desync is a proof when it was seen for 0.3 s, and at once in a rehearsal whose ranks are all there
+    or in a live run where a rank says already that it waits; an absentee once another rank waits for it, and a
+    standstill once its ranks have waited for a second, both when seen for 0.3 s. ``now_ns`` is when the record was
+    made.
     """
     memory.confirmed_since_ns = 0
     parting = memory.matcher.advance(record)
@@ -83,8 +84,12 @@ def live_verdict(memory: VerdictMemory, record: RunRecord, now_ns: int) -> Diver
     memory.note_waits(waits, now_ns)
     if parting is not None:
         parted = from_parting(record, memory.matcher, parting, blocked)
-        # What the ranks say of where they are may come a beat later than the calls that part them.
-        known = record.job.kind != "run" or any(turn.waiting for turn in parted.turns)
+        # What the ranks say of where they are may come a beat later than the calls that part them; and of three ranks
+        # the one that comes last says which of the other two is wrong.
+        if record.job.kind == "run":
+            known = any(turn.waiting for turn in parted.turns)
+        else:
+            known = all(turn.action != "elsewhere" for turn in parted.turns)
         return parted if known or memory.confirmed((parted.form, parted.group, parted.sequence), now_ns) else None
     absentee = find_departed_rank(record, memory.matcher, blocked)
     found = None

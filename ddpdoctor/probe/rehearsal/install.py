@@ -23,6 +23,7 @@ from .data.loaders import Loaders
 from .data.randomness import Randomness
 from .data.samples import Samples
 from .environment.device_choices import DeviceChoices
+from .environment.failure import Failure
 from .environment.lightning import LightningTrainers
 from .environment.network import hook_network
 from .environment.rendezvous import Rendezvous
@@ -69,6 +70,7 @@ class Rehearsal:
             journal.on_beat = self._beat
         mount_points = journal.plan.get("mount_points")
         self._process_end.consequence = lambda error: overlay.caused(error, mount_points)
+        self._process_end.after_raising = Failure(journal, self._rendezvous.started).stay
         no_touch.install(
             journal.run_directory,
             bool(journal.plan.get("allow_writes")),

@@ -114,7 +114,7 @@ class Rendezvous:
 
     def _fitted(self, url: str, rank: Any, world_size: Any) -> Optional[tuple[int, int]]:
         """Rank and number of ranks where the script asks for more ranks than were started; None where it does not."""
-        started = self._started()
+        started = self.started()
         if not isinstance(rank, int) or not isinstance(world_size, int):
             return None  # torch words the error
         asked = world_size if world_size >= 0 else _told(url, "world_size", "WORLD_SIZE")
@@ -140,8 +140,8 @@ class Rendezvous:
             "rendezvous", f"two ranks join the group as rank {rank}, so that it never has all of its ranks"
         )
 
-    def _started(self) -> int:
-        """Processes that were started as ranks; 0 when it is not known."""
+    def started(self) -> int:
+        """Return how many processes were started as ranks; 0 when it is not known."""
         if self._launched:
             return int(self._journal.plan.get("job", {}).get("ranks_expected", 0))
         spawned = os.environ.get(SPAWNED_VARIABLE, "")
