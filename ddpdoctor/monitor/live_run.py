@@ -32,7 +32,7 @@ from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan
-from ddpdoctor.record.ring_reader import NumberedTail
+from ddpdoctor.record.ring_reader import RingTail
 
 FRESH_WITHIN_NS = 800_000_000
 """For so long a verdict waits for the stacks of its moment."""
@@ -202,7 +202,7 @@ class LiveRun:
             self._fresh_request = self._requests - len(rings) + 1, now_ns
             return not rings
         number, asked_ns = self._fresh_request
-        beating = [ring for ring in rings if now_ns - ring.heartbeat().beat_ns < SILENT_AFTER_NS]
+        beating = [ring for ring in rings if now_ns - ring.heartbeat().beat_at_ns < SILENT_AFTER_NS]
         answered = all(ring.heartbeat().answered >= number for ring in beating)
         if not answered and now_ns - asked_ns < FRESH_WITHIN_NS:
             return False
@@ -227,7 +227,7 @@ class LiveRun:
         newly = superseded(
             book,
             self._rivals,
-            lambda pid: live.steps[pid].heartbeat().beat_ns if pid in live.steps else 0,
+            lambda pid: live.steps[pid].heartbeat().beat_at_ns if pid in live.steps else 0,
             lambda pid: not self._is_over and self._lives(pid),
         )
         if newly:
@@ -289,7 +289,7 @@ class LiveRun:
         if ring is not None:
             self._request(ring)
 
-    def _request(self, ring: NumberedTail) -> None:
+    def _request(self, ring: RingTail) -> None:
         """Ask with a number that the rank has not answered: others may watch the same run, or have watched it."""
         with suppress(OSError):  # another user's run, or a directory that is gone
             self._requests = max(self._requests, ring.heartbeat().answered) + 1
@@ -399,4 +399,4 @@ class LiveRun:
 def _rows_of_each(ranks: int, *, whole: bool) -> int:
     """Steps of each rank that are kept."""
     shared = WHOLE_ROWS if whole else WATCHED_ROWS
-    return min(layout.NUMBERED_ROWS, max(FEWEST_ROWS, shared // ranks))
+    return min(layout.LIVE_ROWS, max(FEWEST_ROWS, shared // ranks))

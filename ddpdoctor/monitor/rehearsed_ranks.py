@@ -109,9 +109,9 @@ class RehearsedRanks:
         long_ns, now_ns = int(self._stall_after_s * 1e9), epoch_ns()
         asking = []
         for pid, ring in rings.items():
-            since_ns, asked_ns = ring.polling()
-            asks_still = now_ns - asked_ns < ASKS_WITHIN_NS or ring.heartbeat().sleeps_until_ns > now_ns
-            if since_ns and now_ns - since_ns >= long_ns and asks_still:
+            beat = ring.heartbeat()
+            asks_still = now_ns - beat.polled_at_ns < ASKS_WITHIN_NS or beat.sleeps_until_ns > now_ns
+            if beat.polling_since_ns and now_ns - beat.polling_since_ns >= long_ns and asks_still:
                 asking.append(pid)
         return frozenset(asking if asking and self._liveness.at_rest(rings) else ())
 

@@ -13,7 +13,7 @@ from ddpdoctor.monitor.processes.loops import patience_of, usual_interval_ns
 from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import Rank, RunRecord
-from ddpdoctor.record.ring_reader import NumberedTail
+from ddpdoctor.record.ring_reader import RingTail
 
 STALL_AFTER_S = 4.0
 """A rank without any sign of life for so long, while others wait for it, is stuck; its processes are looked at from the
@@ -49,7 +49,7 @@ class StuckRanks:
         self._looked_ns = 0
         """When the processes were looked at last."""
 
-    def look(self, rings: Mapping[int, NumberedTail], book: RankBook, record: RunRecord, now_ns: int) -> None:
+    def look(self, rings: Mapping[int, RingTail], book: RankBook, record: RunRecord, now_ns: int) -> None:
         """See which ranks do nothing, which are stopped, and ask those for their stacks that cannot say where they are.
 
         ``rings`` are the steps of each process, ``record`` what is known of all.
@@ -66,7 +66,7 @@ class StuckRanks:
         stuck = self._liveness.look(rings) - usual
         stopped = {pid for pid in book.pids().values() if pid in rings and self._outer.is_stopped(pid)}
         # It went on for no longer than a beat after its last one, nor was it stopped at the look before.
-        since_ns = {pid: max(rings[pid].heartbeat().beat_ns, self._looked_ns) for pid in stopped}
+        since_ns = {pid: max(rings[pid].heartbeat().beat_at_ns, self._looked_ns) for pid in stopped}
         self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, since_ns[pid]) for pid in stopped}
         self._looked_ns = now_ns
         long = {pid for pid, since_ns in self._stopped_since_ns.items() if now_ns - since_ns >= STOPPED_AFTER_NS}
@@ -83,7 +83,7 @@ class StuckRanks:
             entry = book.processes.get(pid)
             if entry is None or pid in stopped or not self._outer.is_alive(pid):
                 continue
-            beat_ns = ring.heartbeat().beat_ns
+            beat_ns = ring.heartbeat().beat_at_ns
             if 0 < beat_ns < now_ns - HELD_AFTER_NS:
                 self._signalled.ask(pid, entry.pulse_thread, now_ns)
 

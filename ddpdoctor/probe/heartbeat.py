@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, Optional
 
 from ..record import layout
-from ..record.writer import CollectiveRing
+from ..record.ring_writer import CollectiveRing
 from .journal import Journal
-from .user_code import all_frames
+from .user_code import UserCode, all_frames
 
 BEAT_S = 0.05
 WAITING_AFTER_MS = 250
@@ -26,16 +27,68 @@ SUPERVISOR_EVERY_BEATS = 10
 _kept_open: list[object] = []
 
 
+class ThreadWatch:
+    """What one thread of this process does, as far as its stack and its CPU clock tell."""
+
+    def __init__(self, thread: int, user_code: UserCode) -> None:
+        """``thread`` is its number in Python."""
+        self.thread = thread
+        self.stack: tuple[int, ...] = ()
+        self.since_ns = 0
+        """When the stack was first seen as it is; of the monotonic clock."""
+        self.cpu_ns = 0
+        """What the thread has computed at the last look."""
+        self.unchanged_ms = 0
+        """How long the stack had not changed at the last look."""
+        self._cpu_at_change_ns = 0
+        self._user_code = user_code
+        self._clock = _clock_of(thread)
+
+    def frame(self) -> Optional[FrameType]:
+        """Return its innermost frame; None once it has ended."""
+        return sys._current_frames().get(self.thread)
+
+    def compute(self) -> None:
+        """Read the CPU clock; of a thread that has ended, and where it has none, that of the process."""
+        try:
+            self.cpu_ns = time.process_time_ns() if self._clock is None else time.clock_gettime_ns(self._clock)
+        except OSError:
+            self.cpu_ns = time.process_time_ns()
+
+    def look(self, frame: Optional[FrameType], now_ns: int) -> bool:
+        """Take in its stack; whether it does nothing, and not for a lock, a queue or a pipe of Python's."""
+        stack = _places(frame)
+        if stack != self.stack:
+            self.stack, self.since_ns, self._cpu_at_change_ns = stack, now_ns, self.cpu_ns
+        self.unchanged_ms = (now_ns - self.since_ns) // 1_000_000
+        if frame is None or self._user_code.is_standard_library(frame.f_code.co_filename):
+            return False
+        return self.cpu_ns - self._cpu_at_change_ns <= WAITING_CPU_SHARE * self.unchanged_ms * 1_000_000
+
+
+def _clock_of(thread: int) -> Optional[int]:
+    """The CPU clock of a thread, where the platform has it."""
+    try:
+        return time.pthread_getcpuclockid(thread)
+    except (AttributeError, OSError):
+        return None
+
+
+def _places(frame: Optional[FrameType]) -> tuple[int, ...]:
+    places = []
+    while frame is not None:
+        places.append(id(frame.f_code))
+        places.append(frame.f_lasti)
+        frame = frame.f_back
+    return tuple(places)
+
+
 class Heartbeat:
     """Watches the main thread of its own process."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._main = threading.main_thread().ident or 0
-        self._clock = thread_clock(self._main)
-        self._stack_hash = 0
-        self._stack_since = time.monotonic()
-        self._cpu_at_change_ns = 0
+        self._main = ThreadWatch(threading.main_thread().ident or 0, journal.user_code)
         self._answered = 0
 
     def start(self) -> None:
@@ -62,45 +115,27 @@ class Heartbeat:
         if ring is None:
             return
         waiting_row = journal.settle()
-        cpu_ns = time.clock_gettime_ns(self._clock) if self._clock is not None else time.process_time_ns()
-        now = time.monotonic()
-        stack_hash = self._hash_main_stack()
-        if stack_hash != self._stack_hash:
-            self._stack_hash, self._stack_since, self._cpu_at_change_ns = stack_hash, now, cpu_ns
-        unchanged_ms = int((now - self._stack_since) * 1000)
-        busy_ns = cpu_ns - self._cpu_at_change_ns
-        elsewhere = journal.sleeps_until_ns or self._is_in_standard_library()
-        if elsewhere or unchanged_ms < WAITING_AFTER_MS or busy_ns > WAITING_CPU_SHARE * unchanged_ms * 1_000_000:
+        main = self._main
+        main.compute()
+        is_blocked = main.look(main.frame(), time.monotonic_ns())
+        if journal.sleeps_until_ns or not is_blocked or main.unchanged_ms < WAITING_AFTER_MS:
             waiting_row = -1
         journal.waits = waiting_row >= 0
         requested = ring.requested()
         if requested != self._answered:
-            write_stacks(self._journal, self._main)
+            write_stacks(self._journal, main.thread)
             self._answered = requested
         ring.beat(
-            cpu_ns,
-            stack_hash & 0xFFFFFFFFFFFFFFFF,
+            main.cpu_ns,
+            hash(main.stack),
             waiting_row,
-            unchanged_ms,
+            main.unchanged_ms,
             journal.forwards,
             journal.backwards,
             journal.optimizer_steps,
             self._answered,
             journal.sleeps_until_ns,
         )
-
-    def _is_in_standard_library(self) -> bool:
-        """Tell whether the main thread is held by a queue, a lock or a pipe of Python's and so by no collective."""
-        frame = sys._current_frames().get(self._main)
-        return frame is not None and self._journal.user_code.is_standard_library(frame.f_code.co_filename)
-
-    def _hash_main_stack(self) -> int:
-        frame = sys._current_frames().get(self._main)
-        parts = []
-        while frame is not None:
-            parts.append((id(frame.f_code), frame.f_lasti))
-            frame = frame.f_back
-        return hash(tuple(parts))
 
     def _end_with_the_supervisor(self) -> None:
         """A rehearsal does not outlive the doctor who started it."""
@@ -209,11 +244,3 @@ def take_last_words(run_directory: str) -> None:
             faulthandler.register(signal.SIGTERM, file=file, all_threads=False, chain=True)
     except (OSError, ValueError, AttributeError, RuntimeError):
         pass
-
-
-def thread_clock(ident: int) -> int | None:
-    """Return the CPU clock of one thread, where the platform has it."""
-    try:
-        return time.pthread_getcpuclockid(ident)
-    except (AttributeError, OSError):
-        return None

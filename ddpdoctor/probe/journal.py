@@ -10,7 +10,8 @@ from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
 
 from ..record.clock import epoch_ns
-from ..record.writer import CollectiveRing, EventWriter
+from ..record.ring_writer import CollectiveRing
+from ..record.writer import EventWriter
 from .user_code import UserCode
 
 Result = TypeVar("Result")

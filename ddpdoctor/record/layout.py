@@ -2,8 +2,8 @@
 
 ``job.json``                 what was asked for; written by the launcher before the ranks start
 ``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a kill loses none
-``collectives-PID.ring``     of a rehearsal: a head of ``HEAD_BYTES`` with the heartbeat, then rows of ``ROW_BYTES``
-``steps-PID.ring``           of a live run: a head with the pulse, then one row a step; see "Numbered rings" below
+``collectives-PID.ring``     of a rehearsal: a head with the pulse, then one row a collective; see "Rings" below
+``steps-PID.ring``           of a live run: a head with the pulse, then one row a step
 ``calls-PID.ring``           of a live run: a head, then one row for each explicit collective
 ``indices-PID-N.bin``        the sorted sample indices of one pass, signed 64-bit, native byte order
 ``stacks-PID.txt``           what ``faulthandler`` wrote when the rank could not answer itself
@@ -21,66 +21,81 @@
 ``files-in-the-overlay.log`` of a rehearsal in an overlay: files that it made or changed there
 ``rank-N.out``               what the ranks printed
 
-All rings are written with ``pwrite`` and read with ``pread``, and never mapped: a file that is truncated or deleted
-under the job, or a disk that is full, costs rows and nothing else, and a mapped one the life of who touches it.
-
-A row of a rehearsal's ring begins with its number, from 1; a slot that holds another number has lost its row. Strings
-that repeat (call chains, signatures, groups) are events that are written before the first row that refers to them.
-
-**Numbered rings**: a row is its number (signed 64 bit, from 0), its fields (signed
-64 bit each) and the CRC-32 of both; row *n* lies in slot *n* modulo the number of slots. A slot whose checksum fits
-holds the row that it names, whatever else happened to the file. A row may be written again with the same number: a call
-when it is over. The head is written anew with each pulse, except for the request at ``NUMBERED_COMMAND_OFFSET``, which
-is the reader's.
+**Rings** are written with ``pwrite`` and read with ``pread``, and never mapped: a file that is truncated or deleted
+under the job, or a disk that is full, costs rows and nothing else, and a mapped one the life of who touches it. A row
+is its number (signed 64 bit, from 0), its fields (signed 64 bit each) and the CRC-32 of both; row *n* lies in slot *n*
+modulo the number of slots. A slot whose checksum fits holds the row that it names, whatever else happened to the file.
+A row may be written again with the same number: a call when it is over. The head is written anew with each pulse but
+for the request at ``COMMAND_OFFSET``, which is the reader's. Strings that repeat (call chains, signatures, groups) are
+events that are written before the first row that refers to them.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 VERSION = 1
 """Version of everything in a run directory; a reader refuses newer ones."""
 
-MAGIC = b"DDPDRING"
 HEAD_BYTES = 4096
-RING_ROWS = 1 << 16
-
-ROW = struct.Struct("<QQQIIIIiiI12x")
-"""Number of the row from 1, started_ns, completed_ns (0 while incomplete), group, sequence, signature, site, step,
-forward_site, checksum. Of 64 bytes, so that none lies on two pages: those are written one after the other."""
-ROW_BYTES = ROW.size
-CHECKED = struct.Struct("<QQIIIIii")
-"""What the CRC-32 is of: the row without the checksum and ``completed_ns``, which comes later. A reader may meet a row
-that is half written, and would take a zero for the first signature and the first site."""
-COMPLETED = struct.Struct("<Q")
-COMPLETED_OFFSET = 16
-"""In a row."""
-
 IDENTITY = struct.Struct("<8sIIIIQ")
 """At offset 0: magic, version, row bytes, ring rows, process id, creation time in ns."""
-COUNT = struct.Struct("<Q")
-COUNT_OFFSET = 64
-"""Rows ever written, as of the newest heartbeat."""
+NEXT = struct.Struct("<Q")
+NEXT_OFFSET = 40
+"""In a head, behind the identity: number of the first row that was not written yet."""
+PULSE_OFFSET = 64
+"""In a head: the newest pulse, a signed 64-bit number a field, then a CRC-32 of them."""
 COMMAND = struct.Struct("<I")
-COMMAND_OFFSET = 72
-"""Number of the newest request for stacks, written by the supervisor."""
-LOST = struct.Struct("<Q")
-LOST_OFFSET = 80
-"""Events that the process could not write."""
-POLLING = struct.Struct("<QQ")
-POLLING_OFFSET = 88
-"""Since when the main thread has done nothing but ask for a file, in vain (0: it has not), and when it asked
-last."""
-HEARTBEAT = struct.Struct("<QQQqIIIIIxxxxQQ")
-HEARTBEAT_OFFSET = 128
-"""heartbeat_ns, main thread's CPU time in ns, hash of the main thread's stack, row that the main thread waits in (-1:
-none), milliseconds for which the stack has not changed, training forwards, backwards, optimizer steps, stack requests
-answered, end of the sleep that the main thread is in (0: none), bytes that the ring's own calls of the system moved."""
+COMMAND_OFFSET = 1024
+"""Number of the newest request for stacks and collectives, written by the reader."""
+CHECKSUM_BYTES = 4
 
-STEPS_MAGIC = b"DDPDSTEP"
-CALLS_MAGIC = b"DDPDCALL"
-NUMBERED_ROWS = 4096
-"""Slots of a numbered ring."""
+
+class RingKind(NamedTuple):
+    """What the rows and the pulse of a ring hold."""
+
+    magic: bytes
+    fields: tuple[str, ...]
+    rows: int
+    """Slots."""
+    finished_by: str = ""
+    """The field that is 0 in a row which will be written again."""
+    pulse_fields: tuple[str, ...] = ()
+    in_order: bool = False
+    """Rows are written one after the other: one that is not there when the next one is was lost."""
+
+
+COLLECTIVE_ROWS = 1 << 16
+COLLECTIVES = RingKind(
+    b"DDPDCOLL",
+    ("group", "sequence", "signature", "site", "step", "forward_site", "started_ns", "completed_ns"),
+    COLLECTIVE_ROWS,
+    "completed_ns",
+    (
+        "beat_at_ns",
+        "main_cpu_ns",
+        "stack_hash",
+        "waiting_row",
+        "unchanged_ms",
+        "forwards",
+        "backwards",
+        "optimizer_steps",
+        "answered",
+        "sleeps_until_ns",
+        "lost_events",
+        "polling_since_ns",
+        "polled_at_ns",
+        "own_bytes",
+    ),
+    in_order=True,
+)
+"""Of a rehearsal: a row is written before its collective is entered, which may end the process. In the pulse:
+``waiting_row`` is the row that the main thread waits in (-1: none); ``polling_since_ns`` since when it has done nothing
+but ask for a file, in vain (0: it has not), and ``polled_at_ns`` when it asked last; the rest is as in a live run's."""
+
+LIVE_ROWS = 4096
+"""Slots of a ring of a live run."""
 STEP_FIELDS = (
     "step",
     "started_at_ns",
@@ -156,7 +171,6 @@ PHASES = (
 )
 """As ``measured.Phase``."""
 
-PULSE = struct.Struct("<21q")
 PULSE_FIELDS = (
     "beat_at_ns",
     "phase",
@@ -183,13 +197,8 @@ PULSE_FIELDS = (
 """``kind`` is -1 outside of any collective; ``answered`` is the newest request that was served; ``blocked`` is 1
 while a collective is under way and the training thread does nothing, in a place that is not Python's own;
 ``own_bytes`` are those that the probe itself has read and written by now; the rest is as in ``measured.Pulse``."""
-PULSE_OFFSET = 64
-"""In a numbered ring's head, behind the identity; a CRC-32 of the pulse follows it."""
-NEXT = struct.Struct("<Q")
-NEXT_OFFSET = 40
-"""In a numbered ring's head, behind the identity: number of the first row that was not written yet."""
-NUMBERED_COMMAND_OFFSET = 1024
-"""Number of the newest request for stacks and collectives, written by the reader."""
+STEPS = RingKind(b"DDPDSTEP", STEP_FIELDS, LIVE_ROWS, pulse_fields=PULSE_FIELDS)
+CALLS = RingKind(b"DDPDCALL", CALL_FIELDS, LIVE_ROWS, "left_at_ns")
 
 JOB_FILE = "job.json"
 HEAD_FILE = "head.txt"
@@ -241,6 +250,6 @@ def calls_name(pid: int) -> str:
     return f"calls-{pid}.ring"
 
 
-def numbered_row(fields: int) -> struct.Struct:
-    """Return the row of a numbered ring, without its checksum."""
-    return struct.Struct(f"<{fields + 1}q")
+def numbers(fields: int) -> struct.Struct:
+    """Return so many signed 64-bit numbers as they lie in a ring."""
+    return struct.Struct(f"<{fields}q")

@@ -1,23 +1,25 @@
-"""Reads a numbered ring of a live run while it grows; see ``layout``."""
+"""Reads a ring while it grows; see ``layout``."""
 
 from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
-from ddpdoctor.record.reader import NO_HEARTBEAT, Heartbeat
 
-_CHECKSUM_BYTES = 4
 _SLOTS_AT_ONCE = 256
+_TORN_S = 0.001
+"""A row that is being written again may be torn for a moment."""
 
 
 class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,32 +48,85 @@ class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
     own_bytes: int
 
 
-class NumberedTail:
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest heartbeat of a rank."""
+
+    beat_at_ns: int
+    main_cpu_ns: int
+    stack_hash: int
+    waiting_row: int = -1
+    """Number of the row that the main thread waits in; -1 when it does not wait, and in a live run."""
+    unchanged_ms: int
+    """How long the main thread's stack has not changed."""
+    forwards: int
+    backwards: int
+    optimizer_steps: int
+    answered: int
+    """Number of the newest request for stacks that was served."""
+    sleeps_until_ns: int
+    """End of the ``time.sleep`` that the main thread is in; 0 when it is in none."""
+    lost_events: int = 0
+    """Events that the process could not write."""
+    polling_since_ns: int = 0
+    """Since when the main thread has only asked for a file, in vain; 0 where it has not."""
+    polled_at_ns: int = 0
+    """When it asked last."""
+    own_bytes: int = 0
+    """What the probe itself has read and written by calls of the system, which is not the rank's work."""
+
+
+NO_HEARTBEAT = Heartbeat(
+    beat_at_ns=0,
+    main_cpu_ns=0,
+    stack_hash=0,
+    unchanged_ms=0,
+    forwards=0,
+    backwards=0,
+    optimizer_steps=0,
+    answered=0,
+    sleeps_until_ns=0,
+)
+
+
+class Beating(Protocol):
+    """The ring of one process: it has a heartbeat, and its process can be asked."""
+
+    def heartbeat(self) -> Heartbeat:
+        """Return the newest heartbeat."""
+        ...
+
+    def ask_for_stacks(self, number: int) -> None:
+        """Ask the process for its stacks."""
+        ...
+
+
+class RingTail:
     """The rows of one ring of one process.
 
     Raises ``RecordError`` for a file that another version wrote, ``OSError`` where it cannot be opened, and
     ``ValueError`` for one that has no identity (yet).
     """
 
-    def __init__(self, path: Path, magic: bytes, fields: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, kind: layout.RingKind) -> None:
         self._path = path
-        self._row = layout.numbered_row(len(fields))
-        self._row_bytes = self._row.size + _CHECKSUM_BYTES
+        self._kind = kind
+        self._row = layout.numbers(1 + len(kind.fields))
+        self._row_bytes = self._row.size + layout.CHECKSUM_BYTES
+        self._pulse = layout.numbers(len(kind.pulse_fields))
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self.pid, self._created_ns = self._check(magic)
+            self.pid, self._created_ns = self._check()
         except (RecordError, ValueError):
             os.close(self._descriptor)
             raise
-        self._fields = fields
-        self._finishing = fields.index("left_at_ns") if "left_at_ns" in fields else -1
-        self.most_rows = layout.NUMBERED_ROWS
+        self._finishing = kind.fields.index(kind.finished_by) if kind.finished_by else -1
+        self.most_rows = kind.rows
         """So many of the newest rows are kept."""
         self.start_anew()
 
     def start_anew(self) -> None:
         """Forget all rows, and read the file from its beginning."""
-        self.columns: dict[str, array[int]] = {name: array("q") for name in self._fields}
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._kind.fields}
         self.numbers = array("q")
         """Number of each row that was read, ascending."""
         self.dropped = 0
@@ -81,6 +136,7 @@ class NumberedTail:
         self._stuck_at = -1
         """Row that was not there at the last look although later ones had been written."""
         self._next = 0
+        self._heartbeat = NO_HEARTBEAT
         self._unfinished: list[int] = []
         """Positions of rows that will be written again."""
 
@@ -92,47 +148,40 @@ class NumberedTail:
             self.start_anew()
         self._unfinished = [position for position in self._unfinished if not self._finished_now(position)]
         written = self._written()
-        while self._read_ahead() == _SLOTS_AT_ONCE:
-            pass
+        self._read_on()
         if self._next < written:
-            # A row that is being written again may be torn for once.
-            if self._stuck_at == self._next:
+            if self._kind.in_order:
+                time.sleep(_TORN_S)
+                self._read_on()
+            # In other rings a row may be late: it waits in memory while the beginning of the next is written.
+            if self._kind.in_order or self._stuck_at == self._next:
                 self._pass_over(written)
             self._stuck_at = self._next
         self._keep_newest()
 
+    def position(self, number: int) -> int:
+        """Return where in the columns the row of a number is; -1 where it was not read."""
+        at = bisect_left(self.numbers, number)
+        return at if at < len(self.numbers) and self.numbers[at] == number else -1
+
     def pulse(self) -> RawPulse | None:
-        """Return the newest pulse; None while there is none, or when the file is damaged."""
-        content = self._bytes_at(layout.PULSE_OFFSET, layout.PULSE.size + _CHECKSUM_BYTES)
-        packed = content[: layout.PULSE.size]
-        if len(content) < layout.PULSE.size + _CHECKSUM_BYTES or not _fits(packed, content[layout.PULSE.size :]):
-            return None
-        return RawPulse(**dict(zip(layout.PULSE_FIELDS, layout.PULSE.unpack(packed), strict=True)))
+        """Return the newest pulse of a live run; None while there is none, or when the file is damaged."""
+        values = self._newest()
+        return None if values is None else RawPulse(**values)
 
     def heartbeat(self) -> Heartbeat:
-        """Return the newest pulse in the form that a rehearsal's ring has it."""
-        pulse = self.pulse()
-        if pulse is None:
-            return NO_HEARTBEAT
-        return Heartbeat(
-            beat_ns=pulse.beat_at_ns,
-            main_cpu_ns=pulse.main_cpu_ns,
-            stack_hash=pulse.stack_hash & 0xFFFFFFFFFFFFFFFF,
-            waiting_row=-1,
-            unchanged_ms=pulse.unchanged_ms,
-            forwards=pulse.forwards,
-            backwards=pulse.backwards,
-            optimizer_steps=pulse.optimizer_steps,
-            answered=pulse.answered,
-            sleeps_until_ns=pulse.sleeps_until_ns,
-            own_bytes=pulse.own_bytes,
-        )
+        """Return of the newest pulse what every kind of run tells; the last that was read where the file is damaged."""
+        values = self._newest()
+        if values is not None:
+            known = {name: values[name] for name in Heartbeat.__struct_fields__ if name in values}
+            self._heartbeat = Heartbeat(**known)
+        return self._heartbeat
 
     def ask_for_stacks(self, number: int) -> None:
         """Ask the rank for its stacks and its newest collectives; ``OSError`` where the run belongs to another user."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(descriptor, layout.COMMAND.pack(number), layout.NUMBERED_COMMAND_OFFSET)
+            os.pwrite(descriptor, layout.COMMAND.pack(number), layout.COMMAND_OFFSET)
         finally:
             os.close(descriptor)
 
@@ -140,22 +189,26 @@ class NumberedTail:
         """Let go of the file."""
         os.close(self._descriptor)
 
-    def _check(self, magic: bytes) -> tuple[int, int]:
+    def _check(self) -> tuple[int, int]:
         """The process that writes it, and when it was made."""
         head = self._bytes_at(0, layout.IDENTITY.size)
-        if len(head) < layout.IDENTITY.size or not any(head):
+        if not any(head):
             raise ValueError(f"{self._path.name} is still empty")
-        found, version, row_bytes, rows, pid, created_ns = layout.IDENTITY.unpack(head)
-        if found != magic:
+        if len(head) < layout.IDENTITY.size or not head.startswith(self._kind.magic):
             raise RecordError(f"{self._path.name} is damaged", "its rows cannot be read")
-        if version > layout.VERSION or row_bytes != self._row_bytes or rows != layout.NUMBERED_ROWS:
+        _, version, row_bytes, rows, pid, created_ns = layout.IDENTITY.unpack(head)
+        if version > layout.VERSION or row_bytes != self._row_bytes or rows != self._kind.rows:
             raise RecordError(f"{self._path.name} was not written by this version", "use the version that wrote it")
         return int(pid), int(created_ns)
 
+    def _read_on(self) -> None:
+        while self._read_ahead() == _SLOTS_AT_ONCE:
+            pass
+
     def _read_ahead(self) -> int:
         """Read the slots from the next expected row on; how many new rows there were."""
-        start = self._next % layout.NUMBERED_ROWS
-        slots = min(_SLOTS_AT_ONCE, layout.NUMBERED_ROWS - start)
+        start = self._next % self._kind.rows
+        slots = min(_SLOTS_AT_ONCE, self._kind.rows - start)
         rows = self._slots(start, slots)
         taken = 0
         for row in rows:
@@ -178,7 +231,7 @@ class NumberedTail:
         if len(head) < layout.IDENTITY.size:
             return 0
         _, *known, created_ns = layout.IDENTITY.unpack(head)
-        expected = [layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, self.pid]
+        expected = [layout.VERSION, self._row_bytes, self._kind.rows, self.pid]
         return int(created_ns) if known == expected else 0
 
     def _pass_over(self, written: int) -> None:
@@ -191,7 +244,7 @@ class NumberedTail:
 
     def _catch_up(self) -> int:
         """Take in the newest rows of the whole ring: some were overwritten before they were read."""
-        content = self._bytes_at(layout.HEAD_BYTES, layout.NUMBERED_ROWS * self._row_bytes)
+        content = self._bytes_at(layout.HEAD_BYTES, self._kind.rows * self._row_bytes)
         whole = content[: len(content) // self._row_bytes * self._row_bytes]
         slots = struct.iter_unpack(f"<q{self._row_bytes - 8}x", whole)
         newer = [(number, slot) for slot, (number,) in enumerate(slots) if number >= self._next]
@@ -199,11 +252,11 @@ class NumberedTail:
         for number, slot in sorted(newer, reverse=True):
             row = self._parsed(content[slot * self._row_bytes : (slot + 1) * self._row_bytes])
             # A row in a slot that is not its own was put there by nobody.
-            if row is not None and number % layout.NUMBERED_ROWS == slot:
+            if row is not None and number % self._kind.rows == slot:
                 rows.append(row)
             if len(rows) == self.most_rows:
                 break
-        oldest = rows[-1][0] if len(rows) == self.most_rows else (rows[0][0] if rows else 0) - layout.NUMBERED_ROWS + 1
+        oldest = rows[-1][0] if len(rows) == self.most_rows else (rows[0][0] if rows else 0) - self._kind.rows + 1
         for row in reversed(rows):
             self.dropped += row[0] - self._next
             self.missing += max(0, row[0] - max(self._next, oldest))
@@ -216,7 +269,7 @@ class NumberedTail:
         for at, offset in enumerate(range(0, len(content), self._row_bytes)):
             row = self._parsed(content[offset : offset + self._row_bytes])
             # A row in a slot that is not its own was put there by nobody.
-            yield row if row and row[0] % layout.NUMBERED_ROWS == start + at else None
+            yield row if row and row[0] % self._kind.rows == start + at else None
 
     def _append(self, row: tuple[int, ...]) -> None:
         self._next = row[0] + 1
@@ -229,7 +282,7 @@ class NumberedTail:
     def _finished_now(self, position: int) -> bool:
         """Read a row again; whether it will not change any more."""
         number = self.numbers[position]
-        slot = number % layout.NUMBERED_ROWS
+        slot = number % self._kind.rows
         row = self._parsed(self._bytes_at(layout.HEAD_BYTES + slot * self._row_bytes, self._row_bytes))
         if row is None:
             return False
@@ -257,6 +310,14 @@ class NumberedTail:
         self.dropped += over
         self._unfinished = [position - over for position in self._unfinished if position >= over]
 
+    def _newest(self) -> dict[str, int] | None:
+        """The newest pulse; None while there is none, or when the file is damaged."""
+        content = self._bytes_at(layout.PULSE_OFFSET, self._pulse.size + layout.CHECKSUM_BYTES)
+        packed = content[: self._pulse.size]
+        if not _fits(packed, content[self._pulse.size :]):
+            return None
+        return dict(zip(self._kind.pulse_fields, self._pulse.unpack(packed), strict=True))
+
     def _parsed(self, content: bytes) -> tuple[int, ...] | None:
         """The number and the fields of a row; None when the slot holds none."""
         packed = content[: self._row.size]
@@ -273,4 +334,4 @@ class NumberedTail:
 
 
 def _fits(packed: bytes, checksum: bytes) -> bool:
-    return any(packed) and zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little") == checksum
+    return any(packed) and zlib.crc32(packed).to_bytes(layout.CHECKSUM_BYTES, "little") == checksum

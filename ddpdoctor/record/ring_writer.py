@@ -1,13 +1,14 @@
-"""Writes the rings of a live run from inside a training process; stdlib only, never raises into the training.
+"""Writes rings from inside a training process; stdlib only, never raises into the training.
 
-The training's own threads put rows into memory and the heartbeat's thread takes them to the file. Only the beginning
-of a row that the process may not survive is written at once.
+In a live run the training's own threads put rows into memory and the heartbeat's thread takes them to the file; only
+the beginning of a row that the process may not survive is written at once, as is every row of a rehearsal.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections import deque
 
@@ -15,31 +16,31 @@ from . import layout
 from .clock import epoch_ns
 from .descriptors import private_descriptor
 
-_CHECKSUM_BYTES = 4
 
+class Ring:
+    """One file of numbered rows; ``OSError`` where it cannot be made."""
 
-class NumberedRing:
-    """One file of numbered rows; see ``layout``."""
-
-    def __init__(self, path: str, magic: bytes, fields: int) -> None:
-        self._row = layout.numbered_row(fields)
-        self._row_bytes = self._row.size + _CHECKSUM_BYTES
-        self._waiting: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=layout.NUMBERED_ROWS)
+    def __init__(self, path: str, kind: layout.RingKind) -> None:
+        self._row = layout.numbers(1 + len(kind.fields))
+        self._row_bytes = self._row.size + layout.CHECKSUM_BYTES
+        self._rows = kind.rows
+        self._pulse = layout.numbers(len(kind.pulse_fields))
+        self._waiting: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=kind.rows)
         self.next = 0
         """Number of the next row."""
         self._head = layout.IDENTITY.pack(
-            magic, layout.VERSION, self._row_bytes, layout.NUMBERED_ROWS, os.getpid(), epoch_ns()
+            kind.magic, layout.VERSION, self._row_bytes, kind.rows, os.getpid(), epoch_ns()
         )
         self.moved_bytes = 0
         """Bytes that were read from and written to the file."""
         self.begun_bytes = 0
-        """The same for what ``begin`` wrote, counted apart because another thread does it."""
+        """The same for rows that were written at once, counted apart because another thread does it."""
         self.lost = 0
         """Rows that could not be written."""
         self._written = 0
         """Number of the first row that was not written yet."""
         self._descriptor = private_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        size = layout.HEAD_BYTES + layout.NUMBERED_ROWS * self._row_bytes
+        size = layout.HEAD_BYTES + self._rows * self._row_bytes
         try:
             os.posix_fallocate(self._descriptor, 0, size)  # The rows have room when the disk is full later.
         except (OSError, AttributeError):
@@ -48,7 +49,7 @@ class NumberedRing:
 
     def put(self, fields: tuple[int, ...]) -> None:
         """Have the next row written; touches no file."""
-        if len(self._waiting) == layout.NUMBERED_ROWS:
+        if len(self._waiting) == self._rows:
             self.lost += 1
         self._waiting.append((self.next, fields))
         self.next += 1
@@ -62,7 +63,7 @@ class NumberedRing:
         while self._waiting:
             number, fields = self._waiting.popleft()
             # Rows that lie side by side are written at once: each write may cost the training thread a turn.
-            if rows and (number != first + len(rows) or number % layout.NUMBERED_ROWS == 0):
+            if rows and (number != first + len(rows) or number % self._rows == 0):
                 self.moved_bytes += self._put_down(first, b"".join(rows), len(rows))
                 rows = []
             if not rows:
@@ -73,7 +74,11 @@ class NumberedRing:
 
     def begin(self, fields: tuple[int, ...]) -> None:
         """Write the next row at once, unfinished: what it stands for may end the process."""
-        self.begun_bytes += self._put_down(self.next, self._packed(self.next, fields))
+        self.write(self.next, fields)
+
+    def write(self, number: int, fields: tuple[int, ...]) -> None:
+        """Write one row at once."""
+        self.begun_bytes += self._put_down(number, self._packed(number, fields))
 
     def _packed(self, number: int, fields: tuple[int, ...]) -> bytes:
         """A row as it lies in the file; one of zeros, which no reader takes for a row, where a number is too large."""
@@ -82,13 +87,13 @@ class NumberedRing:
         except struct.error:
             self.lost += 1
             return bytes(self._row_bytes)
-        return row + zlib.crc32(row).to_bytes(_CHECKSUM_BYTES, "little")
+        return row + zlib.crc32(row).to_bytes(layout.CHECKSUM_BYTES, "little")
 
     def _put_down(self, first: int, content: bytes, rows: int = 1) -> int:
         """Write rows that lie side by side; how many bytes that were."""
         if self._written < first + rows:
             self._written = first + rows
-        offset = layout.HEAD_BYTES + first % layout.NUMBERED_ROWS * self._row_bytes
+        offset = layout.HEAD_BYTES + first % self._rows * self._row_bytes
         try:
             written = os.pwrite(self._descriptor, content, offset)
         except (OSError, ValueError):
@@ -100,7 +105,7 @@ class NumberedRing:
     @property
     def pulse_bytes(self) -> int:
         """How many bytes the writing of a pulse moves."""
-        return layout.PULSE_OFFSET + layout.PULSE.size + _CHECKSUM_BYTES
+        return layout.PULSE_OFFSET + self._pulse.size + layout.CHECKSUM_BYTES
 
     def write_head(self, pulse: tuple[int, ...] | None = None) -> None:
         """Write the identity, and the newest pulse where there is one."""
@@ -108,8 +113,8 @@ class NumberedRing:
         head = head.ljust(layout.PULSE_OFFSET, b"\0")
         try:
             if pulse is not None:
-                packed = layout.PULSE.pack(*pulse)
-                head += packed + zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")
+                packed = self._pulse.pack(*pulse)
+                head += packed + zlib.crc32(packed).to_bytes(layout.CHECKSUM_BYTES, "little")
             self.moved_bytes += os.pwrite(self._descriptor, head, 0)
         except (OSError, struct.error):
             self.lost += 1
@@ -117,7 +122,7 @@ class NumberedRing:
     def requested(self) -> int:
         """Number of the newest request of a reader; 0 when there is none."""
         try:
-            content = os.pread(self._descriptor, layout.COMMAND.size, layout.NUMBERED_COMMAND_OFFSET)
+            content = os.pread(self._descriptor, layout.COMMAND.size, layout.COMMAND_OFFSET)
         except OSError:
             return 0
         self.moved_bytes += len(content)
@@ -130,3 +135,64 @@ class NumberedRing:
             os.close(self._descriptor)
         except OSError:
             pass
+
+
+class CollectiveRing:
+    """The collectives of a rank in a rehearsal; ``OSError`` where the file cannot be made."""
+
+    def __init__(self, run_directory: str) -> None:
+        self._ring = Ring(os.path.join(run_directory, layout.ring_name(os.getpid())), layout.COLLECTIVES)
+        self._incomplete: dict[int, tuple[int, ...]] = {}
+        self._lock = threading.Lock()
+        self._beat: tuple[int, ...] = (0, 0, 0, -1, 0, 0, 0, 0, 0, 0)
+        self._lost = 0
+        self._polling = (0, 0)
+
+    @property
+    def count(self) -> int:
+        """Rows ever written."""
+        return self._ring.next
+
+    def append(self, *fields: int) -> int:
+        """Log a collective that is about to start, which may end the process; its index.
+
+        ``fields`` are group, sequence, signature, site, step and forward_site.
+        """
+        with self._lock:
+            index, row = self._ring.next, (*fields, epoch_ns(), 0)
+            self._ring.begin(row)
+            self._ring.next = index + 1
+            self._incomplete[index] = row
+        return index
+
+    def complete(self, index: int) -> None:
+        """Note that the collective has ended."""
+        with self._lock:
+            row = self._incomplete.pop(index, None)
+            if row is not None and index + layout.COLLECTIVE_ROWS > self._ring.next:
+                self._ring.write(index, (*row[:-1], epoch_ns()))
+
+    def beat(self, *beat: int) -> None:
+        """Write a pulse: the fields of ``layout.COLLECTIVES`` from ``main_cpu_ns`` to ``sleeps_until_ns``."""
+        self._beat = (epoch_ns(), *beat)
+        self._write_head()
+
+    def note_lost(self, events: int) -> None:
+        """Say how many events could not be written: this place was reserved while there was room."""
+        self._lost = events
+        self._write_head()
+
+    def note_polling(self, since_ns: int, asked_ns: int) -> None:
+        """Say since when a file has been asked for in vain, and when it was last; zeros when it is over."""
+        if (since_ns, asked_ns) != self._polling:
+            self._polling = since_ns, asked_ns
+            self._write_head()
+
+    def requested(self) -> int:
+        """Number of the newest request for stacks; 0 when there is none."""
+        return self._ring.requested()
+
+    def _write_head(self) -> None:
+        with self._lock:
+            own_bytes = self._ring.moved_bytes + self._ring.begun_bytes + self._ring.pulse_bytes
+            self._ring.write_head((*self._beat, self._lost + self._ring.lost, *self._polling, own_bytes))

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ddpdoctor.record import layout
-from ddpdoctor.record.ring_writer import NumberedRing
+from ddpdoctor.record.ring_writer import Ring
 
 BEATS_PER_S = 5
 GRADIENT_BYTES = 100_000_000
@@ -31,8 +31,8 @@ class SimulatedRank:
         self._noise = random.Random(rank)
         self.made = 0
         """Steps that were written."""
-        self._steps = NumberedRing(str(directory / layout.steps_name(pid)), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
-        self._calls = NumberedRing(str(directory / layout.calls_name(pid)), layout.CALLS_MAGIC, len(layout.CALL_FIELDS))
+        self._steps = Ring(str(directory / layout.steps_name(pid)), layout.STEPS)
+        self._calls = Ring(str(directory / layout.calls_name(pid)), layout.CALLS)
         frames = [["/home/user/train.py", 57, "train"], ["/home/user/train.py", 90, "main"]]
         events: list[dict[str, object]] = [
             {"event": "process", "pid": pid, "parent": 1, "rank": rank, "local_rank": rank % 8, "node": rank // 8},
@@ -108,7 +108,7 @@ def main() -> None:
     directory, ranks, steps_per_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     sleepers = [subprocess.Popen(("sleep", "infinity")) for _ in range(ranks)]
     step_ns = int(1e9 / steps_per_s)
-    started_ns = time.time_ns() - layout.NUMBERED_ROWS * step_ns
+    started_ns = time.time_ns() - layout.LIVE_ROWS * step_ns
     try:
         simulated = [
             SimulatedRank(directory, rank, ranks, sleeper.pid, step_ns, started_ns)

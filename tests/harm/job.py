@@ -28,7 +28,7 @@ RUN = os.environ.get("DDPDOCTOR_RUN", "")
 STEPS = 8
 PLANTED = (
     "Steps", "Stopwatch", "Reductions", "Evidence", "Passes", "Precision", "HostReads", "Settings", "Flights",
-    "GroupBook", "NumberedRing", "UserCode",
+    "GroupBook", "Ring", "UserCode",
 )  # fmt: skip
 
 

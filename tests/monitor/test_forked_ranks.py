@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+from ddpdoctor.probe.heartbeat import ThreadWatch
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.live.heartbeat import PulseThread
 from ddpdoctor.probe.live.observer import Observer
@@ -68,11 +69,11 @@ def test_a_fork_while_our_thread_works_leaves_no_lock_held_that_the_child_waits_
     gauges = SimpleNamespace(look=lambda *arguments: None)
     journal = Journal(str(tmp_path), {"kind": "run"})
     pulse = PulseThread(Observer(journal), flights, gauges, lambda: None, lambda: None)  # type: ignore[arg-type]
-    pulse._watched = threading.get_ident()
+    pulse._watch = ThreadWatch(threading.get_ident(), journal.user_code)
     with pulse._beating, pulse._holding_frames:
         child = os.fork()
         if not child:
             pulse.become_forked_child()
             free = pulse._beating.acquire(timeout=0) and pulse._holding_frames.acquire(timeout=0)
-            os._exit(0 if free and not pulse._watched else 1)
+            os._exit(0 if free and pulse._watch is None else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -18,7 +18,7 @@ from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks,
 from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
 from ddpdoctor.record.plan import RunPlan
-from ddpdoctor.record.ring_writer import NumberedRing
+from ddpdoctor.record.ring_writer import Ring
 
 RANK = """
 import os, sys, time
@@ -116,9 +116,9 @@ def _ended_in_a_call(run: Path, rank: int, size_bytes: int, words: str) -> None:
     ]
     lines = (json.dumps({"time_ns": now_ns, **event}) + "\n" for event in events)
     (run / layout.events_name(pid)).write_text("".join(lines))
-    steps = NumberedRing(str(run / layout.steps_name(pid)), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
+    steps = Ring(str(run / layout.steps_name(pid)), layout.STEPS)
     steps.write_head((now_ns, *([0] * 20)))
-    calls = NumberedRing(str(run / layout.calls_name(pid)), layout.CALLS_MAGIC, len(layout.CALL_FIELDS))
+    calls = Ring(str(run / layout.calls_name(pid)), layout.CALLS)
     calls.begin((layout.CALL_KINDS.index("all_reduce"), 0, 0, 1, now_ns, 0, size_bytes, 0))
     calls.write_head()
     (run / layout.last_words_name(pid)).write_text(words)

@@ -59,7 +59,7 @@ def test_six_hours_need_no_more_memory_than_three(tmp_path: Path, monkeypatch: p
     assert 0 < kept <= MOST_SNAPSHOTS
     rings = sum(path.stat().st_size for path in tmp_path.glob("*.ring"))
     assert rings == 2 * sum(
-        layout.HEAD_BYTES + layout.NUMBERED_ROWS * (layout.numbered_row(len(fields)).size + 4)
+        layout.HEAD_BYTES + layout.LIVE_ROWS * (layout.numbers(1 + len(fields)).size + 4)
         for fields in (layout.STEP_FIELDS, layout.CALL_FIELDS)
     )
 

@@ -46,7 +46,7 @@ def test_its_ranks_are_asked_a_few_times_and_again_once_a_step_takes_longer_than
 def _asked(directory: Path) -> int:
     """Numbers of the newest requests to all ranks, added up."""
     rings = [path.read_bytes() for path in directory.glob("steps-*.ring")]
-    return sum(int.from_bytes(ring[layout.NUMBERED_COMMAND_OFFSET :][:4], "little") for ring in rings)
+    return sum(int.from_bytes(ring[layout.COMMAND_OFFSET :][:4], "little") for ring in rings)
 
 
 def test_what_it_says_of_collectives_and_stacks_does_not_grow_for_ever(tmp_path: Path) -> None:

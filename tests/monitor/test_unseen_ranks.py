@@ -19,7 +19,7 @@ from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.processes.unseen_ranks import FIRST_BEAT_WITHIN_NS, SILENT_FOR_NS, UnseenRanks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.reader import NO_HEARTBEAT, Heartbeat
+from ddpdoctor.record.ring_reader import NO_HEARTBEAT, Heartbeat
 from tests.jobs_of_tests import kill_marked, marked
 
 SCRIPT = """
@@ -58,7 +58,7 @@ class Ring:
 
     def heartbeat(self) -> Heartbeat:
         """Return it."""
-        return msgspec.structs.replace(NO_HEARTBEAT, beat_ns=self.beat_ns)
+        return msgspec.structs.replace(NO_HEARTBEAT, beat_at_ns=self.beat_ns)
 
     def ask_for_stacks(self, number: int) -> None:
         """Nobody answers."""

@@ -63,7 +63,7 @@ def test_dumps_get_seldom_where_a_rank_pauses_in_every_step(tmp_path: Path, monk
         for _ in range(4 * SUSPICIOUS_AFTER_MS // 1_000):  # each step stands twice as long as a pause may
             clock.now_ns += 500_000_000
             before = len(rank.written)
-            pulse._suspect((step, step - 1, step, 1), True, clock.now_ns, waits=False)
+            pulse._suspect((step, step - 1, step, 1), True, clock.now_ns, late=False)
             written_at_step += [step] * (len(rank.written) > before)
     gaps = [later - earlier for earlier, later in itertools.pairwise(written_at_step)]
     assert written_at_step[:2] == [1, 2]

@@ -21,7 +21,7 @@ from ddpdoctor.profile.watch import live_source
 from ddpdoctor.record import clock, layout
 from ddpdoctor.record.clock import epoch_ns, from_system, kept_clock, share_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord
-from ddpdoctor.record.reader import Heartbeat
+from ddpdoctor.record.ring_reader import Heartbeat
 from ddpdoctor.record.streams.measured import Pulse
 from ddpdoctor.record.writer import EventWriter
 
@@ -50,7 +50,7 @@ def test_events_and_beats_go_on_and_what_torch_notes_is_brought_to_their_clock(t
 @pytest.mark.usefixtures("set_by")
 def test_a_rank_that_beats_is_not_silent_and_its_monitor_looks_on(tmp_path: Path) -> None:
     beat = Heartbeat(
-        beat_ns=_SYSTEM_NS(), main_cpu_ns=0, stack_hash=0, waiting_row=-1, unchanged_ms=0, forwards=0, backwards=0,
+        beat_at_ns=_SYSTEM_NS(), main_cpu_ns=0, stack_hash=0, waiting_row=-1, unchanged_ms=0, forwards=0, backwards=0,
         optimizer_steps=0, answered=0, sleeps_until_ns=0,
     )  # fmt: skip
     assert not _is_silent(beat)

@@ -14,7 +14,7 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.plan import RunPlan
-from ddpdoctor.record.ring_writer import NumberedRing
+from ddpdoctor.record.ring_writer import Ring
 
 
 def book(*processes: tuple[int, int | None, int, bool]) -> RankBook:
@@ -90,7 +90,7 @@ def _written(run: Path, pid: int, rank: int, parent: int, steps: int) -> None:
     ]
     lines = (json.dumps({"time_ns": time.time_ns(), **event}) + "\n" for event in events)
     (run / layout.events_name(pid)).write_text("".join(lines))
-    ring = NumberedRing(str(run / layout.steps_name(pid)), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
+    ring = Ring(str(run / layout.steps_name(pid)), layout.STEPS)
     for step in range(steps):
         ring.put((step + 1, *([time.time_ns()] * 2), *([0] * (len(layout.STEP_FIELDS) - 3))))
     ring.flush()
@@ -115,7 +115,7 @@ REBORN = """
 import os, sys
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
-from ddpdoctor.record.ring_writer import NumberedRing
+from ddpdoctor.record.ring_writer import Ring
 from ddpdoctor.record.writer import EventWriter
 
 run, life = sys.argv[1], int(sys.argv[2])
@@ -130,7 +130,7 @@ signature = {"kind": "all_reduce", "size_bytes": 4}
 writer.write("signature", number=0, **signature)
 rows = [[number, 0, number, 0, 0, epoch_ns(), 1] for number in range(steps)]
 writer.write("flight", recorder=0, continues=True, completed=[], rows=rows)
-ring = NumberedRing(os.path.join(run, layout.steps_name(os.getpid())), layout.STEPS_MAGIC, len(layout.STEP_FIELDS))
+ring = Ring(os.path.join(run, layout.steps_name(os.getpid())), layout.STEPS)
 for step in range(steps):
     ring.put((step + 1, epoch_ns(), epoch_ns(), *([0] * (len(layout.STEP_FIELDS) - 3))))
 ring.flush()

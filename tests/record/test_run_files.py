@@ -13,8 +13,12 @@ from ddpdoctor.probe.journal import Journal
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job
-from ddpdoctor.record.reader import RingTail, RunFiles
-from ddpdoctor.record.writer import CollectiveRing, EventWriter
+from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.ring_reader import RingTail
+from ddpdoctor.record.ring_writer import CollectiveRing
+from ddpdoctor.record.writer import EventWriter
+
+ROW_BYTES = layout.numbers(1 + len(layout.COLLECTIVES.fields)).size + layout.CHECKSUM_BYTES
 
 
 def test_rows_and_completions_come_back_in_order(tmp_path: Path) -> None:
@@ -24,20 +28,21 @@ def test_rows_and_completions_come_back_in_order(tmp_path: Path) -> None:
     ring.complete(2)
     files = RunFiles(tmp_path)
     files.poll()
-    started, completed, group, sequence, signature, site, _step, forward_site = files.rings[os.getpid()].columns
-    assert list(sequence) == [0, 1, 2, 3, 4]
-    assert [value > 0 for value in completed] == [False, False, True, False, False]
-    assert set(signature) == {7} and set(site) == {3} and set(forward_site) == {-1} and set(group) == {0}
+    columns = files.rings[os.getpid()].columns
+    assert list(columns["sequence"]) == [0, 1, 2, 3, 4]
+    assert [value > 0 for value in columns["completed_ns"]] == [False, False, True, False, False]
+    same = {"signature": 7, "site": 3, "forward_site": -1, "group": 0, "step": 1}
+    assert {name: set(columns[name]) for name in same} == {name: {value} for name, value in same.items()}
     ring.complete(0)
     files.poll()
-    assert completed[0] >= started[0]
+    assert columns["completed_ns"][0] >= columns["started_ns"][0]
 
 
 def test_an_overflowing_ring_is_marked_truncated(tmp_path: Path) -> None:
     ring = CollectiveRing(str(tmp_path))
     assembly = Assembly(tmp_path)
     EventWriter(str(tmp_path)).write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
-    for number in range(layout.RING_ROWS + 1):
+    for number in range(layout.COLLECTIVE_ROWS + 1):
         ring.append(0, number, 0, 0, 0, -1)
     assembly.poll()
     assert assembly.record(Job(kind="rehearsal")).stream("collectives").state == "truncated"
@@ -60,7 +65,7 @@ def test_a_ring_that_is_truncated_under_a_running_job_costs_its_rows_and_nothing
 
     append(0, 5)
     assert sequences() == list(range(5))
-    for size in (layout.HEAD_BYTES + 3 * layout.ROW_BYTES + 7, 10, 0):
+    for size in (layout.HEAD_BYTES + 3 * ROW_BYTES + 7, 10, 0):
         os.truncate(path, size)
         assert sequences() == list(range(5)), "what was read stays"
     assert assembly.record(Job(kind="rehearsal")).stream("collectives").state == "complete"
@@ -105,7 +110,8 @@ def test_events_are_read_on_after_a_truncation_and_none_twice(tmp_path: Path) ->
 def test_no_file_that_the_script_opens_gets_the_descriptor_of_ours(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
-        "from ddpdoctor.record.writer import CollectiveRing, EventWriter\n"
+        "from ddpdoctor.record.ring_writer import CollectiveRing\n"
+        "from ddpdoctor.record.writer import EventWriter\n"
         "writer, ring = EventWriter(sys.argv[1]), CollectiveRing(sys.argv[1])\n"
         "os.closerange(3, 10_000)\n"
         "kept = [open(os.path.join(sys.argv[1], f'users-{number}'), 'wb') for number in range(50)]\n"
@@ -119,14 +125,14 @@ def test_no_file_that_the_script_opens_gets_the_descriptor_of_ours(tmp_path: Pat
 
 
 def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
-    (tmp_path / layout.ring_name(os.getpid())).write_bytes(layout.MAGIC + b"short")
+    (tmp_path / layout.ring_name(os.getpid())).write_bytes(layout.COLLECTIVES.magic + b"short")
     EventWriter(str(tmp_path)).write("world", rank=1, local_rank=1, world_size=2, backend="gloo")
     assembly = Assembly(tmp_path)
     assembly.poll()
     record = assembly.record(Job(kind="rehearsal"))
     assert record.rank_numbers() == (1,)
     assert record.stream("collectives").state == "truncated"
-    assert "shorter" in record.stream("collectives").reason
+    assert "damaged" in record.stream("collectives").reason
 
 
 @pytest.mark.parametrize(
@@ -267,21 +273,20 @@ thread = threading.Thread(target=lambda: sys.exit(3))
 
 def test_a_row_that_is_half_written_is_not_taken_in_before_it_is_whole(tmp_path: Path) -> None:
     ring = CollectiveRing(str(tmp_path))
-    tail = RingTail(tmp_path / layout.ring_name(os.getpid()))
+    tail = RingTail(tmp_path / layout.ring_name(os.getpid()), layout.COLLECTIVES)
     ring.append(0, 0, 7, 3, 1, -1)
     ring.append(0, 1, 7, 3, 1, -1)
-    path, at = tmp_path / layout.ring_name(os.getpid()), layout.HEAD_BYTES + layout.ROW_BYTES
-    whole = path.read_bytes()[at : at + layout.ROW_BYTES]
+    path, at = tmp_path / layout.ring_name(os.getpid()), layout.HEAD_BYTES + ROW_BYTES
+    whole = path.read_bytes()[at : at + ROW_BYTES]
     with path.open("r+b", buffering=0) as file:
-        for there in (8, 24, 40, layout.ROW_BYTES - 13):
-            os.pwrite(file.fileno(), whole[:there].ljust(layout.ROW_BYTES, b"\0"), at)
+        for there in (8, 24, 40, ROW_BYTES - 1):
+            os.pwrite(file.fileno(), whole[:there].ljust(ROW_BYTES, b"\0"), at)
             tail.read()
-            assert list(tail.columns[3]) == [0], there
+            assert list(tail.columns["sequence"]) == [0], there
         os.pwrite(file.fileno(), whole, at)
     tail.read()
-    assert [list(column) for column in tail.columns[3:6]] == [[0, 1], [7, 7], [3, 3]]
+    assert [list(tail.columns[name]) for name in ("sequence", "signature", "site")] == [[0, 1], [7, 7], [3, 3]]
     assert tail.missing == 0
-    assert layout.HEAD_BYTES % layout.ROW_BYTES == 4096 % layout.ROW_BYTES == 0, "no row lies on two pages"
     ring.complete(1)
     tail.read()
-    assert tail.columns[1][1] > 0
+    assert tail.columns["completed_ns"][1] > 0

@@ -18,7 +18,7 @@ from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive, is_of_run
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns, kept_clock
-from ddpdoctor.record.ring_reader import NumberedTail
+from ddpdoctor.record.ring_reader import RingTail
 
 MOST_RUNS = 50
 MOST_BYTES = 2_000_000_000
@@ -129,11 +129,11 @@ def _beating(directory: Path, pids: Iterable[int]) -> tuple[int, ...]:
 def _beat_ns(directory: Path, pid: int) -> int:
     """When a rank of a watched run beat last; 0 where that is not known."""
     try:
-        ring = NumberedTail(directory / layout.steps_name(pid), layout.STEPS_MAGIC, layout.STEP_FIELDS)
+        ring = RingTail(directory / layout.steps_name(pid), layout.STEPS)
     except (RecordError, OSError, ValueError):
         return 0
     try:
-        return ring.heartbeat().beat_ns
+        return ring.heartbeat().beat_at_ns
     finally:
         ring.close()
 

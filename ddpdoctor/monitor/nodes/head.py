@@ -278,7 +278,7 @@ class Head:
         if not send_all:
             if update.number != node.number:
                 ranks = max(update.job.world_size, 1)
-                most = min(layout.NUMBERED_ROWS, max(FEWEST_ROWS, WHOLE_ROWS // ranks))
+                most = min(layout.LIVE_ROWS, max(FEWEST_ROWS, WHOLE_ROWS // ranks))
                 node.take(update, received_ns, most)
                 node.bytes += size
                 self.nodes[update.session] = node

@@ -26,7 +26,7 @@ from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 MOST_BYTES = 8 << 20
 """Of a message as it is sent; who sends a longer one is cut off."""
 MOST_UNPACKED_BYTES = 64 << 20
-MOST_ROWS = layout.NUMBERED_ROWS
+MOST_ROWS = layout.LIVE_ROWS
 """Of a rank in one message."""
 MOST_RANKS = 65_536
 _UNIT_NS = 1_000

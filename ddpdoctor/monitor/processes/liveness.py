@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.diagnosis.live.liveness import Sample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.probe.live.timing.own_clock import clock_of
 from ddpdoctor.record.clock import epoch_ns
-from ddpdoctor.record.reader import Beating, Heartbeat
+from ddpdoctor.record.ring_reader import Beating, Heartbeat
 
 SAMPLE_EVERY_S = 0.5
 LONGEST_SLEEP_NS = 1_800_000_000_000
@@ -179,4 +179,4 @@ def _runs(pid: int) -> int:
 
 def _is_silent(beat: Heartbeat) -> bool:
     """Tell whether a rank cannot say itself what it sleeps by."""
-    return epoch_ns() - beat.beat_ns > SILENT_AFTER_NS
+    return epoch_ns() - beat.beat_at_ns > SILENT_AFTER_NS

@@ -16,7 +16,7 @@ from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.launch.processes import handles
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
-from ddpdoctor.record.reader import Beating
+from ddpdoctor.record.ring_reader import Beating
 from ddpdoctor.record.streams.stacks import StackDump
 
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -46,7 +46,7 @@ def ask_for_stacks(rings: Mapping[int, Beating], number: int) -> tuple[int, ...]
 
 
 def _beats(ring: Beating) -> bool:
-    return epoch_ns() - ring.heartbeat().beat_ns < _STILL_NS
+    return epoch_ns() - ring.heartbeat().beat_at_ns < _STILL_NS
 
 
 def signal_for_stacks(

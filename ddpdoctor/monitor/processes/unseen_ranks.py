@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.reader import Beating
+from ddpdoctor.record.ring_reader import Beating
 
 FIRST_BEAT_WITHIN_NS = 2_000_000_000
 """A rank beats five times a second: one that has not beaten for so long, when it is first met or has told its end, is
@@ -36,7 +36,7 @@ class UnseenRanks:
             if self._outer.was_seen(pid):
                 self._beating.discard(pid)
                 continue
-            beat_ns = ring.heartbeat().beat_ns
+            beat_ns = ring.heartbeat().beat_at_ns
             if pid not in self._beats:
                 self._beaten_at_ns[pid] = beat_ns or now_ns  # One container has the clock of the other.
             elif beat_ns != self._beats[pid]:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Optional
 
 from ...record import layout
 from ...record.clock import offset_ns
-from ..heartbeat import (
-    WAITING_CPU_SHARE,
-    give_back_the_signal,
-    register_for_stacks,
-    take_last_words,
-    thread_clock,
-    write_stacks,
-)
+from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, take_last_words, write_stacks
 from .current_line import StandingLine
 from .flights.recorder import Flights
 from .gauges import Gauges
@@ -72,10 +63,7 @@ class PulseThread:
 
     def _begin(self) -> None:
         """Know nothing yet of the training thread, in a process where no thread of ours runs."""
-        self._clock: Optional[int] = None
-        self._watched = 0
-        self._stack: tuple[int, ...] = ()
-        self._stack_since_ns = self._stack_cpu_ns = 0
+        self._watch: Optional[ThreadWatch] = None
         self._answered = 0
         self._site = -1
         self._clocks = OwnClocks()
@@ -100,9 +88,8 @@ class PulseThread:
 
     def start(self, thread: int) -> None:
         """Start to watch a thread of this process, or watch another one from now on; ours dies with the process."""
-        is_first = not self._watched
-        self._watched = thread
-        self._clock = thread_clock(thread)
+        is_first = self._watch is None
+        self._watch = ThreadWatch(thread, self._observer.journal.user_code)
         if thread != threading.main_thread().ident:
             self._observer.journal.event("training_thread", thread=thread)
         if is_first:
@@ -154,10 +141,11 @@ class PulseThread:
         """Tell how this rank is; ``dumps``: and answer, and read the flight recorder where that is due."""
         observer = self._observer
         steps_ring, calls_ring, journal = observer.step_ring, observer.call_ring, observer.journal
-        if steps_ring is None or calls_ring is None:
+        watch = self._watch
+        if steps_ring is None or calls_ring is None or watch is None:
             return
         if dumps:
-            self._answer(steps_ring.requested())
+            self._answer(steps_ring.requested(), watch)
             journal.guarded(self._meet, harms=())
         now_ns = time.monotonic_ns()
         with observer.moments.lock:
@@ -168,16 +156,17 @@ class PulseThread:
         journal.guarded(self._gauges.look, step, self._finished, harms=("gauges",))
         calls_ring.flush(call)
         steps_ring.flush()
-        cpu_ns = self._cpu_ns()
+        watch.compute()
         if step != self._step:
             self._step, self._stepped_ns = step, now_ns
         with self._holding_frames:
-            unchanged_ms, is_blocked, wakes_at_ns = self._look_at_frames(cpu_ns, now_ns)
+            is_blocked, wakes_at_ns = self._look_at_frames(watch, now_ns)
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
         if dumps:
-            waits = under_way > 0 and is_blocked and unchanged_ms >= SITE_AFTER_MS
-            self._suspect((enqueued, completed, step, under_way), call is not None, now_ns, waits=waits)
+            waits = under_way > 0 and is_blocked and watch.unchanged_ms >= SITE_AFTER_MS
+            late = waits and watch.since_ns > self._dumped_ns
+            self._suspect((enqueued, completed, step, under_way), call is not None, now_ns, late=late)
         kind, sequence = (call[1][0], call[1][2]) if call is not None else (-1, -1)
         if call is None and phase == BACKWARD and enqueued > completed:
             kind = _REDUCTION
@@ -197,9 +186,9 @@ class PulseThread:
             enqueued,
             completed,
             self._site,
-            cpu_ns,
-            unchanged_ms,
-            hash(self._stack),
+            watch.cpu_ns,
+            watch.unchanged_ms,
+            hash(watch.stack),
             journal.forwards,
             journal.backwards,
             journal.optimizer_steps,
@@ -217,49 +206,30 @@ class PulseThread:
         )
         steps_ring.write_head(pulse)
 
-    def _look_at_frames(self, cpu_ns: int, now_ns: int) -> tuple[int, bool, int]:
+    def _look_at_frames(self, watch: ThreadWatch, now_ns: int) -> tuple[bool, int]:
         """Where the training thread is, while its frames are held, which is to say not for long.
 
-        For how many milliseconds its stack has not changed, whether it does nothing, and when a clock wakes it.
+        Whether it does nothing, and when a clock wakes it.
         """
-        frame = sys._current_frames().get(self._watched)
-        stack = _places(frame)
-        if stack != self._stack:
-            self._stack, self._stack_since_ns, self._stack_cpu_ns = stack, now_ns, cpu_ns
-        unchanged_ms = (now_ns - self._stack_since_ns) // 1_000_000
-        stands = unchanged_ms >= SITE_AFTER_MS
+        frame = watch.frame()
+        is_blocked = watch.look(frame, now_ns)
+        stands = watch.unchanged_ms >= SITE_AFTER_MS
         standing = self._standing.look(frame, self._stepped_ns, now_ns)
         told = frame if stands else standing
         self._site = self._observer.journal.site(told) if told is not None else -1
-        wakes_at_ns = self._clocks.wakes_at_ns(frame, self._watched, self._stack_since_ns) if stands else 0
-        return unchanged_ms, self._is_blocked(frame, cpu_ns, unchanged_ms), wakes_at_ns
+        return is_blocked, self._clocks.wakes_at_ns(frame, watch.thread, watch.since_ns) if stands else 0
 
-    def _answer(self, requested: int) -> None:
+    def _answer(self, requested: int, watch: ThreadWatch) -> None:
         """Write what a reader has asked for."""
         journal = self._observer.journal
         give_back_the_signal(journal.run_directory)
         if requested != self._answered:
-            write_stacks(journal, self._watched)
+            write_stacks(journal, watch.thread)
             self._dump("asked")
             self._answered = requested
 
-    def _cpu_ns(self) -> int:
-        """What the training thread has computed; of a thread that has ended, and where it has no clock, the process."""
-        try:
-            return time.process_time_ns() if self._clock is None else time.clock_gettime_ns(self._clock)
-        except OSError:
-            return time.process_time_ns()
-
-    def _is_blocked(self, frame: Optional[FrameType], cpu_ns: int, unchanged_ms: int) -> bool:
-        """Tell whether the training thread does nothing, and not for a lock, a queue or a sleep of Python's."""
-        if frame is None:
-            return False
-        if self._observer.journal.user_code.is_standard_library(frame.f_code.co_filename):
-            return False
-        return cpu_ns - self._stack_cpu_ns <= WAITING_CPU_SHARE * unchanged_ms * 1_000_000
-
-    def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int, *, waits: bool) -> None:
-        """Read the flight recorder once where nothing happens any more, and again where the thread comes to wait later.
+    def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int, *, late: bool) -> None:
+        """Read the flight recorder once where nothing happens any more, and again where the thread came to wait later.
 
         What was open before it came to stand is not what it waits in, as far as a reader knows.
         """
@@ -273,7 +243,7 @@ class PulseThread:
         if now_ns - self._dumped_ns < self._gap_ns:
             return
         still_ms = (now_ns - self._progress_ns) // 1_000_000
-        late = waits and self._stack_since_ns > self._dumped_ns and now_ns - self._dumped_ns > LATE_DUMPS_NS
+        late = late and now_ns - self._dumped_ns > LATE_DUMPS_NS
         if (progress == self._dumped and not late) or still_ms < SUSPICIOUS_AFTER_MS:
             return
         if not calls and progress[3] <= 0:
@@ -296,12 +266,3 @@ class PulseThread:
             self._flights.dump(reason)
             if self._flights.counts()[0] == enqueued:
                 return
-
-
-def _places(frame: Optional[FrameType]) -> tuple[int, ...]:
-    places = []
-    while frame is not None:
-        places.append(id(frame.f_code))
-        places.append(frame.f_lasti)
-        frame = frame.f_back
-    return tuple(places)

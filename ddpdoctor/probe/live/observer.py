@@ -6,7 +6,7 @@ import threading
 from typing import Any, Callable, Optional
 
 from ...record import layout
-from ...record.ring_writer import NumberedRing
+from ...record.ring_writer import Ring
 from ..journal import Journal
 from .event_queue import Moments
 from .timing.phases import Course
@@ -42,13 +42,13 @@ class Observer:
         """The newest batch is the first of all of its loader, and no training forward has come since."""
         self.look_soon: Callable[[], None] = lambda: None
         """Has more than a note made of the next training forward."""
-        self.step_ring: Optional[NumberedRing] = None
+        self.step_ring: Optional[Ring] = None
         self._faults = 0
         self.adopted: Callable[[int], None] = lambda thread: None
         """Called with another thread that is measured from now on."""
 
     @property
-    def call_ring(self) -> Optional[NumberedRing]:
+    def call_ring(self) -> Optional[Ring]:
         """The ring of explicit collectives."""
         return self.course.call_ring
 
@@ -62,12 +62,8 @@ class Observer:
         if self.step_ring is None:
             directory, journal = self.journal.run_directory, self.journal
             try:
-                self.step_ring = NumberedRing(
-                    f"{directory}/{layout.steps_name(journal.pid)}", layout.STEPS_MAGIC, len(layout.STEP_FIELDS)
-                )
-                self.course.call_ring = NumberedRing(
-                    f"{directory}/{layout.calls_name(journal.pid)}", layout.CALLS_MAGIC, len(layout.CALL_FIELDS)
-                )
+                self.step_ring = Ring(f"{directory}/{layout.steps_name(journal.pid)}", layout.STEPS)
+                self.course.call_ring = Ring(f"{directory}/{layout.calls_name(journal.pid)}", layout.CALLS)
             except OSError as error:
                 self.thread = _NOBODY
                 journal.event("probe_fault", where="ring", text=repr(error), harms=["step_tracks", "call_tracks"])

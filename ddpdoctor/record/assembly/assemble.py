@@ -226,20 +226,17 @@ class Assembly:
             rank = self.book.rank_of(pid)
             if rank is None or pid in without:
                 continue
-            started, completed, group, sequence, signature, site, step, forward_site = (
-                column[:] for column in ring.columns
-            )
+            columns = {name: column[:] for name, column in ring.columns.items()}
             tracks.append(
                 CollectiveTrack(
                     rank=rank,
-                    group=self._translated(pid, "group", group),
-                    sequence=sequence,
-                    signature=self._translated(pid, "signature", signature),
-                    site=self._translated(pid, "site", site),
-                    step=step,
-                    forward_site=self._translated(pid, "site", forward_site),
-                    started_ns=started,
-                    completed_ns=completed,
+                    **columns
+                    | {
+                        "group": self._translated(pid, "group", columns["group"]),
+                        "signature": self._translated(pid, "signature", columns["signature"]),
+                        "site": self._translated(pid, "site", columns["site"]),
+                        "forward_site": self._translated(pid, "site", columns["forward_site"]),
+                    },
                 )
             )
         return tuple(sorted(tracks, key=lambda track: track.rank)) or self.live.collectives()

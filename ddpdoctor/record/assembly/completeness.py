@@ -102,7 +102,7 @@ class Completeness:
         states: dict[str, StreamState] = {}
         if self._files.refused:
             states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
-        if any(ring.truncated for ring in self._files.rings.values()):
+        if any(ring.dropped > ring.missing for ring in self._files.rings.values()):
             states["collectives"] = StreamState("truncated", "the ring of collectives overflowed")
         if missing := sum(ring.missing for ring in self._files.rings.values()):
             reason = f"{missing:,} collectives are missing: another program truncated or overwrote the record"
@@ -140,7 +140,7 @@ class Completeness:
     def _missing_events(self) -> str:
         """Say why the events are not all there; empty when they are."""
         for pid, ring in self._files.rings.items():
-            self.lost(pid, ring.lost())
+            self.lost(pid, ring.heartbeat().lost_events)
         for pid, events in self._live.lost_events().items():
             self.lost(pid, events)
         if lost := sum(self._lost.values()):

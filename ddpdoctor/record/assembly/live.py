@@ -13,7 +13,7 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
 from ddpdoctor.record.assembly.ranks import LastSign
 from ddpdoctor.record.model import CollectiveTrack
-from ddpdoctor.record.ring_reader import NumberedTail, RawPulse
+from ddpdoctor.record.ring_reader import RawPulse, RingTail
 from ddpdoctor.record.streams.measured import CallTrack, Phase, Pulse, StepTrack
 
 NumberOf = Callable[[int, str, int], int]
@@ -30,17 +30,17 @@ WAITING_AFTER_MS = 500
 
 
 class LiveRings:
-    """The numbered rings of a run directory, by process."""
+    """The rings of a run directory, by process."""
 
     def __init__(self, directory: Path, rank_of: RankOf, number_of: NumberOf) -> None:
         self._directory = directory
         self._rank_of = rank_of
         self._number_of = number_of
-        self.steps: dict[int, NumberedTail] = {}
-        self.calls: dict[int, NumberedTail] = {}
+        self.steps: dict[int, RingTail] = {}
+        self.calls: dict[int, RingTail] = {}
         self.window_ns = 0
         """How far back from the newest step the tracks reach; 0 for as far as the rings do."""
-        self.most_rows = layout.NUMBERED_ROWS
+        self.most_rows = layout.LIVE_ROWS
         """Steps of each rank that are kept, the newest; of the explicit collectives those since the first of them."""
         self.tells_collectives = True
         """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
@@ -56,16 +56,16 @@ class LiveRings:
     def poll(self, processes: set[int]) -> None:
         """Take in new rows of these processes."""
         for pid in processes:
-            self._open(pid, layout.steps_name(pid), layout.STEPS_MAGIC, layout.STEP_FIELDS, self.steps)
-            self._open(pid, layout.calls_name(pid), layout.CALLS_MAGIC, layout.CALL_FIELDS, self.calls)
+            self._open(pid, layout.steps_name(pid), layout.STEPS, self.steps)
+            self._open(pid, layout.calls_name(pid), layout.CALLS, self.calls)
         for tail in self.steps.values():
             tail.most_rows = self.most_rows
             tail.read()
         for pid, tail in self.calls.items():
-            tail.most_rows = min(layout.NUMBERED_ROWS, CALLS_A_STEP * self.most_rows)
+            tail.most_rows = min(layout.LIVE_ROWS, CALLS_A_STEP * self.most_rows)
             tail.read()
             steps = self.steps.get(pid)
-            if self.most_rows < layout.NUMBERED_ROWS and steps is not None and len(steps.numbers):
+            if self.most_rows < layout.LIVE_ROWS and steps is not None and len(steps.numbers):
                 tail.forget_before("entered_at_ns", steps.columns["started_at_ns"][0])
 
     def reopen(self) -> None:
@@ -80,7 +80,7 @@ class LiveRings:
     def beat_ns(self, pid: int) -> int:
         """When a process gave its last sign of life; 0 where it gave none."""
         tail = self.steps.get(pid)
-        return tail.heartbeat().beat_ns if tail is not None else 0
+        return tail.heartbeat().beat_at_ns if tail is not None else 0
 
     def newest_ends_ns(self) -> list[int]:
         """When the newest step of each rank ended; 0 where it has made none."""
@@ -227,11 +227,11 @@ class LiveRings:
             backwards=raw.backwards,
         )
 
-    def _open(self, pid: int, name: str, magic: bytes, fields: tuple[str, ...], tails: dict[int, NumberedTail]) -> None:
+    def _open(self, pid: int, name: str, kind: layout.RingKind, tails: dict[int, RingTail]) -> None:
         if pid in tails or pid in self.refused:
             return
         try:
-            tails[pid] = NumberedTail(self._directory / name, magic, fields)
+            tails[pid] = RingTail(self._directory / name, kind)
         except RecordError as error:
             self.refused[pid] = error.message
         except ValueError:
@@ -254,7 +254,7 @@ def _waits(pulse: RawPulse) -> bool:
     return pulse.unchanged_ms >= WAITING_AFTER_MS and (pulse.kind >= 0 or bool(pulse.blocked))
 
 
-def _rows_since(tail: NumberedTail, time: str, since_ns: int) -> dict[str, array[int]]:
+def _rows_since(tail: RingTail, time: str, since_ns: int) -> dict[str, array[int]]:
     """The columns of a ring from the first row on whose ``time`` is not before."""
     start = bisect_left(tail.columns[time], since_ns)
     return {name: column[start:] for name, column in tail.columns.items()}

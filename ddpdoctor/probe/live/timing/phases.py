@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from ....record.clock import offset_ns
-from ....record.ring_writer import NumberedRing
+from ....record.ring_writer import Ring
 from ...journal import Journal
 from .steps import ACTIVE, CANDIDATE, Source, Steps
 from .stopwatch import (
@@ -30,7 +30,7 @@ class Course:
         self._journal = journal
         self._watch = watch
         self._steps = steps
-        self.call_ring: Optional[NumberedRing] = None
+        self.call_ring: Optional[Ring] = None
         self.open_call: Optional[tuple[int, tuple[int, ...]]] = None
         """The explicit collective that the training thread is in: number and fields of its row."""
 

@@ -44,7 +44,7 @@ from .stopwatch import (
 IDLE, CANDIDATE, ACTIVE, STEPPED = range(4)
 """No step is open; a batch was fetched; it was trained on; an optimizer has stepped."""
 MOST_HELD_NS = 1_000_000_000
-MOST_HELD = layout.NUMBERED_ROWS
+MOST_HELD = layout.LIVE_ROWS
 _NO_DEVICE = (-1, -1, -1)
 
 

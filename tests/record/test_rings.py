@@ -1,4 +1,4 @@
-"""The rings of a live run: what the writer put in comes out, whatever happened to the file meanwhile."""
+"""Rings: what the writer put in comes out, whatever happened to the file meanwhile."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
-from ddpdoctor.record.ring_reader import NumberedTail
-from ddpdoctor.record.ring_writer import NumberedRing
-
-FIELDS = len(layout.CALL_FIELDS)
+from ddpdoctor.record.ring_reader import RingTail
+from ddpdoctor.record.ring_writer import Ring
 
 
 @pytest.fixture
@@ -20,25 +18,25 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "calls-1.ring"
 
 
-def ring(path: Path) -> NumberedRing:
-    return NumberedRing(str(path), layout.CALLS_MAGIC, FIELDS)
+def ring(path: Path, *, steps: bool = False) -> Ring:
+    return Ring(str(path), layout.STEPS if steps else layout.CALLS)
 
 
-def tail(path: Path) -> NumberedTail:
-    return NumberedTail(path, layout.CALLS_MAGIC, layout.CALL_FIELDS)
+def tail(path: Path, *, steps: bool = False) -> RingTail:
+    return RingTail(path, layout.STEPS if steps else layout.CALLS)
 
 
 def call(sequence: int, left_at_ns: int = 9) -> tuple[int, ...]:
     return (1, 0, sequence, 3, 5, left_at_ns, 400, -1)
 
 
-def write(ring: NumberedRing, first: int, end: int) -> None:
+def write(ring: Ring, first: int, end: int) -> None:
     for sequence in range(first, end):
         ring.put(call(sequence))
     ring.flush()
 
 
-def sequences(tail: NumberedTail) -> list[int]:
+def sequences(tail: RingTail) -> list[int]:
     tail.read()
     return list(tail.columns["sequence"])
 
@@ -74,7 +72,7 @@ def test_a_reader_that_comes_late_has_the_newest_rows_and_says_how_many_are_gone
     for first in range(0, 10_000, 1000):
         write(writer, first, first + 1000)
     reader = tail(path)
-    kept = list(range(10_000 - layout.NUMBERED_ROWS, 10_000))
+    kept = list(range(10_000 - layout.LIVE_ROWS, 10_000))
     assert sequences(reader) == kept
     assert reader.dropped == kept[0]
 
@@ -102,7 +100,7 @@ def test_a_file_that_is_harmed_costs_rows_and_nothing_else(path: Path, harm: str
     else:
         path.unlink()
     write(writer, 10, 20)
-    writer.write_head((0,) * len(layout.PULSE_FIELDS))
+    writer.write_head()
     assert sequences(reader) == list(range(20))
     assert writer.lost == 0
     if harm != "deleted":
@@ -144,7 +142,7 @@ def test_a_full_disk_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pulse_that_no_row_can_hold_is_counted_and_the_next_one_written(path: Path) -> None:
-    writer, reader = ring(path), tail(path)
+    writer, reader = ring(path, steps=True), tail(path, steps=True)
     pulse = tuple(range(len(layout.PULSE_FIELDS)))
     writer.write_head((1 << 63, *pulse[1:]))
     assert (writer.lost, reader.pulse()) == (1, None)
@@ -156,7 +154,7 @@ def test_a_file_of_another_version_is_refused_and_an_empty_one_awaited(path: Pat
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="still empty"):
         tail(path)
-    identity = layout.IDENTITY.pack(layout.CALLS_MAGIC, layout.VERSION + 1, 76, layout.NUMBERED_ROWS, 1, 0)
+    identity = layout.IDENTITY.pack(layout.CALLS.magic, layout.VERSION + 1, 76, layout.LIVE_ROWS, 1, 0)
     path.write_bytes(identity + bytes(8000))
     with pytest.raises(RecordError, match="not written by this version"):
         tail(path)
@@ -169,5 +167,5 @@ def test_a_reader_asks_and_the_writer_hears_it(path: Path) -> None:
     writer, reader = ring(path), tail(path)
     assert writer.requested() == 0
     reader.ask_for_stacks(7)
-    writer.write_head((0,) * len(layout.PULSE_FIELDS))
+    writer.write_head()
     assert writer.requested() == 7
