@@ -225,7 +225,10 @@ def test_a_standstill_is_explained_by_the_ranks_own_flight_recorders(tmp_path: P
     """
     with job(tmp_path, body) as (_, run):
         # Where the ranks part may be known while one of them is still on its way into the wait.
-        live, record = watch(run, lambda live, record: live.divergence is not None and live.divergence.hung)
+        live, record = watch(
+            run,
+            lambda live, record: live.divergence is not None and any(turn.waiting for turn in live.divergence.turns),
+        )
         live.close()
     found = live.divergence
     assert found is not None

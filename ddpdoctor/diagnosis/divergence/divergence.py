@@ -54,8 +54,6 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of the job."""
     died: int | None = None
     """The rank whose process a collective ended."""
-    hung: bool = False
-    """At least one rank waits for one that does not come."""
     culprit: int | None = None
     """The rank that may be blamed; None when that cannot be known."""
     culprit_reason: str = ""
@@ -124,7 +122,6 @@ def from_parting(
         proof=proof,
         difference=parting.difference,
         callers_alone=_callers_alone(lanes, after),
-        hung=any(entry.missing or _pairs_wrongly(entry, parting) for entry in blocked.values()),
         culprit=culprit,
         culprit_reason=reason,
     )
@@ -165,9 +162,7 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
             elsewhere(record, rank.rank, rank, blocked.get(rank.rank))
             for rank in sorted(record.ranks, key=lambda entry: entry.rank)
         )
-        return Divergence(
-            form="absentee", turns=everyone, hung=bool(waiting), culprit=absentee.rank, culprit_reason=reason
-        )
+        return Divergence(form="absentee", turns=everyone, culprit=absentee.rank, culprit_reason=reason)
     number, position = at
     lanes = Lanes(record, matcher, number)
     group = record.groups[number]
@@ -182,7 +177,6 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
         last_common=lanes.turn(min(lanes.lanes), common, False),
         turns=after,
         proof=proof,
-        hung=bool(waiting),
         culprit=absentee.rank,
         culprit_reason=reason,
     )
@@ -196,7 +190,6 @@ def from_aborted(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Bloc
         group=record.groups[aborted.call.group],
         turns=aborted_turns(record, aborted, blocked),
         difference=aborted.difference,
-        hung=False,
         died=aborted.died,
         culprit=culprit,
         culprit_reason=reason,
@@ -225,7 +218,6 @@ def from_standstill(
         turns=after,
         world_size=len(record.ranks),
         difference="group" if not waited_for and _one_line_in_several_groups(after) else "",
-        hung=True,
         culprit=culprit,
         culprit_reason="" if culprit is None else "it did nothing while the others waited",
     )
@@ -262,7 +254,6 @@ def from_idle(record: RunRecord) -> Divergence | None:
         form="stuck",
         turns=tuple(elsewhere(record, rank.rank, rank, None) for rank in shown),
         world_size=len(record.ranks),
-        hung=True,
         culprit=culprit,
         culprit_reason="" if culprit is None else "its process does not end",
     )
@@ -315,10 +306,6 @@ def _from_crossing(record: RunRecord, matcher: Matcher) -> Divergence | None:
         proof=turns(record, lanes, crossing.ranks, crossing.position + 1, {}),
         difference="order of two collectives",
     )
-
-
-def _pairs_wrongly(entry: Blocked, parting: FirstMismatch) -> bool:
-    return entry.group == parting.group and entry.position is not None and entry.position >= parting.position
 
 
 def _end_ns(record: RunRecord) -> int:

@@ -39,7 +39,7 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
     if others:
         culprit = others[0].rank if len(others) == 1 else None
         reason = "" if culprit is None else "it is in no collective, and the others are"
-        found = Divergence(form="stuck", turns=turns, hung=True, culprit=culprit, culprit_reason=reason)
+        found = Divergence(form="stuck", turns=turns, culprit=culprit, culprit_reason=reason)
         busy = [turn.rank for turn in others if turn.rank not in stuck]
         doubt = f"{rank_list(busy)} {verb(busy, 'is', 'are')} at work: the others may only have to wait" if busy else ""
         return found, "hang", doubt
@@ -48,11 +48,11 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
     elsewhere = f"{missing} more ranks of the job run elsewhere, and were not looked at" if missing > 0 else ""
     if len(calls) == 1:
         alone = "all ranks wait in the same call: the network, or a rank that has left, may hold it"
-        return Divergence(form="standstill", turns=turns, hung=True), "hang", elsewhere or alone
+        return Divergence(form="standstill", turns=turns), "hang", elsewhere or alone
     culprit = _odd_one(turns, calls)
     reason = f"the other {len(turns) - 1} ranks agree" if culprit is not None else ""
     lines = {turn.line for turn in turns}
-    found = Divergence(form="standstill", turns=turns, hung=True, culprit=culprit, culprit_reason=reason)
+    found = Divergence(form="standstill", turns=turns, culprit=culprit, culprit_reason=reason)
     return found, "rank-branch" if len(lines) > 1 else "mismatch", elsewhere
 
 

@@ -35,8 +35,6 @@ class Layers:
         """By upper layer (relative to the layers' directory) the directory that it lies over."""
         self.read_only: list[str] = []
         """Directories that could be written to outside and in which nothing can be made or changed in the box."""
-        self.renames_directories = privileged
-        """A directory of a lower layer can be renamed; without it the kernel answers EXDEV, as between disks."""
 
     def build(self, shared: str, places: Iterable[str]) -> None:
         """Make the new root; ``shared`` is the one directory in which what is written stays.

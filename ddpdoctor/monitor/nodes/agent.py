@@ -74,7 +74,6 @@ class Agent:
         self.trouble = ""
         """Why the head cannot be reached; empty while all is well."""
         self.sent_bytes = self.sent_updates = 0
-        self._began_s = time.monotonic()
         self._fields: dict[str, bytes] = {}
         self._sent_at: dict[str, int] = {}
         self._collectives: tuple[CollectiveTrack, ...] | None = None
