@@ -25,7 +25,10 @@ class Gauges:
         self._written_step = 0
 
     def add(self, name: str, unit: str, total: Callable[[], int]) -> None:
-        """Register a total, in ``unit`` (``ns``, ``bytes`` or ``count``); ``name`` is what the screen calls it."""
+        """Register a total, in ``unit`` (``ns``, ``bytes`` or ``count``); ``name`` is what the screen calls it.
+
+        It only grows, and is shown a step: of a level (memory, a temperature) that would say nothing.
+        """
         self._readers[name, unit] = total
 
     def look(self, step: int, last: bool = False) -> None:

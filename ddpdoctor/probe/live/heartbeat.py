@@ -10,11 +10,11 @@ from typing import Optional
 from ...record import layout
 from ...record.clock import offset_ns
 from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, take_last_words, write_stacks
-from .current_line import StandingLine
 from .flights.recorder import Flights
 from .gauges import Gauges
 from .observer import Observer
 from .timing import own_clock
+from .timing.current_line import StandingLine
 from .timing.own_clock import OwnClocks
 from .timing.stopwatch import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING
 

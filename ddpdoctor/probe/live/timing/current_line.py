@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import Optional
 
-from ..user_code import UserCode
+from ...user_code import UserCode
 
 STANDS_AFTER_NS = 500_000_000
 
