@@ -56,6 +56,14 @@ def test_a_step_that_is_mostly_waiting_is_not_healthy_though_no_check_speaks() -
     assert verdict.text == "90% of the step is waiting for other ranks, and no check knows the cause"
 
 
+def test_advice_on_what_a_step_mostly_is_becomes_the_verdict() -> None:
+    said = finding("DDP403", Severity.ADVICE, "rank 1 keeps rank 0 waiting, slower in all it does")
+    small = finding("DDP404", Severity.ADVICE)
+    verdict = run_verdict(summary(slower={1: {"forward": 900.0}}), (small, said))
+    assert (verdict.state, verdict.code, verdict.text) == ("slow", "DDP403", said.title)
+    assert run_verdict(summary(), (said,)).state == "healthy"
+
+
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())

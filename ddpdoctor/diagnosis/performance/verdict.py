@@ -64,7 +64,8 @@ def run_verdict(
     """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
 
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
-    but may go on, or one with a warning about its speed, the one that costs most first. Healthy takes twenty measured
+    but may go on, or one with a warning about its speed, the one that costs most first, or with advice on what its step
+    mostly is. Healthy takes twenty measured
     steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
     was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far. ``ended_in`` is
     the wait in which somebody ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
@@ -133,6 +134,10 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
     waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
     if waiting > max(computing, _MOSTLY):
+        # Of a rank that is slower in all that it does no cause in the script is known, and the straggler is advice.
+        known = [finding for finding in remarks if _lost_share(finding, summary) > _MOSTLY]
+        if known:
+            return _of_finding("slow", max(known, key=lambda finding: _lost_share(finding, summary)))
         return RunVerdict(
             state="slow",
             text=f"{waiting:.0%} of the step is waiting for other ranks, and no check knows the cause",
