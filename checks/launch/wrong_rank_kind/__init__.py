@@ -1,9 +1,9 @@
 """A global rank stands where a local one belongs, or the reverse.
 
 What it finds
-    The global rank used as a GPU index; the local rank, or the number of ranks of one node, given to
-    init_process_group; and a test of the local rank that decides which rank saves for the whole job. The script is read
-    as a job of two nodes, and `--layout 2x1` rehearses it as one.
+    The global rank used as a GPU index; given to init_process_group the local rank, the number of ranks of one node, or
+    the number of a cluster's tasks of which each spawns several ranks; and a test of the local rank that decides which
+    rank saves for the whole job. The script is read as a job of two nodes, and `--layout 2x1` rehearses it as one.
 
 Why it is bad
     On one node both numbers are the same, so everything works until the first job on two nodes. There a global rank
@@ -64,19 +64,19 @@ def in_source(script: Script) -> Iterator[Finding]:
         first = mix_ups[0]
         yield CHECK.finding(
             "source",
-            f"{first.given} is used as {first.use}: right on one node, wrong on two",
+            f"{first.given} is used as {first.use}: {first.holds}",
             remedy=f"Use {first.meant} here"
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
             locations=tuple({one.event.module.location(one.event.node): 0 for one in mix_ups})[:MAXIMUM_PLACES],
             evidence=(
                 Fact(
-                    text="on two nodes with two ranks each the local ranks are 0, 1, 0, 1, the global ranks 0, 1, 2, 3",
+                    text=first.numbers,
                     basis="source",
                     location=first.event.module.location(first.event.node),
                     stack=first.event.chain,
                 ),
             ),
-            severity=milder,
+            severity=milder if first.is_certain else Severity.WARNING,
         )
     for saves in saves_by_guard(projection):
         written = tuple(save.event.module.location(save.event.node) for save in saves)

@@ -8,13 +8,26 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import RANKS, PerRank, SequenceValue, Value, constant, on_rank, tags_of
+from ddpdoctor.source.interpreter.values import (
+    RANKS,
+    TASK_COUNT,
+    Const,
+    PerRank,
+    SequenceValue,
+    Unknown,
+    Value,
+    constant,
+    on_rank,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.syntax_index import last_name, made_from
+from ddpdoctor.source.vocabulary import SPAWNERS
 
 _NODE_SIZE = "the number of ranks of one node"
+_RANKS_TOO = frozenset({("world-size", 0)})
 _NODE_SIZES = frozenset({"local_world_size", "LOCAL_WORLD_SIZE", "nproc_per_node", "ngpus_per_node", "n_gpus_per_node"})
 """Names of the number of ranks that a node has."""
 
@@ -29,6 +42,11 @@ class RankMixUp(msgspec.Struct, frozen=True, eq=False):
     """What belongs there: ``the local rank``."""
     use: str
     """What it is given as: ``a GPU index``."""
+    holds: str = "right on one node, wrong on two"
+    numbers: str = "on two nodes with two ranks each the local ranks are 0, 1, 0, 1, the global ranks 0, 1, 2, 3"
+    """What shows that it is wrong."""
+    is_certain: bool = True
+    """There is no launch with which it is right."""
 
 
 def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
@@ -38,6 +56,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
     that spawns its ranks has them on one node, where both are the same.
     """
     if projection.machine.spawns:
+        yield from _tasks_for_ranks(projection)
         return
     for event in projection.of_kind("device"):
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
@@ -51,6 +70,26 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
             yield RankMixUp(event, "the local rank", "the global rank", "the rank in the process group")
         elif ("local-world-size", 0) in tags_of(event.named.get("world_size", PerRank(()))):
             yield RankMixUp(event, _NODE_SIZE, "the world size", "the size of the process group")
+
+
+def _tasks_for_ranks(projection: Projection) -> Iterator[RankMixUp]:
+    """Groups as large as there are tasks that each spawn ranks; not where one process spawns one for each task."""
+    calls = [event for event in projection.events if event.kind == "call" and event.name in SPAWNERS]
+    spawned = [event.argument("nprocs", 2) for event in calls]
+    if not spawned or any(value is None or value == Const(1) or TASK_COUNT in tags_of(value) for value in spawned):
+        return
+    for event in projection.of_kind("collective"):
+        size = event.argument("world_size", 3) if event.name == "init_process_group" else None
+        if isinstance(size, Unknown) and size.tags - _RANKS_TOO == {TASK_COUNT}:
+            yield RankMixUp(
+                event,
+                "the number of tasks",
+                "their number times that of the ranks that each spawns",
+                "the size of the process group",
+                "right where each task spawns one rank, wrong with more",
+                "two tasks that spawn two ranks each make ranks 0, 1, 2, 3 of a group of two",
+                all(isinstance(value, Const) for value in spawned),
+            )
 
 
 def _fills_for_one_node(event: Event) -> bool:

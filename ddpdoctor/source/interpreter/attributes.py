@@ -9,6 +9,7 @@ from functools import lru_cache
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     RANKS,
+    TASK_COUNT,
     UNIFORM,
     BoundMethod,
     Const,
@@ -47,7 +48,9 @@ from ddpdoctor.source.vocabulary import (
 MAXIMUM_BASES = 20
 _KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
 """Attributes under which objects of torch keep an argument of their construction."""
-_COUNTS = frozenset({"device-count", "world-size", "local-world-size", "remainder", "share"})
+_TASKS_FOR_RANKS = Unknown(tags=frozenset({("world-size", 0), TASK_COUNT}))
+"""The number of a cluster's tasks, called the number of ranks."""
+_COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-count", "remainder", "share"})
 
 
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:
@@ -111,6 +114,8 @@ def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: boo
         return value if known else _promised(name, machine.spawns, of_object) or value
     if not isinstance(value, Unknown):
         return value
+    if TASK_COUNT in value.tags and value.tags <= _TASKS_FOR_RANKS.tags:
+        return _TASKS_FOR_RANKS if name == "world_size" else value
     if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
         return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
     if value.opaque or (of_object and name != "rank"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpdoctor.source.interpreter.values import (
     RANKS,
+    TASK_COUNT,
     Const,
     DictValue,
     External,
@@ -24,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
+    tags_of,
     truth,
 )
 
@@ -100,7 +102,10 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
     if offsets == (None, None):
         whole = isinstance(kind, ast.Mult) and any(_is_of_node(value) for value in (left, right))
         # Ranks of a node times nodes, whatever those are called.
-        return WORLD if whole and not any(isinstance(value, Const) for value in (left, right)) else None
+        if whole and not any(isinstance(value, Const) for value in (left, right)):
+            return WORLD
+        counts_tasks = any(TASK_COUNT in tags_of(value) for value in (left, right))
+        return derived((left, right), frozenset({("share", 0)})) if counts_tasks else None
     number, offset = (right, offsets[0]) if offsets[0] is not None else (left, offsets[1])
     amount = number.value if isinstance(number, Const) else None
     if offset is not None and isinstance(amount, int) and isinstance(kind, (ast.Add, ast.Sub)):
@@ -121,9 +126,10 @@ def of_four(value: Value) -> Value:
 
 def _offset(value: Value) -> int | None:
     """What a value is above the number of ranks; None when it is something else."""
-    if not isinstance(value, Unknown) or value.varying or len(value.tags) != 1:
+    tags = value.tags - {TASK_COUNT} if isinstance(value, Unknown) and not value.varying else ()
+    if len(tags) != 1:
         return None
-    [(kind, offset)] = value.tags
+    [(kind, offset)] = tags
     return offset if kind == "world-size" else None
 
 

@@ -19,6 +19,8 @@ ALL_RANKS = 0b1111
 MAXIMUM_OPTIONS = 4
 Tag: TypeAlias = "tuple[str, int]"
 """What a value comes from: ``("batch", loader)``, ``("ddp", wrap)``, ``("world-size", 0)``."""
+TASK_COUNT: Tag = ("task-count", 0)
+"""Of the number of tasks that a cluster's launcher has started, where each of them spawns ranks."""
 
 
 class Const(msgspec.Struct, frozen=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import OPAQUE, RANKS, UNIFORM, Const, PerRank, Unknown, Value
+from ddpdoctor.source.interpreter.values import OPAQUE, RANKS, TASK_COUNT, UNIFORM, Const, PerRank, Unknown, Value
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
     LAUNCHER_VARIABLES,
     LOCAL_RANK_VARIABLES,
     LOCAL_WORLD_SIZE_VARIABLES,
     NODE_RANK_VARIABLES,
+    TASK_COUNT_VARIABLES,
     WORLD_SIZE_VARIABLES,
 )
 
@@ -48,16 +49,18 @@ def spoken(mask: int) -> str:
 
 WORLD_SIZE = Unknown(tags=frozenset({("world-size", 0)}))
 LOCAL_WORLD_SIZE = Unknown(tags=frozenset({("local-world-size", 0)}))
+_TASKS = Unknown(tags=frozenset({TASK_COUNT}))
 DEVICE_COUNT = Unknown(tags=frozenset({("device-count", 0)}))
 
 
 def variable(machine: Machine, name: object) -> Value:
     """The value of an environment variable on every rank, as text.
 
-    A script that spawns its ranks runs without a launcher: what it reads there is the same for all of them.
+    A script that spawns its ranks runs without a launcher, or as one task on each node: what it reads there is the same
+    for all of them, and counts the tasks.
     """
     if machine.spawns:
-        return UNIFORM
+        return _TASKS if name in TASK_COUNT_VARIABLES else UNIFORM
     if name in GLOBAL_RANK_VARIABLES:
         return _text(GLOBAL_RANK)
     if name in LOCAL_RANK_VARIABLES:

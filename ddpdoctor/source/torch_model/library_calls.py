@@ -39,7 +39,7 @@ _START = INIT_PROCESS_GROUP.rpartition(".")[2]
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
-_NUMBERS = frozenset({"world-size", "local-world-size", "device-count"})
+_NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
 TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
 
