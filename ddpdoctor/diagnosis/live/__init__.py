@@ -1,1 +1,1 @@
-"""What a run that still runs waits for."""
+"""The verdict on ranks that still run, in a rehearsal, a watched job or under ``autopsy --live``."""

@@ -1,4 +1,4 @@
-"""The findings of a check about what the logs of a dead job tell."""
+"""The findings of a check about what the logs of a dead job tell, and where its ranks part by their dumps."""
 
 from __future__ import annotations
 
