@@ -235,7 +235,7 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     for part in modules:
         forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
         others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
-        names = list(_parameter_attributes(machine, part))
+        names = list(_attributes_with_parameters(machine, part))
         if len(forwards) != 1 or others or not _is_straight(forwards[0], names):
             return 0
         words = {word for node in descend(forwards[0]) for word in _loaded_words(node)}
@@ -245,9 +245,21 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     return count
 
 
+def _attributes_with_parameters(machine: Machine, part: Instance) -> Iterator[str]:
+    """Those that have parameters in any of the ways in which the module is made."""
+    for name in machine.store.names(part.number):
+        value = machine.store.get(part.number, name)
+        if value is not None and any(_has_parameters(machine, option) for option in options_of(value)):
+            yield name
+
+
 def _only_known_parts(machine: Machine, module: Value) -> bool:
     for part in parts_of_module(machine, module):
-        known = isinstance(part, Const) or (isinstance(part, ExternalObject) and part.name.startswith("torch.nn."))
+        # Of two modules, one of which is made, or of one that may be missing, the own parts are not walked.
+        known = all(
+            isinstance(option, Const) or (isinstance(option, ExternalObject) and option.name.startswith("torch.nn."))
+            for option in options_of(part)
+        )
         if not known and not (isinstance(part, Instance) and _is_readable(machine, part.cls)):
             return False
     return True

@@ -11,6 +11,7 @@ from ddpdoctor.source.interpreter.assignment import item_of
 from ddpdoctor.source.interpreter.attributes import promised_by_name
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    NONE,
     SYNCHRONISED,
     UNIFORM,
     Const,
@@ -57,6 +58,8 @@ def plain_handler_of(name: str) -> Handler:
         return partial(_tensor, factory)
     if RANK_VARYING_CALLS.match(name):
         return partial(_fixed, Unknown(True, False, origin_of(name)))
+    if name == "apex.amp.initialize":
+        return _initialized_by_apex
     if last == "_get_default_store":
         return partial(_object, "torch.distributed.Store")
     if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
@@ -84,6 +87,19 @@ def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], na
     owner = machine.frame.owner
     makes = _names_the_start(machine.frame.module.tree if owner is None else owner.node)
     return Const(not makes or any(event.name == INIT_PROCESS_GROUP for event in machine.events.values()))
+
+
+def _initialized_by_apex(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """The models that it is given, and the optimizers where there are any: it changes them and returns them."""
+    models, optimizers = (
+        named.get(name, positional[place] if len(positional) > place else None)
+        for place, name in enumerate(("models", "optimizers"))
+    )
+    if models is None:
+        return derived(positional)
+    return models if optimizers in (None, NONE) else SequenceValue((models, optimizers))
 
 
 @lru_cache(maxsize=4096)
