@@ -11,6 +11,7 @@ from ddpdoctor.source.interpreter.values import ExternalObject, Value, options_o
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import made_from
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DDP
 
@@ -72,18 +73,23 @@ def averages_by_hand(script: Script) -> bool:
 def _averages(module: Module) -> bool:
     for name, calls in module.calls_by_name.items():
         if name in _COLLECTIVE_NAMES:
-            if any(_speaks_of_gradients(_written(module, node)) for node in calls):
+            if any(_reduces_gradients(module, node) for node in calls):
                 return True
         elif _promises_average(name):
             return True
     return False
 
 
-def _written(module: Module, call: ast.Call) -> str:
-    """The text of a call, where it may say anything of the kind, with that of the loop or the name around it."""
+def _reduces_gradients(module: Module, call: ast.Call) -> bool:
+    """By its words or those of the loop or function around it, or as its tensors are made from ``.grad``."""
     lines = " ".join(module.lines[call.lineno - 1 : call.end_lineno])
     own = ast.unparse(call) if "grad" in lines or "parameters" in lines else ""
-    return f"{own} {_loop_text(module, call)}"
+    text = f"{own} {_loop_text(module, call)}"
+    if any(word in text for word in _GRADIENT_WORDS):
+        return True
+    body = module.body_around(call)
+    sources = (node for argument in call.args for node in made_from(argument, body))
+    return any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in sources)
 
 
 @lru_cache(maxsize=16_384)
@@ -99,10 +105,6 @@ def _loop_text(module: Module, node: ast.AST) -> str:
         if isinstance(around, ast.FunctionDef):
             return around.name
     return ""
-
-
-def _speaks_of_gradients(text: str) -> bool:
-    return any(word in text for word in _GRADIENT_WORDS)
 
 
 def innermost_loop(event: Event) -> ast.AST | None:
