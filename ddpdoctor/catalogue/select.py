@@ -104,7 +104,7 @@ def comments_of(script: Script) -> dict[str, tuple[Suppression, ...]]:
 
 
 def judging(
-    by_file: Mapping[str, tuple[Suppression, ...]], catalogue: Catalogue, judged: Mapping[str, frozenset[str]]
+    by_file: Mapping[str, tuple[Suppression, ...]], judged: Mapping[str, frozenset[str]], catalogue: Catalogue
 ) -> Comments:
     """Complete the comments with what is known of the checks."""
     if not by_file:

@@ -15,24 +15,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.catalogue.registry import CatalogueEntry, read_catalogue
-from ddpdoctor.catalogue.run_checks import CheckResult, bounds_of, outcome_of, run_checks, run_live_checks
+from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, read_catalogue
+from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_checks, run_live_checks
 from ddpdoctor.catalogue.select import (
     NO_COMMENTS,
     Comments,
-    chosen_checks,
-    comments_of,
-    heard,
-    judged_codes,
     judging,
-    pre_launch,
     unused_suppressions,
-    wants_unused_suppressions,
 )
 from ddpdoctor.config.settings import NO_SETTINGS, Settings
 from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
+from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
 from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_variant
 from ddpdoctor.examine.unconfirmed import Reached, reached_lines, with_confirmation
 from ddpdoctor.finding import Finding, Severity
@@ -113,18 +108,12 @@ def examine_and_record(
 ) -> tuple[Examination, RunRecord | None]:
     """Examine one script; the merged diagnosis, and the record of its first rehearsal if there was one."""
     root = Path.cwd()
-    catalogue = read_catalogue()
-    chosen = pre_launch(chosen_checks(catalogue, request.select, request.ignore, request.settings))
+    choice = choice_of(read_catalogue(), request.settings, request.select, request.ignore)
     started_s = time.perf_counter()
     script = _script(request)
-    source = SourceSection(
-        status="read",
-        files=script.files,
-        seconds=round(time.perf_counter() - started_s, 3),
-        notes=script.notes,
-    )
+    seconds = time.perf_counter() - started_s
     record, rehearsal = _rehearsed(request, script, root, on_progress)
-    results = _results(request, chosen, script, record)
+    results = _results(request, choice.entries, script, record)
     spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
@@ -132,33 +121,50 @@ def examine_and_record(
             break
         again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
         further, section = _rehearsed(again, script, root, on_progress, variant.stress)
-        more = _results(request, chosen, script, further)
+        more = _results(request, choice.entries, script, further)
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
         rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
-    results = heard(results, request.settings, catalogue)
-    source = msgspec.structs.replace(source, notes=(*source.notes, *bounds_of(results)))
-    comments = comments_of(script)
-    judged: dict[str, frozenset[str]] = {}
-    judges_comments = not request.rehearsal_only and is_entry(script)
-    if comments and judges_comments and wants_unused_suppressions(request.select, request.ignore, request.settings):
-        cut_short = bool(_cut_short(request, rehearsal))
-        judged = dict.fromkeys(comments, judged_codes(chosen, results, static=request.static, cut_short=cut_short))
+    reading = reading_of(
+        script,
+        results,
+        choice,
+        entry=is_entry(script),
+        static=request.static,
+        cut_short=bool(_cut_short(request, rehearsal)),
+        judges_comments=not request.rehearsal_only,
+        with_fixes=request.hint,
+    )
+    reached = reached_lines(record)
+    return conclude_all(request, (reading,), rehearsal, choice.catalogue, seconds, reached=reached), record
+
+
+def conclude_all(
+    request: ExamineRequest,
+    readings: Sequence[Reading],
+    rehearsal: RehearsalSection,
+    catalogue: Catalogue,
+    seconds: float,
+    notes: tuple[str, ...] = (),
+    reached: Reached | None = None,
+) -> Examination:
+    """Make one diagnosis of all that was read, in so many seconds, and of the rehearsal of it if there was one."""
+    root = str(Path.cwd())
     examination = conclude(
         request,
-        str(root),
-        source,
+        root,
+        source_section(readings, seconds),
         rehearsal,
-        results,
-        catalogue.notes,
-        judging(comments, catalogue, judged),
-        reached_lines(record),
+        together(readings, root),
+        (*catalogue.notes, *notes),
+        judging(*comments_in(readings), catalogue),
+        reached,
     )
-    if not request.hint or not examination.findings:
-        return examination, record
-    from ddpdoctor.examine.fix_offers import offers, with_hint
+    if not request.hint:
+        return examination
+    from ddpdoctor.examine.fix_offers import with_hint
 
-    return with_hint(examination, offers(chosen, results, script)), record
+    return with_hint(examination, [fix for reading in readings for fix in reading.fixes])
 
 
 def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:

@@ -7,34 +7,26 @@ and what is found in such a module is said once.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, read_catalogue
-from ddpdoctor.catalogue.run_checks import CheckResult, bounds_of, run_checks
+from ddpdoctor.catalogue.registry import Catalogue, read_catalogue
+from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.catalogue.select import (
-    UNUSED_SUPPRESSION,
     chosen_checks,
-    comments_of,
-    heard,
-    judged_codes,
-    judging,
-    pre_launch,
-    wants_unused_suppressions,
 )
 from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
-from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
-from ddpdoctor.examination import Examination, SourceSection, not_rehearsed
-from ddpdoctor.examine.fix_offers import for_findings, offers, with_hint
-from ddpdoctor.examine.one_script import ExamineRequest, conclude
+from ddpdoctor.examination import Examination, not_rehearsed
+from ddpdoctor.examine.fix_offers import for_findings
+from ddpdoctor.examine.one_script import ExamineRequest, conclude_all
+from ddpdoctor.examine.reading import Choice, Reading, choice_of, reading_of
 from ddpdoctor.files.directories import python_files
 from ddpdoctor.files.patterns import matches_below
-from ddpdoctor.finding import Finding, Location, Severity
+from ddpdoctor.finding import Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.script.entry_point import acts, is_entry, may_be_entry
@@ -88,23 +80,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The user named it; otherwise it was found in a directory and counts only if it is an entry script."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What the source of one script says."""
-
-    path: Path
-    files: tuple[str, ...] = ()
-    """Absolute paths of what was read."""
-    entry: bool = False
-    notes: tuple[str, ...] = ()
-    failed: bool = False
-    """It could not be read; the note says why."""
-    results: tuple[CheckResult, ...] = ()
-    comments: Mapping[str, tuple[Suppression, ...]] = {}
-    judged: frozenset[str] = frozenset()
-    """Codes of the checks that looked at all there is."""
-    fixes: tuple[Fix, ...] = ()
-
-
 def survey(request: SurveyRequest) -> Survey:
     """Examine the source of every script that is meant.
 
@@ -129,29 +104,20 @@ def survey(request: SurveyRequest) -> Survey:
     if _is_one_script(request, targets) and readings and readings[0].failed:
         raise UnreadableScript(*readings[0].notes)
     first = next((target.settings for target in targets), NO_SETTINGS)
-    fail_on = request.fail_on or first.fail_on or Severity.WARNING
-    source = SourceSection(
-        status="failed" if any(reading.failed for reading in readings) else "read",
-        files=len({file for reading in readings for file in reading.files}),
-        seconds=round(time.perf_counter() - started_s, 3),
-        notes=tuple(dict.fromkeys(note for reading in readings for note in reading.notes)),
-    )
     target = request.paths[0] if len(request.paths) == 1 else f"{len(request.paths)} paths"
-    examination = conclude(
-        ExamineRequest(target=request.stdin_name if target == STDIN else target, static=True, fail_on=fail_on),
-        str(root),
-        source,
-        not_rehearsed(),
-        _together(readings, str(root)),
-        (*catalogue.notes, *_remarks(request, targets, readings)),
-        judging(*_comments(readings, catalogue)),
+    asked = ExamineRequest(
+        target=request.stdin_name if target == STDIN else target,
+        static=True,
+        fail_on=request.fail_on or first.fail_on or Severity.WARNING,
+        hint=request.hint and not request.fixes,
     )
+    seconds = time.perf_counter() - started_s
+    remarks = tuple(_remarks(request, targets, readings))
+    examination = conclude_all(asked, readings, not_rehearsed(), catalogue, seconds, remarks)
     if not _is_one_script(request, targets):
         scripts = tuple(shown_path(str(reading.path), str(root)) for reading in readings if reading.files)
         examination = msgspec.structs.replace(examination, scripts=scripts)
     fixes = for_findings((fix for reading in readings for fix in reading.fixes), examination.findings)
-    if request.hint and not request.fixes:
-        examination = with_hint(examination, fixes)
     return Survey(examination=examination, fixes=tuple(sorted(fixes, key=lambda fix: (fix.edits, fix.code))))
 
 
@@ -215,8 +181,8 @@ def _readings(
     import gc
 
     library = Library(held)
-    checks_of = {
-        id(settings): pre_launch(chosen_checks(catalogue, request.select, request.ignore, settings))
+    choices = {
+        id(settings): choice_of(catalogue, settings, request.select, request.ignore)
         for settings in {id(target.settings): target.settings for target in targets}.values()
     }
     script_of = partial(script_at, reader=library.read, surroundings=Surroundings())
@@ -226,7 +192,7 @@ def _readings(
     gc.set_threshold(200_000, 20, 1_000)
     try:
         for target in targets:
-            reading = _reading(target, request, catalogue, checks_of[id(target.settings)], script_of, library)
+            reading = _reading(target, request, choices[id(target.settings)], script_of, library)
             if reading is not None:
                 library.release(target.path)
                 yield reading
@@ -237,8 +203,7 @@ def _readings(
 def _reading(
     target: Target,
     request: SurveyRequest,
-    catalogue: Catalogue,
-    entries: Sequence[CatalogueEntry],
+    choice: Choice,
     script_of: Callable[..., Script],
     library: Library,
 ) -> Reading | None:
@@ -260,21 +225,9 @@ def _reading(
     entry = listed or is_entry(script)
     if not (entry or target.named):
         return None
-    results = run_checks(entries, script, None, static=True)
-    comments = comments_of(script)
-    judged: frozenset[str] = frozenset()
-    if comments and entry and wants_unused_suppressions(request.select, request.ignore, target.settings):
-        judged = judged_codes(entries, results, static=True, cut_short=False) | {UNUSED_SUPPRESSION}
-    reading = Reading(
-        path=path,
-        files=tuple(str(module.path) for module in script.modules),
-        entry=entry,
-        notes=(*script.notes, *bounds_of(results)),
-        results=heard(results, target.settings, catalogue),
-        comments=comments,
-        judged=judged,
-        fixes=tuple(offers(entries, results, script)) if request.fixes or request.hint else (),
-    )
+    results = run_checks(choice.entries, script, None, static=True)
+    with_fixes = request.fixes or request.hint
+    reading = reading_of(script, results, choice, entry=entry, static=True, with_fixes=with_fixes)
     script.__dict__.clear()  # What was computed refers back to the script: without this it stays until a collection.
     return reading
 
@@ -283,66 +236,6 @@ def _without_modules(readings: Sequence[Reading]) -> list[Reading]:
     """Leave out what is no entry script and was read as a module of one: there it was seen in its course."""
     imported = {file for reading in readings if reading.entry for file in reading.files[1:]}
     return [reading for reading in readings if reading.entry or str(reading.path) not in imported]
-
-
-def _together(readings: Sequence[Reading], root: str) -> tuple[CheckResult, ...]:
-    """One result a check: what several scripts find at one place is kept once, the worst of it."""
-    silent: dict[str, CheckResult] = {}
-    by_code: dict[str, list[tuple[Reading, CheckResult]]] = {}
-    counts: Counter[str] = Counter()
-    for reading in readings:
-        counts.update([result.code for result in reading.results])
-        for result in reading.results:
-            if result.from_source or result.gap or result.crashed or result.bound_hit:
-                by_code.setdefault(result.code, []).append((reading, result))
-            else:
-                silent[result.code] = result
-    return tuple(
-        _one_result(by_code[code], root, count) if code in by_code else silent[code]
-        for code, count in sorted(counts.items())
-    )
-
-
-def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str, scripts: int) -> CheckResult:
-    """What a check said of some of ``scripts`` scripts."""
-    findings: dict[tuple[Location | None, int, str], Finding] = {}
-    first_at: dict[Location, tuple[Location | None, int, str]] = {}
-    for number, (_, result) in enumerate(said):
-        for finding in result.from_source:
-            place = finding.location
-            key = (place, number, finding.title)
-            first = key if place is None else first_at.setdefault(place, key)
-            # One script may find two things at one place; what another script finds there is the same again.
-            if first[1] == number:
-                findings[key] = finding
-            elif findings[first].severity is not finding.severity and finding.severity.at_least(
-                findings[first].severity
-            ):
-                findings[first] = finding
-    short = [(reading, result) for reading, result in said if result.gap]
-    told = [f"{shown_path(str(reading.path), root)}: {result.gap}" for reading, result in short]
-    needs_run = len(short) == scripts and len({result.gap for _, result in short}) == 1
-    gap = short[0][1].gap if needs_run else "; ".join(told)
-    return msgspec.structs.replace(
-        said[0][1],
-        from_source=tuple(findings.values()),
-        gap=gap,
-        bound_hit=any(result.bound_hit for _, result in said),
-        crashed=any(result.crashed for _, result in said),
-    )
-
-
-def _comments(
-    readings: Sequence[Reading], catalogue: Catalogue
-) -> tuple[dict[str, tuple[Suppression, ...]], Catalogue, dict[str, frozenset[str]]]:
-    """Comments by file; of a module that several scripts read, what all of them judged."""
-    by_file: dict[str, tuple[Suppression, ...]] = {}
-    judged: dict[str, frozenset[str]] = {}
-    for reading in readings:
-        by_file.update(reading.comments)
-        for file in reading.comments if reading.judged else ():
-            judged[file] = judged.get(file, reading.judged) & reading.judged
-    return by_file, catalogue, judged
 
 
 def _remarks(request: SurveyRequest, targets: Sequence[Target], readings: Sequence[Reading]) -> Iterator[str]:
