@@ -176,4 +176,4 @@ class Journal:
             self.writer = EventWriter(self.run_directory, lazily=True)
         else:
             self.writer.open()
-        self.event("process", pid=os.getpid(), parent=parent, of_rank=rank, kind="fork")
+        self.event("process", parent=parent, kind="fork")

@@ -62,15 +62,12 @@ def _start() -> Optional[Live]:
         journal = Journal(directory, plan)
         journal.rank = rank_of_environment()
         journal.hold()
-        parent, arguments = os.getppid(), list(getattr(sys, "orig_argv", sys.argv))[:8]
         local_rank = os.environ.get("LOCAL_RANK", "")
         journal.event(
             "process",
-            pid=os.getpid(),
-            parent=parent,
+            parent=os.getppid(),
             rank=journal.rank,
             local_rank=int(local_rank) if local_rank.isdigit() else None,
-            argv=arguments,
             kind="start",
         )
         process_end = ProcessEnd(journal)

@@ -36,14 +36,12 @@ def start(run_directory: str) -> None:
         pretend(os.environ, int(plan["ranks_per_node"]), bool(plan.get("slurm")))
     journal.event(
         "process",
-        pid=os.getpid(),
         parent=parent,
         owner=owner_of_environment(),
         rank=journal.rank,
         local_rank=_integer("LOCAL_RANK"),
         node=_integer("GROUP_RANK"),
         world_size=_integer("WORLD_SIZE"),
-        argv=sys.orig_argv[:8] if hasattr(sys, "orig_argv") else [],
         kind="start",
     )
     if _is_launcher():

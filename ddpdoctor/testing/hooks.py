@@ -68,12 +68,10 @@ class RankHooks:
         journal.release()
         journal.event(
             "process",
-            pid=os.getpid(),
             parent=os.getppid(),
             rank=rank,
             local_rank=rank,
             world_size=world_size,
-            argv=[],
             kind="start",
         )
         journal.event("torch", version=str(self._torch.__version__))

@@ -13,6 +13,7 @@ from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import MOST_STACKS, Assembly
 from ddpdoctor.record.assembly.flight_tracks import MOST_HELD, FlightTracks
+from ddpdoctor.record.events import Flight
 from ddpdoctor.record.model import Job
 from ddpdoctor.record.plan import RunPlan
 from tests.benchmarks.simulated_ranks import SimulatedRank
@@ -52,8 +53,8 @@ def _asked(directory: Path) -> int:
 def test_what_it_says_of_collectives_and_stacks_does_not_grow_for_ever(tmp_path: Path) -> None:
     flights = FlightTracks()
     for dump in range(200):
-        rows = [[record, 0, record, 0, -1, record, 1] for record in range(500 * dump, 500 * (dump + 1))]
-        flights.take(7, {"recorder": 0, "time_ns": dump, "continues": True, "completed": [], "rows": rows})
+        rows = tuple((record, 0, record, 0, -1, record, 1) for record in range(500 * dump, 500 * (dump + 1)))
+        flights.take(7, Flight(recorder=0, time_ns=dump, continues=True, completed=(), rows=rows))
         assert len(flights.columns(7)["sequence"]) <= MOST_HELD
     assert flights.columns(7)["sequence"][-1] == 200 * 500 - 1
     with (tmp_path / layout.events_name(7)).open("w") as file:

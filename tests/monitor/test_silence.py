@@ -20,6 +20,7 @@ from ddpdoctor.monitor.processes.why_no_data import (
     missing_ranks,
     two_runs,
 )
+from ddpdoctor.record import events
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import Job, Rank, RunRecord
 
@@ -91,8 +92,18 @@ def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of(mon
 
 def test_a_python_without_torch_is_told_by_its_exception() -> None:
     book = RankBook()
-    book.take(5, {"event": "process", "parent": 1, "kind": "start"})
-    book.take(5, {"event": "raised", "time_ns": 1, "type": "ModuleNotFoundError", "message": "No module named 'torch'"})
+    book.take(5, events.Process(parent=1, kind="start"))
+    book.take(
+        5,
+        events.Raised(
+            time_ns=1,
+            type="ModuleNotFoundError",
+            message="No module named 'torch'",
+            frames=(),
+            traceback="",
+            communication=False,
+        ),
+    )
     said = Silence(None, ("python",)).reason(book, RunRecord(job=Job(kind="run")), ended=False)
     assert said == "the job's Python has no torch (No module named 'torch')"
 
@@ -106,8 +117,8 @@ def test_a_process_that_has_its_rank_s_work_done_by_another_is_no_launcher_of_a_
     below = _book((0, 10, 1), (1, 11, 1), (0, 20, 10))
     assert two_runs(below) == two_runs(below, at_once=True) == ""
     further = _book((0, 10, 1), (1, 11, 1))
-    further.take(20, {"event": "process", "parent": 15, "owner": 10, "kind": "start"})
-    further.take(20, {"event": "world", "rank": 0, "local_rank": 0, "world_size": 2, "backend": "gloo"})
+    further.take(20, events.Process(parent=15, owner=10, kind="start"))
+    further.take(20, events.World(rank=0, local_rank=0, world_size=2, backend="gloo"))
     assert two_runs(further) == ""
 
 
@@ -116,10 +127,16 @@ def test_ranks_that_never_reported_are_counted() -> None:
     assert missing_ranks(RunRecord(job=Job(kind="run", world_size=8, ranks_reported=(0, 1)))).startswith("2 of 8 ranks")
 
 
+def _without_torch(kind: str) -> events.Raised:
+    return events.Raised(
+        time_ns=1, type=kind, message="No module named 'torch'", frames=(), traceback="", communication=False
+    )
+
+
 def _book(*ranks: tuple[int, int, int]) -> RankBook:
     book = RankBook()
     for rank, pid, parent in ranks:
-        book.take(pid, {"event": "process", "parent": parent, "kind": "start", "rank": rank})
+        book.take(pid, events.Process(parent=parent, kind="start", rank=rank))
     return book
 
 
@@ -163,12 +180,22 @@ def test_another_library_is_named_only_of_a_job_that_has_no_process_group_and_wo
     book = _book((0, 10, 1))
     assert silence.reason(book, starts, ended=False) == ""
     assert silence.reason(book, waits, ended=False).startswith("Horovod reduces the gradients of this script")
-    book.take(10, {"event": "world", "rank": 0, "local_rank": 0, "world_size": 1, "backend": "gloo"})
+    book.take(10, events.World(rank=0, local_rank=0, world_size=1, backend="gloo"))
     assert silence.reason(book, waits, ended=False) == ""
     assert silence.reason(book, waits, ended=True) == "no rank wrapped a model in DistributedDataParallel"
     without = RankBook()
-    without.take(5, {"event": "process", "parent": 1, "kind": "start"})
-    without.take(5, {"event": "raised", "time_ns": 1, "type": "ImportError", "message": "No module named 'torch'"})
+    without.take(5, events.Process(parent=1, kind="start"))
+    without.take(
+        5,
+        events.Raised(
+            time_ns=1,
+            type="ImportError",
+            message="No module named 'torch'",
+            frames=(),
+            traceback="",
+            communication=False,
+        ),
+    )
     assert silence.reason(without, waits, ended=True).startswith("the job's Python has no torch")
 
 

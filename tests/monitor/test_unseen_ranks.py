@@ -17,7 +17,7 @@ import pytest
 
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.processes.unseen_ranks import FIRST_BEAT_WITHIN_NS, SILENT_FOR_NS, UnseenRanks
-from ddpdoctor.record import layout
+from ddpdoctor.record import events, layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.ring_reader import NO_HEARTBEAT, Heartbeat
 from tests.jobs_of_tests import kill_marked, marked
@@ -84,7 +84,7 @@ def test_one_that_has_told_its_end_is_gone_once_it_beats_no_more(tmp_path: Path)
     ranks, ring, book = UnseenRanks(OuterPids(tmp_path)), Ring(NOW_NS - 1), RankBook()
     ranks.look({NOBODY: ring}, book, NOW_NS)
     ring.beat_ns += 200_000_000
-    book.take(NOBODY, {"event": "exit", "time_ns": NOW_NS, "finished": True})
+    book.take(NOBODY, events.Exit(time_ns=NOW_NS, finished=True, code=0))
     ranks.look({NOBODY: ring}, book, NOW_NS)
     assert ranks.live(NOBODY, NOW_NS)
     assert not ranks.may_live(NOBODY, NOW_NS + FIRST_BEAT_WITHIN_NS)

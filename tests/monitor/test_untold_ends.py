@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.record import layout, writer
+from ddpdoctor.record import events, layout, writer
 from ddpdoctor.record.assembly.ranks import LastSign, RankBook
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.writer import EventWriter
@@ -89,7 +89,7 @@ def test_a_disk_that_is_full_before_the_first_step_makes_no_killed_rank_of_one_t
 def _end(sign: LastSign | None, *, ended_well: int = 0, parent: int = LAUNCHER, other_runs: bool = False) -> str:
     book = RankBook()
     for rank, pid in enumerate((10, 11)):
-        book.take(pid, {"event": "process", "parent": parent, "kind": "start", "rank": rank, "time_ns": 1})
+        book.take(pid, events.Process(parent=parent, kind="start", rank=rank, time_ns=1))
     book.gone(10, 5, None)
     if not other_runs:
         book.gone(11, 5, None)

@@ -73,7 +73,7 @@ def test_dumps_get_seldom_where_a_rank_pauses_in_every_step(tmp_path: Path, monk
 
 
 def _dump(folder: Path, rank: MovingRank) -> None:
-    _pulse(folder, rank)._dump("idle")
+    _pulse(folder, rank)._dump()
 
 
 def _pulse(folder: Path, rank: MovingRank) -> PulseThread:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
+from ddpdoctor.record.events import Flight
 
 UNCOMPRESSED, P, Q = 6, 7, 8
 """Signatures of what PowerSGD's hook sends in one step."""
 
 
-def dumped(*stamps: tuple[int, int], recorder: int = 0, first: int = 0) -> dict[str, object]:
+def dumped(*stamps: tuple[int, int], recorder: int = 0, first: int = 0) -> Flight:
     """A dump of entries that are over: signature and stamp of each."""
-    rows = [[first + at, 0, first + at, signature, -1, stamp, 1] for at, (signature, stamp) in enumerate(stamps)]
-    return {"recorder": recorder, "time_ns": 10_000, "continues": True, "completed": [], "rows": rows}
+    rows = tuple((first + at, 0, first + at, signature, -1, stamp, 1) for at, (signature, stamp) in enumerate(stamps))
+    return Flight(recorder=recorder, time_ns=10_000, continues=True, completed=(), rows=rows)
 
 
 def test_a_collective_that_is_stamped_late_keeps_its_place() -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ddpdoctor.monitor.live_run import LiveRun
-from ddpdoctor.record import layout
+from ddpdoctor.record import events, layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.plan import RunPlan
@@ -21,10 +21,9 @@ def book(*processes: tuple[int, int | None, int, bool]) -> RankBook:
     """Processes in the order of their start: process id, rank, parent, and whether it is in a process group."""
     made = RankBook()
     for number, (pid, rank, parent, has_world) in enumerate(processes, 1):
-        started = {"event": "process", "parent": parent, "kind": "start", "time_ns": number}
-        made.take(pid, started if rank is None else {**started, "rank": rank})
-        if has_world:
-            made.take(pid, {"event": "world", "rank": rank, "local_rank": 0, "world_size": 2, "backend": "gloo"})
+        made.take(pid, events.Process(parent=parent, kind="start", time_ns=number, rank=rank))
+        if has_world and rank is not None:
+            made.take(pid, events.World(rank=rank, local_rank=0, world_size=2, backend="gloo"))
     return made
 
 
@@ -50,8 +49,8 @@ def test_a_helper_that_a_rank_starts_is_no_rank_and_a_wrapper_around_one_neither
 def test_ranks_of_a_job_that_a_rank_has_launched_take_no_place() -> None:
     """An evaluation that rank 0 starts by torchrun, which tells nothing of itself."""
     made = book((10, 0, 1, True), (11, 1, 1, True))
-    made.take(100, {"event": "process", "parent": 90, "owner": 10, "kind": "start", "time_ns": 9})
-    made.take(100, {"event": "world", "rank": 0, "local_rank": 0, "world_size": 1, "backend": "gloo"})
+    made.take(100, events.Process(parent=90, owner=10, kind="start", time_ns=9))
+    made.take(100, events.World(rank=0, local_rank=0, world_size=1, backend="gloo"))
     assert rival_launchers(made, lambda pid: True) == frozenset()
     assert superseded(made) == {100}
 
@@ -76,8 +75,8 @@ def test_a_launcher_whose_ranks_have_ended_and_one_that_wraps_another_are_no_riv
 def test_a_child_that_a_rank_has_forked_to_train_is_the_rank_and_no_rival_of_its_parent() -> None:
     made = book((10, 0, 1, False), (11, 1, 1, False))
     for pid, parent, rank in ((20, 10, 0), (21, 11, 1)):
-        made.take(pid, {"event": "process", "parent": parent, "of_rank": rank, "kind": "fork", "time_ns": pid})
-        made.take(pid, {"event": "world", "rank": rank, "local_rank": rank, "world_size": 2, "backend": "gloo"})
+        made.take(pid, events.Process(parent=parent, kind="fork", time_ns=pid))
+        made.take(pid, events.World(rank=rank, local_rank=rank, world_size=2, backend="gloo"))
     assert rival_launchers(made, lambda pid: True) == frozenset()
     assert superseded(made) == {10, 11}
 

@@ -16,6 +16,7 @@ from ddpdoctor.launch.pid_namespaces import number_inside
 from ddpdoctor.probe.process import RANK_PROCESS_VARIABLE
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
+from ddpdoctor.record.events import typed
 from ddpdoctor.record.reader import RunFiles
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class RunProcesses:
     def _ranks(self) -> set[int]:
         """Ranks of which anything is known, by their own numbers."""
         for pid, event in self._files.poll():
-            with suppress(KeyError, TypeError, ValueError):
-                self._book.take(pid, event)
+            with suppress(ValueError):
+                self._book.take(pid, typed(event))
         return {pid for pid, entry in self._book.processes.items() if entry.rank is not None}
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.monitor.processes.outside_ddp import library_of, sentence
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.assembly.restarts import ancestors
-from ddpdoctor.record.model import RankException, RunRecord
+from ddpdoctor.record.model import RunRecord
 
 COMPLAINS_AFTER_NS = 10_000_000_000
 """A job of which nothing was heard for so long is complained of while it runs."""
@@ -153,10 +153,6 @@ def _complaint(words: list[str], environment: dict[str, str], program: str) -> I
 
 def _without_torch(record: RunRecord, book: RankBook) -> str:
     """The exception that says that torch is not installed."""
-    raised: list[RankException | dict[str, object]] = [error for rank in record.ranks for error in rank.exceptions]
-    raised += book.early_exceptions()
-    for error in raised:
-        message = error.message if isinstance(error, RankException) else str(error.get("message", ""))
-        if _NO_TORCH.search(message):
-            return message
-    return ""
+    raised = [error.message for rank in record.ranks for error in rank.exceptions]
+    raised += [event.message for event in book.early_exceptions()]
+    return next(filter(_NO_TORCH.search, raised), "")

@@ -123,7 +123,7 @@ class PulseThread:
         """Write everything: the script is over, or about to end itself."""
         with self._beating:
             self._finished = True
-            self._dump("end")
+            self._dump()
             self._beat()
 
     def _run(self) -> None:
@@ -225,7 +225,7 @@ class PulseThread:
         give_back_the_signal(journal.run_directory)
         if requested != self._answered:
             write_stacks(journal, watch.thread)
-            self._dump("asked")
+            self._dump()
             self._answered = requested
 
     def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int, *, late: bool) -> None:
@@ -251,9 +251,9 @@ class PulseThread:
                 return
             self._idle_dump_ns = now_ns
         self._dumped = progress
-        self._dump("idle")
+        self._dump()
 
-    def _dump(self, reason: str) -> None:
+    def _dump(self) -> None:
         """Write what tells where this rank is compared with the others.
 
         Again where a collective began meanwhile: on a loaded machine the training thread may draw a batch and be in
@@ -263,6 +263,6 @@ class PulseThread:
         for _ in range(DUMPED_AGAIN):
             enqueued = self._flights.counts()[0]
             self._observer.journal.guarded(self._note_progress, harms=("passes",))
-            self._flights.dump(reason)
+            self._flights.dump()
             if self._flights.counts()[0] == enqueued:
                 return

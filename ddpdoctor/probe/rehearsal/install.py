@@ -95,7 +95,7 @@ class Rehearsal:
         stand_in = StandIn(journal, torch, int(plan["gpus_per_node"])) if plan.get("device") == "stand-in" else None
         if stand_in is None and plan.get("in_a_gpus_place"):
             # For the CPU the compiler calls the one for C++: a minute of both cores for a small model.
-            install_compiling(torch, lambda: journal.event("compiled", site=journal.here()))
+            install_compiling(torch)
         if self._pretence is not None:
             self._pretence.after_torch(torch)
         schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
@@ -179,5 +179,5 @@ class Rehearsal:
 
     def _refused(self, action: str, path: str, sentence: str) -> None:
         journal = self._journal
-        journal.event("refused", action=action, path=path, text=sentence, site=journal.here())
+        journal.event("refused", path=path, text=sentence, site=journal.here())
         self._ending.end("no-touch")

@@ -80,7 +80,7 @@ class Stress:
         kept = min(samples, size - 1)
         if kept < min(samples, 2):
             return None
-        self._journal.event("stressed", kind=SHORT_BATCH, site=self._journal.here())
+        self._journal.event("stressed")
         return _mapped(batch, lambda leaf: leaf[:kept] if _length(leaf) == size else leaf, torch)
 
     def _poison_forward(self, torch: Any) -> None:
@@ -93,7 +93,7 @@ class Stress:
             if self._journal.rank == STRESSED_RANK and torch.is_grad_enabled() and ddp.training:
                 self._forwards += 1
                 if self._forwards == NAN_STEP:
-                    self._journal.event("stressed", kind=NAN, site=self._journal.here())
+                    self._journal.event("stressed")
                     return _mapped(output, lambda leaf: _not_a_number(leaf, torch), torch)
             return output
 
@@ -103,7 +103,7 @@ class Stress:
         self._steps += 1
         if self._journal.rank == 0 and self._steps == SLOW_STEP:
             self._late_s = float(self._journal.guarded(self._timeout_s, harms=()) or FALLBACK_TIMEOUT_S)
-            self._journal.event("stressed", kind=SLOW_RANK, site=self._journal.here(), seconds=self._late_s)
+            self._journal.event("stressed")
 
     def _timeout_s(self) -> float:
         import torch

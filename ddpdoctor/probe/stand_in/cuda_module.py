@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .devices import Devices
-from .gaps import Gaps
+from .gaps import standing_for
 from .streams import for_any_device, stream_classes
 
 NAME = "CUDA stand-in"
@@ -70,7 +70,7 @@ _BEHIND = {
 """What a torch with CUDA has in ``torch._C``, as far as others than torch itself call it, and what answers for it."""
 
 
-def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
+def install(torch: Any, devices: Devices) -> None:
     """Put the answers in the place of the functions, in ``torch.cuda`` and the modules behind it."""
     cuda = torch.cuda
     answers: dict[str, Any] = {
@@ -81,9 +81,7 @@ def install(torch: Any, devices: Devices, gaps: Gaps) -> None:
         **{name: _always(0) for name in _ZEROS},
         **{name: _always(None) for name in _NOTHING},
         **{
-            name: gaps.standing_for(f"torch.cuda.{name}", getattr(cuda, name))
-            for name in _NOT_SERVED
-            if hasattr(cuda, name)
+            name: standing_for(f"torch.cuda.{name}", getattr(cuda, name)) for name in _NOT_SERVED if hasattr(cuda, name)
         },
     }
     for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):

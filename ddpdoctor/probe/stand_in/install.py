@@ -12,7 +12,7 @@ from . import cuda_module, process_groups, sync_batch_norm, typed_tensors
 from .devices import NO_SUCH_GPU, Devices
 from .everywhere import keep_on
 from .function_mode import make_mode
-from .gaps import Gaps, StandInGap
+from .gaps import StandInGap
 from .small_patches import install_compiling, install_optimizers, install_precision, install_profiling
 
 _NEEDS_A_GPU = re.compile(
@@ -35,12 +35,11 @@ class StandIn:
         devices = self._devices = Devices(
             torch, device_count, self._note_use, known=int(journal.plan.get("nodes", 1)) > 1
         )
-        gaps = Gaps(lambda name: journal.event("stand_in_gap", name=name, site=journal.here()))
-        cuda_module.install(torch, devices, gaps)
+        cuda_module.install(torch, devices)
         process_groups.install(torch, devices)
         sync_batch_norm.install(torch)
         install_precision(torch)
-        install_compiling(torch, lambda: journal.event("compiled", site=journal.here()))
+        install_compiling(torch)
         install_optimizers(torch)
         install_profiling(torch)
         typed_tensors.install(torch, devices)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from .devices import CUDA
 
 
-def install_compiling(torch: Any, note: Callable[[], object]) -> None:
-    """Replace ``torch.compile`` and ``Module.compile``; ``note`` is called at each use."""
+def install_compiling(torch: Any) -> None:
+    """Let ``torch.compile`` and ``Module.compile`` run what they are given as it is."""
     module_class = torch.nn.Module
 
     class OptimizedModule(module_class):  # type: ignore[misc, valid-type]
@@ -31,14 +30,13 @@ def install_compiling(torch: Any, note: Callable[[], object]) -> None:
             return getattr(self._orig_mod, name)
 
     def run_eagerly(model: Any = None, **options: Any) -> Any:
-        note()
         if model is None:
             return run_eagerly
         return OptimizedModule(model) if isinstance(model, module_class) else model
 
     torch.compile = run_eagerly
     OptimizedModule.__qualname__ = OptimizedModule.__name__
-    module_class.compile = lambda self, *arguments, **options: note() and None
+    module_class.compile = lambda self, *arguments, **options: None
 
 
 def install_optimizers(torch: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+
+from ddpdoctor.record.events import Flight
 
 MOST_KEPT = 2_000
 """As many as torch's own recorder holds."""
 MOST_HELD = 20 * MOST_KEPT
 """More are not held of a process, though what is compared with others must not be forgotten meanwhile: 17 MB."""
-_COLUMNS = ("record", "group", "sequence", "signature", "site", "started_ns", "over")
+COLUMNS = ("record", "group", "sequence", "signature", "site", "started_ns", "over")
 
 
 class FlightTracks:
@@ -26,20 +27,20 @@ class FlightTracks:
         self._columns: dict[int, dict[str, array[int]]] = {}
         """Of each process, until it tells more."""
 
-    def take(self, pid: int, event: dict[str, Any]) -> None:
+    def take(self, pid: int, event: Flight) -> None:
         """Take in one dump."""
-        recorder, time_ns = int(event["recorder"]), int(event["time_ns"])
+        recorder, time_ns = event.recorder, event.time_ns
         entries = self._entries.setdefault(pid, {})
         self._columns.pop(pid, None)
         self.newest_ns[pid] = max(time_ns, self.newest_ns.get(pid, 0))
-        if not event["continues"]:
+        if not event.continues:
             for key in [key for key in entries if key[0] == recorder]:
                 del entries[key]
-        for number in event["completed"]:
+        for number in event.completed:
             if (recorder, number) in entries:
                 entries[recorder, number]["completed_ns"] = time_ns
-        for row in event["rows"]:
-            entry = dict(zip(_COLUMNS, map(int, row), strict=True))
+        for row in event.rows:
+            entry = dict(zip(COLUMNS, row, strict=True))
             entry["completed_ns"] = time_ns if entry.pop("over") else 0
             entries[recorder, entry["record"]] = entry
         if len(entries) > MOST_HELD:

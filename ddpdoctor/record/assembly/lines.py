@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from ddpdoctor.record import events
 from ddpdoctor.record.model import StreamState
 from ddpdoctor.record.streams.lines import LinesExecuted
 
@@ -20,11 +20,6 @@ class LineRows:
         self._begun: set[int] = set()
         self._late: set[int] = set()
         self._lost = ""
-        self.handlers: Mapping[str, Callable[[int, dict[str, Any]], None]] = {
-            "lines": self._on_lines,
-            "lines_begun": self._on_begun,
-            "lines_lost": self._on_lost,
-        }
 
     def rows(self) -> tuple[LinesExecuted, ...]:
         """The lines by rank and file."""
@@ -50,18 +45,21 @@ class LineRows:
             return StreamState("truncated", self._lost)
         return StreamState("complete") if self._begun else StreamState("absent", "no rank came to its training")
 
-    def _on_begun(self, pid: int, event: dict[str, Any]) -> None:
+    def on_begun(self, pid: int, event: events.LinesBegun) -> None:
+        """Take in that the lines of a process are noted from now on."""
         self._begun.add(pid)
-        if event.get("late"):
+        if event.late:
             self._late.add(pid)
 
-    def _on_lines(self, pid: int, event: dict[str, Any]) -> None:
-        key = (pid, str(event["file"]))
-        new = {int(line) for line in event["lines"]} - self._lines.get(key, set())
+    def on_lines(self, pid: int, event: events.Lines) -> None:
+        """Take in executed lines."""
+        key = (pid, event.file)
+        new = set(event.lines) - self._lines.get(key, set())
         self._lines.setdefault(key, set()).update(new)
-        if event.get("by_chance"):
+        if event.by_chance:
             self._by_chance.setdefault(key, set()).update(new)
-        self._unwatched.setdefault(key, set()).update(int(line) for line in event["unwatched"])
+        self._unwatched.setdefault(key, set()).update(event.unwatched)
 
-    def _on_lost(self, pid: int, event: dict[str, Any]) -> None:
-        self._lost = self._lost or str(event["reason"])
+    def on_lost(self, pid: int, event: events.LinesLost) -> None:
+        """Take in that lines are noted no longer."""
+        self._lost = self._lost or event.reason

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
@@ -50,8 +50,7 @@ class LiveRings:
         """Processes that have made a ring and written nothing to it, as on a disk that is full."""
         self.lacks: dict[str, str] = {}
         """Names that the job's torch does not have, and what that means for the user."""
-        self._flights = FlightTracks()
-        self.handlers = {"flight": self._flights.take, "missing_capability": self._on_missing}
+        self.flights = FlightTracks()
 
     def poll(self, processes: set[int]) -> None:
         """Take in new rows of these processes."""
@@ -89,11 +88,11 @@ class LiveRings:
 
     def forget(self, pid: int) -> None:
         """Forget what a process told of its flight recorder in an earlier life; its rings show it themselves."""
-        self._flights.forget(pid)
+        self.flights.forget(pid)
 
     def forget_flights(self) -> None:
         """Keep of the flight recorder's entries the newest only."""
-        self._flights.keep_newest()
+        self.flights.keep_newest()
 
     def step_tracks(self) -> tuple[StepTrack, ...]:
         """One track a rank, ascending."""
@@ -125,11 +124,11 @@ class LiveRings:
         tracks = []
         if not self.tells_collectives:
             return ()
-        for pid in self._flights.processes():
+        for pid in self.flights.processes():
             rank = self._rank_of(pid)
             if rank is None:
                 continue
-            columns = self._flights.columns(pid)
+            columns = self.flights.columns(pid)
             for kind in ("group", "signature", "site"):
                 columns[kind] = self._translated(pid, kind, columns[kind])
             columns["step"] = self._steps_at(pid, columns["started_ns"])
@@ -147,8 +146,8 @@ class LiveRings:
             waits = pulse is not None and _waits(pulse)
             if pulse is not None and waits:
                 stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
-                waits = self._flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
-            rows[pid] = self._flights.oldest_open(pid) if waits else -1
+                waits = self.flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
+            rows[pid] = self.flights.oldest_open(pid) if waits else -1
         return rows
 
     def sleeping(self) -> dict[int, int]:
@@ -240,9 +239,6 @@ class LiveRings:
             return
         else:
             self._empty.discard(pid)
-
-    def _on_missing(self, pid: int, event: dict[str, Any]) -> None:
-        self.lacks[str(event["name"])] = str(event["cost"])
 
     def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
         known = {number: self._number_of(pid, kind, number) for number in set(column)}

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.finding import Frame
+from ddpdoctor.record import events
+from ddpdoctor.record.events import Event, Row, frames_of
 from ddpdoctor.record.model import Rank, RankEnd, RankException
 from ddpdoctor.record.streams.machine import Node
 
@@ -33,9 +34,9 @@ class ProcessEntry:
         """The thread that trains, by Python's number, where that is not the main thread; else 0."""
         self.torch = ""
         """Version of torch, once its hooks were installed."""
-        self.exceptions: list[dict[str, Any]] = []
-        self.exit: dict[str, Any] | None = None
-        self.os_exit: dict[str, Any] | None = None
+        self.exceptions: list[events.Raised] = []
+        self.exit: events.Exit | None = None
+        self.os_exit: events.OsExit | None = None
         self.ended_ns = 0
         """When the rehearsal ended it; 0 when it did not."""
         self.gone_ns = 0
@@ -44,7 +45,7 @@ class ProcessEntry:
         """As the launcher said: negative for a signal."""
         self.host = ""
         self.interfaces: tuple[str, ...] = ()
-        self.environment: dict[str, str] = {}
+        self.environment: Mapping[str, str] = {}
 
 
 class LastSign(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,53 +75,50 @@ class RankBook:
         self.head = ""
         """Where the monitor is that sees the ranks of all nodes, as it was told over the job's store."""
 
-    def is_reborn(self, pid: int, event: dict[str, Any]) -> bool:
+    def is_reborn(self, pid: int, event: Event | Row) -> bool:
         """Return whether an event is the first of a process that has made itself anew by ``exec``."""
         entry = self.processes.get(pid)
-        begins = event["event"] == "process" and event.get("kind") == "start"
-        return begins and entry is not None and 0 < entry.started_ns < int(event.get("time_ns", 0))
+        begins = isinstance(event, events.Process) and event.kind == "start"
+        return begins and entry is not None and 0 < entry.started_ns < event.time_ns
 
-    def take(self, pid: int, event: dict[str, Any]) -> None:
+    def take(self, pid: int, event: Event | Row) -> None:
         """Take in one event."""
         if self.is_reborn(pid, event):
             forget(pid, self.processes, self.worlds)
             self.lives += 1
         entry = self.processes.setdefault(pid, ProcessEntry())
-        kind = event["event"]
-        entry.told_ns = max(entry.told_ns, int(event.get("time_ns", 0)))
-        if kind == "process":
-            entry.parent = int(event["parent"])
-            entry.owner = int(event.get("owner") or 0)
-            entry.started_ns = int(event.get("time_ns", 0))
-            if event.get("kind") == "start" and event.get("rank") is not None:
-                entry.rank = int(event["rank"])
-                entry.place = None if event.get("local_rank") is None else int(event["local_rank"])
-                entry.local_rank = entry.place or 0
-                entry.node = int(event.get("node") or 0)
-                self.launched_for = max(self.launched_for, int(event.get("world_size") or 0))
-        elif kind == "world":
-            entry.rank, entry.local_rank = int(event["rank"]), int(event["local_rank"])
-            self.worlds[pid] = (int(event["world_size"]), str(event["backend"]))
-        elif kind == "host":
-            entry.host = str(event["name"])
-            entry.interfaces = tuple(map(str, event["interfaces"]))
-            entry.environment = {str(name): str(value) for name, value in event["environment"].items()}
-        elif kind == "head":
-            self.head = str(event["told"])
-        elif kind == "pulse":
-            entry.pulse_thread = int(event["thread"])
-        elif kind == "training_thread":
-            entry.training_thread = int(event["thread"])
-        elif kind == "torch":
-            entry.torch = str(event["version"])
-        elif kind == "raised":
-            entry.exceptions.append(event)
-        elif kind == "exit":
-            entry.exit = event
-        elif kind == "os_exit":
-            entry.os_exit = event
-        elif kind == "ended":
-            entry.ended_ns = entry.ended_ns or int(event["time_ns"])
+        entry.told_ns = max(entry.told_ns, event.time_ns)
+        match event:
+            case events.Process():
+                self._begin(entry, event)
+            case events.World():
+                entry.rank, entry.local_rank = event.rank, event.local_rank
+                self.worlds[pid] = event.world_size, event.backend
+            case events.Host():
+                entry.host, entry.interfaces, entry.environment = event.name, event.interfaces, event.environment
+            case events.Head():
+                self.head = event.told
+            case events.Pulse():
+                entry.pulse_thread = event.thread
+            case events.TrainingThread():
+                entry.training_thread = event.thread
+            case events.Torch():
+                entry.torch = event.version
+            case events.Raised():
+                entry.exceptions.append(event)
+            case events.Exit():
+                entry.exit = event
+            case events.OsExit():
+                entry.os_exit = event
+            case events.Ended():
+                entry.ended_ns = entry.ended_ns or event.time_ns
+
+    def _begin(self, entry: ProcessEntry, event: events.Process) -> None:
+        entry.parent, entry.owner, entry.started_ns = event.parent, event.owner or 0, event.time_ns
+        if event.kind == "start" and event.rank is not None:
+            entry.rank, entry.place = event.rank, event.local_rank
+            entry.local_rank, entry.node = event.local_rank or 0, event.node or 0
+            self.launched_for = max(self.launched_for, event.world_size or 0)
 
     def rank_of(self, pid: int) -> int | None:
         """The rank that a process is."""
@@ -173,7 +171,7 @@ class RankBook:
         ranks = (entry for entry in self.processes.values() if entry.rank is not None)
         return any(entry.exceptions or entry.exit or entry.os_exit or entry.gone_ns for entry in ranks)
 
-    def early_exceptions(self) -> list[dict[str, Any]]:
+    def early_exceptions(self) -> list[events.Raised]:
         """What was raised in processes that neither are ranks nor work for one, first in time first."""
         raised = [
             event
@@ -181,7 +179,7 @@ class RankBook:
             if self.rank_or_parent(pid) is None
             for event in entry.exceptions
         ]
-        return sorted(raised, key=lambda event: int(event["time_ns"]))
+        return sorted(raised, key=lambda event: event.time_ns)
 
     def gone(self, pid: int, time_ns: int, exit_status: int | None) -> None:
         """Note that a process is no more."""
@@ -216,7 +214,7 @@ class RankBook:
             raised = [
                 event
                 for event in entry.exceptions
-                if not 0 < first_ending_ns < event["time_ns"] and (is_over or not event.get("of_a_thread"))
+                if not 0 < first_ending_ns < event.time_ns and (is_over or not event.of_a_thread)
             ]
             end, ended_ns = self._end(entry, raised)
             if end == "signalled" and last_signs is not None and entry.exit_status is None:
@@ -233,7 +231,7 @@ class RankBook:
                     end=end,
                     exit_code=_exit_code(entry),
                     signal=-status if status is not None and status < 0 else None,
-                    main_finished=bool(entry.exit and entry.exit.get("finished"))
+                    main_finished=(entry.exit is not None and entry.exit.finished)
                     or (end == "finished" and self.ended_well > 0),
                     ended_ns=ended_ns,
                     exceptions=tuple(map(exception_of, raised)),
@@ -243,19 +241,19 @@ class RankBook:
             )
         return tuple(sorted(ranks, key=lambda rank: rank.rank))
 
-    def _end(self, entry: ProcessEntry, raised: list[dict[str, Any]]) -> tuple[RankEnd, int]:
+    def _end(self, entry: ProcessEntry, raised: list[events.Raised]) -> tuple[RankEnd, int]:
         first_ending_ns = self.first_ending_ns()
         if entry.ended_ns:
             return "ended-by-rehearsal", entry.ended_ns
         if raised:
-            return "raised", int(raised[0]["time_ns"])
+            return "raised", raised[0].time_ns
         if entry.exit is not None:
-            time_ns = int(entry.exit["time_ns"])
+            time_ns = entry.exit.time_ns
             if 0 < first_ending_ns < time_ns:
                 return "ended-by-rehearsal", time_ns
-            return ("finished" if entry.exit.get("finished") else "left-by-exit"), time_ns
+            return ("finished" if entry.exit.finished else "left-by-exit"), time_ns
         if entry.os_exit is not None:
-            return "left-by-exit", int(entry.os_exit["time_ns"])
+            return "left-by-exit", entry.os_exit.time_ns
         if entry.gone_ns:
             return ("ended-by-rehearsal" if 0 < first_ending_ns < entry.gone_ns else "signalled"), entry.gone_ns
         return "running", 0
@@ -293,21 +291,21 @@ def _rank_of_entry(entry: ProcessEntry) -> int:
 
 def _exit_code(entry: ProcessEntry) -> int | None:
     for event in (entry.exit, entry.os_exit):
-        if event is not None and isinstance(event.get("code"), int):
-            return int(event["code"])
+        if event is not None and isinstance(event.code, int):
+            return event.code
     status = entry.exit_status
     return status if status is not None and status >= 0 else None
 
 
-def exception_of(event: dict[str, Any]) -> RankException:
+def exception_of(event: events.Raised) -> RankException:
     """An exception as a process told it."""
     return RankException(
-        time_ns=event["time_ns"],
-        type=str(event["type"]),
-        message=str(event["message"]),
-        frames=tuple(Frame(str(file), int(line), str(name)) for file, line, name in event["frames"]),
-        traceback=str(event["traceback"]),
-        communication=bool(event["communication"]),
-        attribute_owner=str(event.get("attribute_owner", "")),
-        by_signal=int(event.get("by_signal", 0)),
+        time_ns=event.time_ns,
+        type=event.type,
+        message=event.message,
+        frames=frames_of(event.frames),
+        traceback=event.traceback,
+        communication=event.communication,
+        attribute_owner=event.attribute_owner,
+        by_signal=event.by_signal,
     )

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from ddpdoctor.record.events import Chain, Ended
 from ddpdoctor.record.model import StopReason
 
 
-def ending_of(event: dict[str, Any], rank: int) -> tuple[StopReason, str]:
+def ending_of(event: Ended, rank: int) -> tuple[StopReason, str]:
     """The reason in an event of an ending of ours, and the sentence for the user; ``rank`` is -1 for none."""
-    reason, text = str(event["reason"]), str(event.get("text", ""))
+    reason, text = event.reason, event.text
     if reason in ("slow", "memory", "rendezvous"):
         return reason, text  # type: ignore[return-value]
     said = text.strip().partition("\n")[0]
     tail = f": {said}" if said else ""
     if reason in ("cut", "perhaps-cut"):
-        place = _place(event["frames"])
+        place = _place(event.frames)
         who = f"rank {rank}" if rank >= 0 else "the script"
-        return "cut", cut_sentence(place, f"{who} raised {event['type']} at {place}{tail}", certain=reason == "cut")
+        return "cut", cut_sentence(place, f"{who} raised {event.type} at {place}{tail}", certain=reason == "cut")
     if reason == "stand-in":
-        raised = f"rank {rank} raised {event['type']}{tail}"
-        return "stand-in", f"the CUDA stand-in could not serve {_place(event['frames'])}: {raised}"
+        raised = f"rank {rank} raised {event.type}{tail}"
+        return "stand-in", f"the CUDA stand-in could not serve {_place(event.frames)}: {raised}"
     if reason == "overlay":
         who = f"rank {rank}" if rank >= 0 else "the script"
-        text = f"{_place(event['frames'])} changes what the overlay of this user cannot hold"
-        return "overlay", f"{text}: {who} raised {event['type']}{tail}"
+        text = f"{_place(event.frames)} changes what the overlay of this user cannot hold"
+        return "overlay", f"{text}: {who} raised {event.type}{tail}"
     return "", ""
 
 
@@ -36,6 +36,6 @@ def cut_sentence(place: str, raised: str, *, certain: bool) -> str:
     return f"{raised}; it came right after a pass over a loader that the rehearsal had cut, which may be its cause"
 
 
-def _place(frames: Any) -> str:
+def _place(frames: Chain) -> str:
     """File and line of the user's innermost frame, as an event has it."""
     return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"

@@ -52,15 +52,15 @@ class Flights:
                     enqueued, completed = last, max(0, done)
         return enqueued, completed, under_way if self._states else -1
 
-    def dump(self, reason: str) -> None:
+    def dump(self) -> None:
         """Write what the recorders hold beyond the last dump."""
         for number, recorder in enumerate(self._recorders):
             with without_compiler(self._torch):
                 content = recorder(includeCollectives=True, includeStackTraces=True)
             entries = _Unpickler(io.BytesIO(content)).load()
-            self._take(number, [dict(entry) for entry in entries.get("entries") or ()], reason)
+            self._take(number, [dict(entry) for entry in entries.get("entries") or ()])
 
-    def _take(self, number: int, entries: list[dict[str, Any]], reason: str) -> None:
+    def _take(self, number: int, entries: list[dict[str, Any]]) -> None:
         entries.sort(key=lambda entry: int(entry["record_id"]))
         still_open = self._open[number]
         completed = [
@@ -75,9 +75,7 @@ class Flights:
         still_open.update(int(entry["record_id"]) for entry in fresh if not _is_over(entry))
         if fresh:
             self._known[number] = int(fresh[-1]["record_id"])
-        self._journal.event(
-            "flight", recorder=number, reason=reason, continues=continues or not fresh, rows=rows, completed=completed
-        )
+        self._journal.event("flight", recorder=number, continues=continues or not fresh, rows=rows, completed=completed)
 
     def _row(self, entry: dict[str, Any]) -> list[int] | None:
         """Record number, group, sequence, signature, site, start in ns, whether it is over."""

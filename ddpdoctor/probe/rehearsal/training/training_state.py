@@ -113,7 +113,6 @@ class TrainingState:
                 "state_loaded",
                 kind=kind,
                 number=known[1],
-                type=type(held).__qualname__,
                 site=self._journal.site(frame),
             )
 

@@ -1,0 +1,97 @@
+"""Makes the streams of loaders and of passes over them of what the ranks wrote about them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.record import events
+from ddpdoctor.record.events import Row
+from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
+
+
+class PassRows:
+    """Takes in the events of one run."""
+
+    def __init__(
+        self,
+        directory: Path,
+        rank_of: Callable[[int], int | None],
+        converted: Callable[[int, Row, type[Any]], Any],
+    ) -> None:
+        """``rank_of``: the rank that a process is or works for."""
+        self._directory = directory
+        self._rank_of = rank_of
+        self._converted = converted
+        self.rows: dict[tuple[int, int], Pass] = {}
+        """By process and number there."""
+        self._samples: list[tuple[int, str, int | None, SampleProbe]] = []
+
+    def with_samples(self, loaders: Iterable[Loader]) -> tuple[Loader, ...]:
+        """Loaders with the samples of their data set, which is known by type and length."""
+        found = []
+        for loader in loaders:
+            samples: dict[int, SampleProbe] = {}
+            for rank, kind, length, probe in self._samples:
+                if (rank, kind, length) == (loader.rank, loader.dataset_type, loader.dataset_length):
+                    samples.setdefault(probe.index, probe)
+            found.append(msgspec.structs.replace(loader, samples=tuple(samples.values())))
+        return tuple(found)
+
+    def on_sample(self, pid: int, event: events.Sample) -> None:
+        """Take in a sample of a data set."""
+        rank = self._rank_of(pid)
+        if rank is not None:
+            probe = SampleProbe(index=event.index, leaves=event.leaves)
+            self._samples.append((rank, event.dataset_type, event.dataset_length, probe))
+
+    def on_begun(self, pid: int, event: Row) -> None:
+        """Take in that a pass has begun."""
+        self.rows[pid, event.fields["number"]] = self._converted(pid, event, Pass)
+
+    def on_ended(self, pid: int, event: events.PassEnded) -> None:
+        """Take in that a pass is over."""
+        self.rows[pid, event.number] = msgspec.structs.replace(
+            self.rows[pid, event.number],
+            ended_ns=event.time_ns,
+            yielded=event.yielded,
+            end=event.end,
+            by_length=event.by_length,
+            backwards=event.backwards,
+            averaged=event.averaged,
+            looped=event.looped,
+            index_count=event.index_count,
+            index_digest=event.index_digest,
+            indices=self._indices(event.indices),
+        )
+
+    def on_trained(self, pid: int, event: events.PassTrained) -> None:
+        """Take in a backward that came after the end of its pass."""
+        key = (pid, event.number)
+        self.rows[key] = msgspec.structs.replace(self.rows[key], backwards=event.backwards)
+
+    def on_progress(self, pid: int, event: events.PassProgress) -> None:
+        """Take in how far a pass has come."""
+        key = (pid, event.number)
+        if self.rows[key].end == "open":
+            self.rows[key] = msgspec.structs.replace(
+                self.rows[key],
+                yielded=event.yielded,
+                backwards=event.backwards,
+                averaged=event.averaged,
+                looped=event.looped,
+            )
+
+    def _indices(self, name: str) -> tuple[int, ...]:
+        if not name.startswith("indices-") or "/" in name:
+            return ()
+        column = array("q")
+        try:
+            column.frombytes((self._directory / name).read_bytes())
+        except (OSError, ValueError):
+            return ()
+        return tuple(column)
