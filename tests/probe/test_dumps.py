@@ -33,7 +33,7 @@ class MovingRank:
             self._moves -= 1
             self.enqueued += 1
 
-    def dump(self, reason: str) -> bool:
+    def dump(self) -> bool:
         """Write the entries."""
         self.written.append(("flights", self.enqueued))
         return True
