@@ -46,6 +46,10 @@ _PHASES = {
     "data_wait": ("its loader", "See what its loader does: longer samples, a slower disk, fewer workers or cores."),
     "forward": ("its forward", "See what it computes in forward that the others do not: longer samples, other layers."),
     "backward": ("its backward", "See what slows its backward: longer samples, hooks, a busy or throttled device."),
+    "computation": (
+        "its forward and backward",
+        "See what it computes that the others do not: longer samples, other layers; or a busy or throttled device.",
+    ),
     "optimizer": ("its optimizer step", "See what its optimizer step does that the others' do not."),
     "explicit": ("collectives of its own", "See which collectives it runs that the others do not."),
     "other": (

@@ -118,6 +118,15 @@ def test_a_rank_that_is_slower_in_everything_is_advice() -> None:
     assert finding.severity is Severity.ADVICE
 
 
+def test_a_rank_that_computes_more_than_the_others_is_told_from_a_slow_machine() -> None:
+    longer_samples = {"data_wait": 3.0, "forward": 10.0, "backward": 10.0, "optimizer": 1.0}
+    (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: longer_samples}))
+    assert finding.title.endswith("(24.0 ms), for its forward and backward")
+    assert (finding.severity, finding.evidence[1].text) == (
+        Severity.WARNING, "computation takes rank 1 80.0 ms a step, and the others 60.0 ms",
+    )  # fmt: skip
+
+
 def test_what_other_programs_cost_a_rank_for_some_seconds_makes_no_straggler() -> None:
     assert [codes(MeasuredJob(2).run(steps, COMPUTE, {1: {"forward": 10.0}})) for steps in (60, 160)] == [
         [],

@@ -64,6 +64,13 @@ def test_advice_on_what_a_step_mostly_is_becomes_the_verdict() -> None:
     assert run_verdict(summary(), (said,)).state == "healthy"
 
 
+def test_a_rank_that_waits_for_half_of_its_step_is_not_healthy_though_the_ranks_mostly_compute() -> None:
+    slower = {1: {"forward": 40.0, "backward": 40.0, "optimizer": 40.0}}
+    said = finding("DDP403", Severity.ADVICE, "rank 1 keeps rank 0 waiting, slower in all it does")
+    verdict = run_verdict(summary(slower=slower), (said,))
+    assert (verdict.state, verdict.code) == ("slow", "DDP403")
+
+
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import fmean, median, stdev
 
@@ -19,7 +20,10 @@ from ddpdoctor.record.model import RunRecord
 LEAST_NS = 1_000_000
 """A thread on a shared machine may wake up as late as that."""
 
-
+COMPUTATION = "computation"
+"""Forward and backward as one."""
+OWN_WORK = 2.0
+"""Work that others do not have makes computation slower by so many times what everything else gets slower by."""
 STANDARD_ERRORS = 3.0
 """By how many the mean wait has to differ from none."""
 LASTING_NS = 10_000_000_000
@@ -40,7 +44,8 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """The same as a share of the step."""
     phase: str
-    """What makes them late: a phase as ``RankSummary.late_phase`` names it; empty where none explains most of it."""
+    """What makes them late: a phase as ``RankSummary.late_phase`` names it, or ``computation``, which is forward and
+    backward; empty where neither explains most of it."""
     phase_ns: float
     """Mean per step of that phase on them."""
     phase_elsewhere_ns: float
@@ -143,9 +148,10 @@ def _measured_for_ns(record: RunRecord) -> int:
 
 
 def own_time_ns(rank: RankSummary, phase: str) -> float:
-    """Mean per step of a phase, as ``RankSummary.late_phase`` names them."""
+    """Mean per step of a phase, as ``Straggler.phase`` names them."""
     phases = rank.phases
     return {
+        COMPUTATION: phases.forward_ns + phases.backward_compute_ns,
         "data_wait": phases.data_wait_ns,
         "forward": phases.forward_ns,
         "backward": phases.backward_compute_ns,
@@ -162,7 +168,21 @@ def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) ->
         # What a rank does between its steps is no part of them, and explicit collectives hold waiting as well.
         return late[0].late_phase
     phase = max(excess, key=lambda name: excess[name])
-    return phase if excess[phase] >= MOST * gap_ns else ""
+    if excess[phase] >= MOST * gap_ns:
+        return phase
+    if excess["forward"] + excess["backward"] < MOST * gap_ns:
+        return ""
+    # Longer samples make both longer, and nothing else; what a busy core or a throttled device does is slower in all.
+    computes, does_else = (_slower(late, others, phases) for phases in ((COMPUTATION,), ("optimizer", "other")))
+    return COMPUTATION if computes > OWN_WORK * does_else else ""
+
+
+def _slower(late: list[RankSummary], others: list[RankSummary], phases: Sequence[str]) -> float:
+    """By what share of the others' time some phases take the late ranks longer; 0 where they do not."""
+    own_ns, theirs_ns = (
+        fmean(sum(own_time_ns(rank, phase) for phase in phases) for rank in ranks) for ranks in (late, others)
+    )
+    return max(0.0, own_ns / theirs_ns - 1) if theirs_ns > 0 else 0.0
 
 
 def _excess_ns(late: list[RankSummary], others: list[RankSummary]) -> dict[str, float]:

@@ -133,7 +133,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(state="unknown", text=text, why=figures)
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
     waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
-    if waiting > max(computing, _MOSTLY):
+    if waiting > _MOSTLY:
         # Of a rank that is slower in all that it does no cause in the script is known, and the straggler is advice.
         known = [finding for finding in remarks if _lost_share(finding, summary) > _MOSTLY]
         if known:
