@@ -48,7 +48,7 @@ class Followed(io.FileIO):
         account = self._account
         if account is None:
             return change()
-        self._guarded(lambda: account.before(os.fstat(io.FileIO.fileno(self))))
+        self._guarded(lambda: account.before(io.FileIO.fileno(self)))
         try:
             return change()
         finally:

@@ -20,6 +20,8 @@ from .real_paths import status_of_name
 _ACCESS_MODE = os.O_WRONLY | os.O_RDWR
 _END_WAITS_S = 1.0
 """At its end a process waits so long for another thread that settles."""
+_LOOKS = 100
+"""At a file that changes from look to look; the ranks of a rehearsal are done with a small file after one or two."""
 _COMES_WITHIN_S = 1.0
 """What is about to be made is there after so long, or was not made."""
 
@@ -40,15 +42,27 @@ class Written:
         """Somebody took the descriptor, and may write through it."""
         self._last = None
 
-    def before(self, status: os.stat_result) -> None:
-        """We are about to write, or to close: since our last write nobody else may have written."""
-        if self._last is None or identity_of(status)[:4] == self._last[:4]:
-            return
-        entry = self._created.entry(self._path)
-        if entry is None or entry.has_other_writers(os.getpid()):
-            self._last = None
-        elif not entry.knows(status):
-            self._created.note("doubtful", self._path)
+    def before(self, descriptor: int) -> os.stat_result:
+        """We are about to write, or to close: since our last write nobody else may have written. Return its state.
+
+        Another rank may have been writing when we looked at the file, and have closed it when we look at the log: a
+        state that nobody recorded counts only if it is still there after that.
+        """
+        status = os.fstat(descriptor)
+        for _ in range(_LOOKS):
+            if self._last is None or not status.st_nlink or identity_of(status)[:4] == self._last[:4]:
+                return status
+            entry = self._created.entry(self._path)
+            if entry is None or entry.has_other_writers(os.getpid()):
+                self._last = None
+                return status
+            seen, status = status, os.fstat(descriptor)
+            if entry.knows(seen):
+                return status
+            if identity_of(seen) == identity_of(status):
+                break
+        self._created.note("doubtful", self._path)
+        return status
 
     def after(self, status: os.stat_result) -> None:
         """We have written."""
@@ -64,9 +78,7 @@ class Written:
 
     def closing(self, descriptor: int) -> None:
         """The file object is about to be closed."""
-        status = os.fstat(descriptor)
-        self.before(status)
-        self._files.leave(path_of(descriptor) or self._path, status)
+        self._files.leave(path_of(descriptor) or self._path, self.before(descriptor))
 
 
 class OpenFiles:
