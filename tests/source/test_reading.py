@@ -248,7 +248,7 @@ PATHOLOGICAL = {
     "ten thousand lines": "x = f(1)\nif x:\n    y = x.z\n" * 3_400,
     "ten thousand lines with collectives": "x = f(1)\nif x:\n    dist.barrier()\n" * 3_400,
     "ten thousand lines of returns": "def f(x):\n" + "    if x.a:\n        return x\n    x = x.b\n" * 3_400 + "f(y)\n",
-    "a long sum": "x = " + " + ".join(f"f({i})" for i in range(3_000)) + "\n",
+    "a long sum": "x = " + " + ".join(f"f({i})" for i in range(2_500)) + "\n",
     "many terms under a condition": "if " + " or ".join(f"f({i})" for i in range(3_000)) + ":\n    dist.barrier()\n",
     "deep attributes": "x" + ".a" * 900 + "\n",
     "many small functions": "".join(f"def f{i}(x):\n    f{i + 1}(x)\n    return f{i + 1}(x)\n" for i in range(100))
