@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -30,6 +30,8 @@ _NODE_SIZE = "the number of ranks of one node"
 _RANKS_TOO = frozenset({("world-size", 0)})
 _NODE_SIZES = frozenset({"local_world_size", "LOCAL_WORLD_SIZE", "nproc_per_node", "ngpus_per_node", "n_gpus_per_node"})
 """Names of the number of ranks that a node has."""
+_LISTS: Mapping[str, tuple[str, int]] = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1)}
+"""Collectives that fill a list with a tensor of each rank, and the argument that it is."""
 
 
 class RankMixUp(msgspec.Struct, frozen=True, eq=False):
@@ -62,8 +64,8 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     for event in projection.of_kind("collective"):
-        if event.name == "all_gather" and "group" not in event.named and _fills_for_one_node(event):
-            yield RankMixUp(event, _NODE_SIZE, "the world size", "the length of the list that all_gather fills")
+        if event.name in _LISTS and "group" not in event.named and _fills_for_one_node(event):
+            yield RankMixUp(event, _NODE_SIZE, "the world size", f"the length of the list that {event.name} fills")
         if event.name != "init_process_group":
             continue
         if _constants(event.named.get("rank")) == LOCAL_RANK:
@@ -95,7 +97,10 @@ def _tasks_for_ranks(projection: Projection) -> Iterator[RankMixUp]:
 def _fills_for_one_node(event: Event) -> bool:
     """Return whether a list of tensors is as long as a node has GPUs or ranks: ``for _ in range(device_count())``."""
     node = event.node
-    filled = next(iter(node.args), None) or keyword(node, "tensor_list") if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call):
+        return False
+    name, position = _LISTS[event.name]
+    filled = keyword(node, name) or (node.args[position] if position < len(node.args) else None)
     if filled is None:
         return False
     ranges = (one for one in made_from(filled, event.module.body_around(node)) if isinstance(one, ast.Call))

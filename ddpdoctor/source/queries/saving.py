@@ -12,10 +12,10 @@ import msgspec
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, PerRank, Unknown, Value, is_varying, options_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FileUse, writes
+from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 
 _IN_MEMORY = ("io.", "tempfile.")
@@ -57,12 +57,30 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
 
 
 def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
-    """The saves that a test of the local rank decides about, those of one test together."""
+    """The saves that a test of the local rank decides about, those of one test together.
+
+    Left out is data that the first rank of a node prepares for the other ranks of the node.
+    """
     found: dict[ast.AST, list[SharedSave]] = {}
     for save in shared_saves(projection):
-        if save.by == "local-rank" and save.guard is not None:
+        if save.by == "local-rank" and save.guard is not None and not _is_for_its_node(projection, save):
             found.setdefault(save.guard.node, []).append(save)
     return list(found.values())
+
+
+def _is_for_its_node(projection: Projection, save: SharedSave) -> bool:
+    """Return whether the function reads the same file on the other ranks too, and it holds no state of the training."""
+    event = save.event
+    content = made_from(event.node, event.module.body_around(event.node))
+    if any(isinstance(node, ast.Attribute) and node.attr == "state_dict" for node in content):
+        return False
+    return any(
+        use.source == save.path
+        and use.event.module is event.module
+        and use.event.function == event.function
+        and use.event.ranks & ~event.ranks
+        for use in reads(projection)
+    )
 
 
 def is_one_path(path: Value) -> bool:
