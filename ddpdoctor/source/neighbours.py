@@ -1,4 +1,4 @@
-"""What libraries beside torch call the things of torch.distributed: their ranks, their collectives, their objects."""
+"""What libraries beside torch call the things of torch: their ranks, their collectives, their objects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[
 
 
 _OF_RANKS = {"get_rank": "get_rank", "get_local_rank": "get_node_local_rank", "get_world_size": "get_world_size"}
+_WARMUPS = ("constant", "cosine", "cosine_with_hard_restarts", "linear", "polynomial_decay")
 SAME: Mapping[str, str] = MappingProxyType(
     dict(
         (
+            *(
+                (f"transformers.{part}get_{shape}_schedule_with_warmup", "torch.optim.lr_scheduler.LambdaLR")
+                for part in ("", "optimization.")
+                for shape in _WARMUPS
+            ),
             *_named(
                 ("mmengine.dist", "mmengine.dist.utils", "mmengine.dist.dist"),
                 {**_OF_RANKS, "barrier": "barrier", "all_reduce": "all_reduce", "broadcast": "broadcast"},
@@ -35,7 +41,7 @@ SAME: Mapping[str, str] = MappingProxyType(
         )
     )
 )
-"""Functions that do the same as one of torch.distributed with the same arguments, by their full names."""
+"""Functions that do or make the same as one of torch from the same first arguments, by their full names."""
 
 RETURNING = frozenset(
     {

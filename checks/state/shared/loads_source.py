@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, Value, constant
+from ddpdoctor.source.interpreter.values import NONE, Value, constant, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, may_use_cuda, noted
+from ddpdoctor.source.queries.optimizers import has_no_tensors
 from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, made_from
@@ -28,13 +29,21 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
         return
     if mentions_any(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
         return
-    seen: set[ast.AST] = set()
+    seen = set(_loads_of_numbers(projection))
     for event in noted(projection, "torch.load"):
         if event.node in seen or not is_read_by_several(event) or not event.complete:
             continue
         if constant(event.argument("map_location", 1) or NONE) is None and _is_checkpoint(event):
             seen.add(event.node)
             yield event
+
+
+def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:
+    """What is given as it is to ``load_state_dict`` of a scheduler or a scaler, whose state is on no device."""
+    for event in noted(projection, "load_state_dict"):
+        options = options_of(event.receiver) if event.receiver is not None else ()
+        if options and all(map(has_no_tensors, options)) and isinstance(event.node, ast.Call):
+            yield from event.node.args
 
 
 def _saves_on_cpu(save: Event) -> bool:

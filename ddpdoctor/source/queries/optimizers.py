@@ -38,6 +38,13 @@ def is_training_state(value: Value) -> bool:
     )
 
 
+def has_no_tensors(value: Value) -> bool:
+    """Return whether a value is an object whose state is of plain numbers: a learning-rate scheduler or a scaler."""
+    return isinstance(value, ExternalObject) and (
+        value.name.startswith("torch.optim.lr_scheduler.") or value.name.endswith(".GradScaler")
+    )
+
+
 def optimizers(projection: Projection) -> Iterator[Event]:
     """Every construction of an optimizer of torch that the script comes to."""
     return (event for event in projection.in_course("object") if _is_optimizer_name(event.name))
