@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     options_of,
 )
+from ddpdoctor.source.ranks.data_partitions import parts_held
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.recorded_calls import note_item
 from ddpdoctor.source.torch_model.recorded_training import note_attribute_set
@@ -117,7 +118,8 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         else:
             assign_to(machine, target.value, changed)
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
-        assign_to(machine, target.value, derived((container, value)))
+        mixture = derived((container, value), held := parts_held(machine, value))
+        assign_to(machine, target.value, Unknown(True, False, mixture.tags) if held else mixture)
 
 
 def forget(machine: Machine, target: ast.expr) -> None:

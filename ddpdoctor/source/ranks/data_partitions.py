@@ -13,6 +13,7 @@ from ddpdoctor.source.events import Part
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     Const,
+    Instance,
     PerRank,
     Tag,
     Unknown,
@@ -53,6 +54,14 @@ def part_tags(value: Value) -> frozenset[int]:
     return frozenset(number for kind, number in tags_of(value) if kind == PART)
 
 
+def parts_held(machine: Machine, value: Value) -> frozenset[Tag]:
+    """The tags of the parts of the data that an object of the project keeps in its attributes."""
+    if not isinstance(value, Instance):
+        return frozenset()
+    kept = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
+    return frozenset(tag for one in kept if one is not None for tag in tags_of(one) if tag[0] == PART)
+
+
 def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: Value) -> Value:
     """``data[lower:upper:step]``."""
     evaluate = machine.evaluate
@@ -77,6 +86,8 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
 def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
     """``data[key]`` with a key that is the rank: of a division into parts, the part of the rank."""
     module, source = machine.frame.module, node.value
+    if isinstance(source, ast.Call) and last_name(source.func) in {"list", "tuple"} and source.args:
+        source = source.args[0]
     if isinstance(source, ast.Name):
         source = _assigned(module, source) or source
     if not isinstance(source, ast.Call) or last_name(source.func) not in _SPLITS or not isinstance(result, Unknown):

@@ -41,7 +41,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
-from ddpdoctor.source.ranks.data_partitions import ranged, strided
+from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import spawn, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     agrees_by_name,
@@ -384,6 +384,12 @@ def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     return NONE
 
 
+def _load(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """The same on all ranks, but for a file that is of the part of the data that a rank took for itself."""
+    parts = frozenset(tag for tag in tags_of(named.get("f", positional[0] if positional else NONE)) if tag[0] == PART)
+    return Unknown(True, False, parts) if parts else UNIFORM
+
+
 def _set_device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     _note_device(machine, node, "set_device", positional, named)
     return NONE
@@ -468,7 +474,7 @@ _SPECIAL: dict[str, Handler] = {
     DISTRIBUTED_SAMPLER: _sampler,
     DDP: _ddp,
     "torch.save": _save,
-    "torch.load": lambda machine, node, positional, named, complete: UNIFORM,
+    "torch.load": _load,
     "torch.cuda.set_device": _set_device,
     "torch.cuda.device": _set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
