@@ -107,15 +107,17 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
             own = machine.store.get(module.number, name) or class_attribute(machine, module.cls, name)
             if own is None:
                 continue
-        elif not _is_called(event) or wrap.conditions or depends_on_mode(event):
-            continue  # Of a model that was not read only its methods can be told, in a job that certainly wraps it.
+        elif not _is_used(event) or wrap.conditions or depends_on_mode(event):
+            continue  # Of a model that was not read only what is used at once, in a job that certainly wraps it.
         seen.add(event.node)
         yield WrapperAttribute(event, name, module.cls.node.name if isinstance(module, Instance) else "the model", wrap)
 
 
-def _is_called(event: Event) -> bool:
+def _is_used(event: Event) -> bool:
+    """Return whether an attribute is called, or an attribute of it is read: nobody but the model can have it."""
     around = event.module.parents.get(event.node)
-    return isinstance(around, ast.Call) and around.func is event.node
+    called = isinstance(around, ast.Call) and around.func is event.node
+    return called or (isinstance(around, ast.Attribute) and isinstance(around.ctx, ast.Load))
 
 
 def double_wraps(projection: Projection) -> Iterator[tuple[Event, Event]]:
