@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, constant, is_varying
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.vocabulary import speaks_of_ranks
@@ -35,6 +35,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
     if not is_distributed(projection):
         return
     events = [event for event in projection.in_course("object", "call", "training") if _fetches(event)]
+    prepared = [event for event in projection.events if event.in_parent and not event.conditions and _fetches(event)]
     seen: set[ast.AST] = set()
     for event in events:
         if event.ranks != ALL_RANKS or event.guards or event.node in seen or _own_path(event):
@@ -44,6 +45,8 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
         if any(_IN_TURN.search(context.module.excerpt(context.node, 200)) for context in event.contexts):
             continue
         if _rank_by_rank(projection, event) or _done_before(events, event):
+            continue
+        if any(one.name == event.name and _directory(one) == _directory(event) for one in prepared):
             continue
         seen.add(event.node)
         yield SharedDownload(
@@ -55,24 +58,33 @@ def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownloa
     """Downloads of one function into one directory together: the training and the test part of a data set."""
     found: dict[tuple[str, str, str, str], list[SharedDownload]] = {}
     for download in downloads:
-        event, call = download.event, download.event.node
-        where = ""
-        if isinstance(call, ast.Call):
-            roots = [entry.value for entry in call.keywords if entry.arg == "root"] or call.args[:1]
-            where = ast.unparse(roots[0]) if roots else ""
-        key = (str(event.module.path), event.name, download.what, where or str(event.ordinal))
+        event = download.event
+        key = (str(event.module.path), event.name, download.what, _directory(event) or str(event.ordinal))
         found.setdefault(key, []).append(download)
     return list(found.values())
 
 
+def _directory(event: Event) -> str:
+    """The source of the argument that says where to; empty when there is none."""
+    call = event.node
+    if not isinstance(call, ast.Call):
+        return ""
+    roots = [entry.value for entry in call.keywords if entry.arg == "root"] or call.args[:1]
+    return ast.unparse(roots[0]) if roots else ""
+
+
 def _fetches(event: Event) -> bool:
-    if event.kind == "object":
-        return _DATASETS.match(event.name) is not None and constant(event.named.get("download", NONE)) is True
-    return event.name in _FETCHERS or event.name == "extractall"
+    if event.kind != "object":
+        return event.name in _FETCHERS or event.name == "extractall"
+    asked = event.named.get("download", NONE)
+    # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.
+    looks = any(kind == "files" for kind, _ in tags_of(asked))
+    return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks)
 
 
 def _own_path(event: Event) -> bool:
-    return any(is_varying(value) for value in (*event.positional, *event.named.values()))
+    told = (value for name, value in event.named.items() if name != "download")
+    return any(is_varying(value) for value in (*event.positional, *told))
 
 
 def _rank_by_rank(projection: Projection, event: Event) -> bool:
