@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.shared.backends_source import cpu_tensors
+from ddpdoctor.checks.launch.shared.backends_source import CpuTensor, cpu_tensors
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -51,20 +51,25 @@ REMEDY = "Make the tensor on the rank's GPU with device=, or move it there befor
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report CPU tensors in collectives of an NCCL group."""
+    """Report CPU tensors in collectives of an NCCL group, one finding for a function: it has one device in mind."""
+    together: dict[tuple[str, str], list[CpuTensor]] = {}
     for found in cpu_tensors(whole_projection(script)):
-        event = found.collective
+        place = (str(found.collective.module.path), found.collective.function)
+        together.setdefault(place, []).append(found)
+    for first, *others in together.values():
+        more = f" (and {len(others)} more in this function)" if others else ""
         yield CHECK.finding(
             "source",
-            f"{event.name} gets {found.tensor}, a CPU tensor, and the process group is NCCL's",
+            f"{first.collective.name} gets {first.tensor}, a CPU tensor, and the process group is NCCL's{more}",
             remedy=REMEDY,
-            locations=(event.module.location(event.node),),
-            evidence=(
+            locations=tuple(one.collective.module.location(one.collective.node) for one in (first, *others)),
+            evidence=tuple(
                 Fact(
-                    text="the tensor is made here, without a device",
+                    text=f"{one.tensor} is made here, without a device",
                     basis="source",
-                    location=event.module.location(found.made),
-                ),
+                    location=one.collective.module.location(one.made),
+                )
+                for one in (first, *others)
             ),
         )
 
