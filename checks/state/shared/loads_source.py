@@ -31,7 +31,7 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
         return
     seen = set(_loads_of_numbers(projection))
     for event in noted(projection, "torch.load"):
-        if event.node in seen or not is_read_by_several(event) or not event.complete:
+        if event.node in seen or not is_read_by_several(event) or not event.complete or _is_mapped_otherwise(event):
             continue
         if constant(event.argument("map_location", 1) or NONE) is None and _is_checkpoint(event):
             seen.add(event.node)
@@ -53,6 +53,25 @@ def _saves_on_cpu(save: Event) -> bool:
         isinstance(node, (ast.Call, ast.DictComp)) and _TO_CPU.search(ast.unparse(node)) is not None
         for node in made_from(save.node, body)
     )
+
+
+def _is_mapped_otherwise(event: Event) -> bool:
+    """Return whether the other arm of an undecided condition loads the same with ``map_location``.
+
+    The script then knows about devices, and this arm is for a process without one of its own: ``if gpu is None``.
+    """
+    module = event.module
+    for test in (test for owner, test in event.undecided if owner is module):
+        around = module.parents.get(test)
+        if not isinstance(around, ast.If) or not isinstance(event.node, ast.Call) or not event.node.args:
+            continue
+        path = ast.unparse(event.node.args[0])
+        for call in (node for statement in (*around.body, *around.orelse) for node in descend(statement)):
+            if isinstance(call, ast.Call) and call.args and call is not event.node:
+                mapped = any(entry.arg == "map_location" for entry in call.keywords)
+                if mapped and module.resolve(call.func) == "torch.load" and ast.unparse(call.args[0]) == path:
+                    return True
+    return False
 
 
 def is_read_by_several(event: Event) -> bool:
