@@ -258,6 +258,30 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     return Unknown(opaque=True) if is_field else found
 
 
+def lacks(machine: Machine, value: Value, name: str) -> bool:
+    """Return whether an object certainly has no attribute of a name: its class is read, and nothing ever sets it."""
+    if not isinstance(value, Instance) or machine.store.get(value.number, name) is not None:
+        return False
+    if class_attribute(machine, value.cls, name) is not None or class_attribute(machine, value.cls, "__getattr__"):
+        return False
+    if not all(isinstance(base, ProjectClass) for base in bases_of(machine, value.cls)):
+        return False
+    return not any(
+        node.attr == name and isinstance(node.ctx, ast.Store)
+        for module in machine.script.modules
+        if name in module.words
+        for node in module.index.of(ast.Attribute)
+    ) and not _declares(value.cls, name)
+
+
+def _declares(cls: ProjectClass, name: str) -> bool:
+    """Return whether a class has a field of a name without a value: ``name: int``."""
+    return any(
+        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
+        for node in cls.node.body
+    )
+
+
 def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     made = machine.object(value)
     if made is None or name not in _KEPT_ARGUMENTS:

@@ -187,8 +187,10 @@ def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
 
 def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
     """Return whether a data set may hold something else on each rank."""
-    if is_varying(dataset) or isinstance(dataset, OneOf):
+    if is_varying(dataset):
         return True
+    if isinstance(dataset, OneOf):
+        return any(_divided_by_rank(machine, option) for option in dataset.options)
     if isinstance(dataset, Instance):
         names = machine.store.names(dataset.number)
         values = [machine.store.get(dataset.number, name) for name in names]

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import container_method, overwrite
-from ddpdoctor.source.interpreter.attributes import attribute_of, bases_of, bound_to, class_attribute, guess_from_name
+from ddpdoctor.source.interpreter.attributes import (
+    attribute_of,
+    bases_of,
+    bound_to,
+    class_attribute,
+    guess_from_name,
+    lacks,
+)
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -38,6 +45,7 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     join,
+    options_of,
     tags_of,
 )
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
@@ -374,7 +382,7 @@ def _sampler(machine: Machine, node: ast.AST, positional: list[Value], named: Na
 
 def _ddp(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     for value in (named.get("device_ids"), positional[1] if len(positional) > 1 else None):
-        if value is not None:
+        if value is not None and constant(value) is not None:
             _note_device(machine, node, "device_ids", [value], {})
     return wrap(machine, node, positional, named, complete)
 
@@ -434,6 +442,8 @@ def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named
 def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
         name = positional[1].value
+        if len(positional) == 3 and all(lacks(machine, owner, name) for owner in options_of(positional[0])):
+            return positional[2]
         value = guess_from_name(machine, name, attribute_of(machine, positional[0], name))
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
