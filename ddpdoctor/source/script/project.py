@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,27 @@ class Finder:
     """Finds project modules by dotted name. What is installed is no project."""
 
     def __init__(self, directory: Path, root: Path) -> None:
-        places = [directory, root, root / "src"]
+        places = [directory, _outside_packages(directory), root, root / "src"]
         different = [place for index, place in enumerate(places) if place not in places[:index]]
         self._places = [(place, _names_in(place)) for place in different]
         self._outside = UNDERSTOOD.difference(directory.parts[len(root.parts) :])
         self._found: dict[str, Found | None] = {}
         self._real: dict[Path, Path] = {}
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The directories that modules are looked for in, the script's first."""
+        return tuple(place for place, _ in self._places)
+
+    def with_places(self, places: Sequence[Path]) -> Finder:
+        """One that also looks into ``places``, which a script adds to ``sys.path``."""
+        new = [place for place in dict.fromkeys(places) if place not in self.places]
+        if not new:
+            return self
+        other = copy.copy(self)
+        other._places = [*self._places, *((place, _names_in(place)) for place in new)]
+        other._found = {name: found for name, found in self._found.items() if found is not None}
+        return other
 
     def find(self, name: str) -> Found | None:
         """The file that ``import name`` would read, or None when it is not in the project."""

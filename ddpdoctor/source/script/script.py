@@ -16,6 +16,7 @@ from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.project import Finder, Surroundings, find_main
+from ddpdoctor.source.script.search_path import added_directories
 
 MAXIMUM_MODULES = 300
 MODULES_READ_WHOLE = 30
@@ -200,6 +201,8 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
     """Append the project modules that ``modules`` import, breadth first; yield notes."""
     seen: set[Path] = set()
     asked: set[str] = set()
+    bases = finder.places
+    finder = finder.with_places([*added_directories(modules[0], bases)])
     for module in modules:
         for name in _wanted(module):
             if name in asked:
@@ -221,6 +224,7 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
                 continue
             try:
                 modules.append(reader(found.path, found.name, found.package))
+                finder = finder.with_places([*added_directories(modules[-1], bases)])
             except SyntaxError as error:
                 yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
             except (OSError, ValueError, RecursionError, MemoryError) as error:

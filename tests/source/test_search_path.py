@@ -1,0 +1,69 @@
+"""Modules in directories that a script adds to ``sys.path``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.source.script.script import read_script
+from tests.source.marked import written
+
+WAYS = {
+    "file": "import os\nsys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))",
+    "variables": "here = os.path.dirname(__file__)\nlib = os.path.join(here, '..', 'lib')\nsys.path.insert(0, lib)",
+    "split": "root = os.path.split(os.path.abspath(os.path.dirname(__file__)))[0]\nsys.path.append(root + '/lib')",
+    "pathlib": "from pathlib import Path\nsys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'lib'))",
+    "parent": "from pathlib import Path\nsys.path.append(str(Path(__file__).parent.parent.joinpath('lib')))",
+    "relative": "sys.path.append('../lib')",
+    "working directory": "sys.path.append(os.path.join(os.getcwd(), 'lib'))",
+    "list": "sys.path += [os.path.join(os.path.dirname(__file__), os.pardir, 'lib')]",
+    "extend": "sys.path.extend(['lib', 'elsewhere'])",
+    "function": "def add(path):\n    if path not in sys.path:\n        sys.path.insert(0, path)\nadd('lib')",
+    "site": "import site\nsite.addsitedir('lib')",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_directory_that_the_script_adds_is_looked_into(tmp_path: Path, way: str) -> None:
+    (tmp_path / ".git").mkdir()
+    written(tmp_path, "", name="lib/engine.py", head="")
+    script = read_script(written(tmp_path, f"{WAYS[way]}\nimport engine\n", name="tools/train.py"))
+    assert [module.name for module in script.modules] == ["__main__", "engine"]
+
+
+def test_a_module_adds_a_directory_for_those_after_it(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    written(tmp_path, "", name="lib/engine.py", head="")
+    head = "import os\nimport sys\n"
+    written(
+        tmp_path, "sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))\n", "tools/_paths.py", head
+    )
+    script = read_script(written(tmp_path, "import _paths\nimport engine\n", name="tools/train.py", head=""))
+    assert [module.name for module in script.modules] == ["__main__", "_paths", "engine"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sys.path.append(os.environ['LIB'])",
+        "sys.path.append('missing')",
+        "path = 'lib'\npath = find()\nsys.path.append(path)",
+        "path = path + 'lib'\nsys.path.append(path)",
+        "sys.path.remove('lib')",
+        "print('sys.path', 'lib')",
+    ],
+)
+def test_what_the_text_does_not_say_is_not_guessed(tmp_path: Path, line: str) -> None:
+    (tmp_path / ".git").mkdir()
+    written(tmp_path, "", name="lib/engine.py", head="")
+    script = read_script(written(tmp_path, f"{line}\nimport engine\n", name="tools/train.py"))
+    assert script.files == 1
+
+
+def test_a_package_that_the_script_lies_in_is_found_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    written(tmp_path, "", name="old/half/__init__.py", head="")
+    written(tmp_path, "", name="old/half/model.py", head="")
+    script = read_script(written(tmp_path, "from half.model import net\n", name="old/half/train.py", head=""))
+    assert "half.model" in [module.name for module in script.modules]
