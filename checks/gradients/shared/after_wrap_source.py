@@ -107,7 +107,7 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
             own = machine.store.get(module.number, name) or class_attribute(machine, module.cls, name)
             if own is None:
                 continue
-        elif not _is_used(event) or wrap.conditions or depends_on_mode(event):
+        elif not _is_used(event) or name.startswith("_") or wrap.conditions or depends_on_mode(event):
             continue  # Of a model that was not read only what is used at once, in a job that certainly wraps it.
         seen.add(event.node)
         yield WrapperAttribute(event, name, module.cls.node.name if isinstance(module, Instance) else "the model", wrap)
