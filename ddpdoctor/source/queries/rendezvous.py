@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
-from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import Module
@@ -70,7 +70,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):
-                if _asks_for_version(module, node):
+                if _asks_for_version(module, node) or not _is_reached(script, module, node):
                     continue
                 if _is_required(node) and script.spawns_ranks is None:
                     yield LegacyLaunch(module.location(node), "required")
@@ -78,6 +78,12 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
                     yield LegacyLaunch(module.location(node), "argument")
                 elif _is_text(node):
                     yield LegacyLaunch(module.location(node), "text")
+
+
+def _is_reached(script: Script, module: Module, node: ast.AST) -> bool:
+    """Return whether the script comes to an option: another entry, which it takes functions from, has its own."""
+    function = module.body_around(node)
+    return module is script.entry or function is module.tree or function in project(script).machine.visited
 
 
 def _asks_for_version(module: Module, node: ast.AST) -> bool:
