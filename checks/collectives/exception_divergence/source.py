@@ -13,7 +13,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.sync_points import function_around, led_through, meetings, reported_lines
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 
 _LOCAL_FAILURES = frozenset(
     {
@@ -58,7 +58,7 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
                 if missed is None or (str(missed.module.path), getattr(missed.node, "lineno", 0)) in told:
                     continue
                 for handler in node.handlers:
-                    if _swallows(module, handler, events):
+                    if _swallows(module, handler, events) and not _makes_up_for(handler, missed):
                         yield Swallowed(
                             location=module.head_location(handler),
                             caught=ast.unparse(handler.type) if handler.type is not None else "everything",
@@ -72,6 +72,13 @@ def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event
     if not _catches_local_failures(handler) or _ends(handler.body):
         return False
     return not any(led_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
+
+
+def _makes_up_for(handler: ast.ExceptHandler, missed: Event) -> bool:
+    """Return whether a handler calls again what was missed: ``loss.mean().backward()`` where there are many losses."""
+    name = last_name(missed.node.func) if isinstance(missed.node, ast.Call) else ""
+    calls = (node for statement in handler.body for node in descend(statement) if isinstance(node, ast.Call))
+    return bool(name) and any(last_name(call.func) == name for call in calls)
 
 
 def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | None:
