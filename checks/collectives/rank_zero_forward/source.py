@@ -32,6 +32,7 @@ def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
     trained = any(event.receiver is not None for event in projection.of_kind("backward"))
     forwards = [event for event in projection.of_kind("ddp-forward") if not event.gradients]
     seen: set[ast.AST] = set()
+    """Forwards, or the rank tests around them: what one test keeps from ranks has one cause."""
     for event in forwards:
         made = machine.object(event.receiver) if event.receiver is not None else None
         module = made.argument("module", 0) if made is not None else None
@@ -39,8 +40,11 @@ def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
             continue
         if _matched(event, forwards) or not synchronises_buffers(made) or not has_buffers(machine, module):
             continue
-        seen.add(event.node)
         guard = next((guard for guard in reversed(event.guards) if guard.arm != ALL_RANKS), None)
+        cause = guard.node if guard is not None else event.node
+        if cause in seen:
+            continue
+        seen |= {event.node, cause}
         yield LoneForward(
             location=event.module.location(event.node),
             ranks=event.ranks,

@@ -56,7 +56,7 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
 def has_buffers(machine: Machine, module: Value) -> bool:
     """Return whether a module certainly holds buffers."""
     return any(
-        (isinstance(part, ExternalObject) and _holds_statistics(part.name))
+        (isinstance(part, ExternalObject) and _holds_statistics(machine, part))
         or (
             isinstance(part, Instance)
             and any(_is_certain(machine, part, one) for one in _registrations(machine, part.cls))
@@ -76,10 +76,16 @@ def _is_certain(machine: Machine, part: Instance, registration: Registration) ->
     return True
 
 
-def _holds_statistics(name: str) -> bool:
-    if name.startswith(MODEL_LIBRARY):
-        return MODELS_WITH_STATISTICS.match(name) is not None
-    return STATEFUL_BUFFER_MODULES.search(name.rpartition(".")[2]) is not None
+def _holds_statistics(machine: Machine, part: ExternalObject) -> bool:
+    """Return whether an object has running statistics: InstanceNorm keeps none unless it is told to, BatchNorm does."""
+    if part.name.startswith(MODEL_LIBRARY):
+        return MODELS_WITH_STATISTICS.match(part.name) is not None
+    last = part.name.rpartition(".")[2]
+    made = machine.object(part)
+    tracks = made.argument("track_running_stats", 4) if made is not None else None
+    if "InstanceNorm" in last:
+        return tracks is not None and constant(tracks) is True
+    return STATEFUL_BUFFER_MODULES.search(last) is not None and (tracks is None or constant(tracks) is not False)
 
 
 def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
