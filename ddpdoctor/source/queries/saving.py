@@ -35,25 +35,28 @@ class SharedSave(msgspec.Struct, frozen=True, eq=False):
 
 
 def shared_saves(projection: Projection) -> Iterator[SharedSave]:
-    """Files that more than one rank of a job writes under one path, with no hint of a rank test around the call."""
+    """Files that more than one rank of a job writes under one path, with no hint of a rank test around the call.
+
+    Of a function that is called behind a test of the local rank and also without one, it is the call without.
+    """
     if not is_distributed(projection):
         return
-    seen: set[tuple[str, str, str]] = set()
+    found: dict[tuple[str, str, str], SharedSave] = {}
     for use in writes(projection):
         event = use.event
         place = str(event.module.path), event.function, use.source
-        if place in seen or event.in_parent or not _is_result(use):
+        if event.in_parent or not _is_result(use) or (place in found and found[place].by == "all"):
             continue
         if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
             continue
         if any(speaks_of_ranks(condition) for condition in event.conditions):
             continue
         guard = _local_guard(event)
-        seen.add(place)
-        if guard is not None:
-            yield SharedSave(event, "local-rank", use.source, guard)
-        elif not event.guards:
-            yield SharedSave(event, "all", use.source, None)
+        if not event.guards:
+            found[place] = SharedSave(event, "all", use.source, None)
+        elif guard is not None:
+            found.setdefault(place, SharedSave(event, "local-rank", use.source, guard))
+    yield from found.values()
 
 
 def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
