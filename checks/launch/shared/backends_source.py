@@ -145,7 +145,8 @@ def _trains_on_gpu(projection: Projection) -> bool:
     for event in projection.in_course("device", "call"):
         moves = (event.kind == "device" and event.name in {"device_ids", "set_device"}) or event.name == "cuda"
         if moves and not depends_on_mode(event):
-            return any(projection.in_course("wrap"))
+            only_asked = any(projection.in_course("ddp-forward")) and not any(projection.in_course("backward"))
+            return any(projection.in_course("wrap")) and not only_asked
     return False
 
 
