@@ -39,6 +39,11 @@ def start_process(machine: Machine, node: ast.AST, positional: list[Value], name
     return Unknown()
 
 
+def _handed_over(value: Value) -> Value:
+    """What ranks get from the process that starts them: it is the same for all of them, whatever it was made by."""
+    return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value
+
+
 def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
     target = next(
         (option for option in options_of(function) if isinstance(option, (Function, Partial, BoundMethod))), None
@@ -49,7 +54,7 @@ def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Valu
     known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
     known = known and not any(lane.open for lane in lanes)
     columns = zip(*(lane.values for lane in lanes), strict=True) if known else ()
-    positional = [per_rank(column, is_guessed(arguments)) for column in columns]
+    positional = [_handed_over(per_rank(column, is_guessed(arguments))) for column in columns]
     index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)
