@@ -14,6 +14,7 @@ _MOVED = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
     ("torch.distributed.c10d.", "torch.distributed."),
     ("torch.nn.parallel.distributed.DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel"),
+    ("torch.nn.parallel.DistributedDataParallelCPU", "torch.nn.parallel.DistributedDataParallel"),
     ("torch.nn.parallel.data_parallel.DataParallel", "torch.nn.DataParallel"),
     ("torch.nn.parallel.DataParallel", "torch.nn.DataParallel"),
     ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"),

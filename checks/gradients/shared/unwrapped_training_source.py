@@ -21,7 +21,7 @@ from ddpdoctor.source.queries.wrapped_models import (
 )
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DDP
 
@@ -51,9 +51,9 @@ _OTHER_WRAPPERS = (
     "ignite",
     "fastai",
     "composer",
-    "_ddp_",
 )
-_KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "segmentation_models_pytorch.")
+_KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
+_PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
 class MissingWrap(msgspec.Struct, frozen=True, eq=False):
@@ -80,6 +80,8 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
         return
     if mentions_any(script, _OTHER_WRAPPERS) or _imports_trainer(script):
         return
+    if any("_ddp_" in word for module in script.modules for word in module.words):
+        return
     if _names_ddp(script) or averages_by_hand(script):
         return
     trained = steps(projection)
@@ -90,7 +92,7 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
         if backward.ranks != ALL_RANKS or not backward.gradients or loop is None:
             continue
         loader = _sharded_loader(projection, backward)
-        if loader is not None and any(innermost_loop(step) is loop for step in trained):
+        if loader is not None and any(innermost_loop(step) in loop_nodes(backward) for step in trained):
             yield MissingWrap(backward, init, loader)
             return
 
@@ -140,13 +142,18 @@ def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
 
 
 def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
+    """The loader of a loop around a backward, or of the batches behind its loss, when ranks divide its data."""
+    found: list[int] = []
     for loop in backward.loops:
         numbers = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}
         numbers |= {option.number for option in options_of(loop.iterable) if isinstance(option, ExternalObject)}
-        for number in sorted(numbers):
-            loader = projection.machine.events.get(number)
-            if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
-                return loader
+        found += sorted(numbers)
+    if backward.receiver is not None:
+        found += sorted(number for kind, number in tags_of(backward.receiver) if kind == "batch")
+    for number in found:
+        loader = projection.machine.events.get(number)
+        if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
+            return loader
     return None
 
 
@@ -187,8 +194,10 @@ def _is_known_model(module: Module, optimizer: Event, value: Value) -> bool:
 
 
 def _made_by_known_library(module: Module, optimizer: Event) -> bool:
-    """Return whether the variables in an optimizer's arguments are assigned from calls of well-known libraries only."""
-    names = {node.id for node in descend(optimizer.node) if isinstance(node, ast.Name)}
+    """Return whether the models in an optimizer's arguments are assigned from calls of well-known libraries only."""
+    made = made_from(optimizer.node, module.body_around(optimizer.node))
+    models = [node.value for node in made if isinstance(node, ast.Attribute) and node.attr in _PARAMETERS]
+    names = {node.id for model in models for node in descend(model) if isinstance(node, ast.Name)}
     found = False
     for node in module.index.of(ast.Assign):
         if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):

@@ -61,6 +61,10 @@ def call(machine: Machine, node: ast.Call) -> Value:
     return apply(machine, node, function, positional, named, complete)
 
 
+OF_UNKNOWN_NAMES = "**"
+"""Under which a call has what it is given as ``**settings``: its result comes from there as well."""
+
+
 def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[str, Value], bool]:
     """Values of the arguments, and whether all of them are known by position or name."""
     evaluate = machine.evaluate
@@ -88,6 +92,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
             named.update({key: entry for key, entry in value.entries if isinstance(key, str)})
         else:
             complete = False
+            named[OF_UNKNOWN_NAMES] = value
     return positional, named, complete
 
 

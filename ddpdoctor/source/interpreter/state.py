@@ -111,7 +111,7 @@ class Machine:
         self.loader_classes: dict[int, ProjectClass] = {}
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.cycles: dict[int, LoopAround] = {}
-        """Loops of generators that hand out the batches of a loader again and again, by its number."""
+        """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
         self.prepared: set[int] = set()
         """Numbers of the loaders that an Accelerator divides between the ranks."""
         self.handing_on: set[int] = set()

@@ -8,12 +8,9 @@ from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import container_method, overwrite
 from ddpdoctor.source.interpreter.attributes import (
-    attribute_of,
     bases_of,
     bound_to,
     class_attribute,
-    guess_from_name,
-    lacks,
 )
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
@@ -45,7 +42,6 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     join,
-    options_of,
     tags_of,
 )
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
@@ -64,7 +60,7 @@ from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import make_dict, make_partial, make_super
-from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of
+from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of, read_attribute
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.torch_model.tensors import tensor_method
 from ddpdoctor.source.vocabulary import (
@@ -77,7 +73,6 @@ from ddpdoctor.source.vocabulary import (
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
     NOT_FALSE,
-    OPTIMIZER,
     PROCESSES,
     RUNNERS,
     SPAWNERS,
@@ -439,18 +434,6 @@ def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     return derived(values)
 
 
-def _getattr(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
-        name = positional[1].value
-        if len(positional) == 3 and all(lacks(machine, owner, name) for owner in options_of(positional[0])):
-            return positional[2]
-        value = guess_from_name(machine, name, attribute_of(machine, positional[0], name))
-        return derived((value,)) if isinstance(value, BoundMethod) else value
-    if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
-        return External(OPTIMIZER)
-    return derived(positional)
-
-
 def _set_grad_enabled(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     return NO_GRADIENTS if positional and constant(positional[0]) is False else UNIFORM
 
@@ -492,7 +475,7 @@ _SPECIAL: dict[str, Handler] = {
     "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
     "functools.partial": make_partial,
     "builtins.super": make_super,
-    "builtins.getattr": _getattr,
+    "builtins.getattr": read_attribute,
     "builtins.dict": make_dict,
     "builtins.range": _range,
     "itertools.islice": _islice,

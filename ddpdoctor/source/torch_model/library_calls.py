@@ -8,13 +8,15 @@ from functools import lru_cache, partial
 
 from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.assignment import item_of
-from ddpdoctor.source.interpreter.attributes import promised_by_name
+from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, lacks, promised_by_name
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
     SYNCHRONISED,
     UNIFORM,
+    BoundMethod,
     Const,
+    External,
     ExternalObject,
     PerRank,
     SequenceValue,
@@ -22,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
+    is_varying,
     options_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, OWN_KINDS, agrees_by_name, members_of, origin_of
@@ -31,6 +34,7 @@ from ddpdoctor.source.vocabulary import (
     DATA_PARALLEL,
     MODEL_LIBRARY,
     NOT_FALSE,
+    OPTIMIZER,
     RANK_VARYING_CALLS,
     SAME_ITEMS,
 )
@@ -187,6 +191,11 @@ def _same_items(
                 tags.add(("loader", option.number))
     if last == "enumerate":
         tags.add(COUNTED)
+    if last == "iter" and not isinstance(machine.frame.module.parents.get(node), ast.Call):
+        # Begun again in every turn of a loop, for its batches one by one; ``next(iter(loader))`` only looks at one.
+        again = next((loop.around for loop in reversed(machine.loops) if not loop.around.once), None)
+        if again is not None:
+            machine.cycles.update({number: again for kind, number in tags if kind == "loader"})
     mixed = derived(positional, frozenset(tags))
     if last == "next":
         return Unknown(
@@ -195,3 +204,16 @@ def _same_items(
             frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
         )
     return mixed
+
+
+def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """What ``getattr`` gives: an attribute by a name that is known, or the default of one that is not there."""
+    if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
+        name = positional[1].value
+        if len(positional) == 3 and all(lacks(machine, owner, name) for owner in options_of(positional[0])):
+            return positional[2]
+        value = guess_from_name(machine, name, attribute_of(machine, positional[0], name))
+        return derived((value,)) if isinstance(value, BoundMethod) else value
+    if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
+        return External(OPTIMIZER)
+    return derived(positional)
