@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.source.script.script import read_script
-from tests.source.marked import written
+from tests.source.marked import check_marks, written
 
 WAYS = {
     "file": "import os\nsys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))",
@@ -67,3 +67,32 @@ def test_a_package_that_the_script_lies_in_is_found_by_its_name(tmp_path: Path) 
     written(tmp_path, "", name="old/half/model.py", head="")
     script = read_script(written(tmp_path, "from half.model import net\n", name="old/half/train.py", head=""))
     assert "half.model" in [module.name for module in script.modules]
+
+
+def test_a_variable_of_a_module_is_set_from_outside(tmp_path: Path) -> None:
+    ranks = """
+        import torch.distributed as dist
+
+        GROUP = None
+
+
+        def local_rank():
+            if GROUP is None:
+                raise ValueError("no group")
+            return dist.get_rank(group=GROUP)
+        """
+    written(tmp_path, ranks, name="ranks.py", head="")
+    script = """
+        import ranks
+
+        dist.init_process_group("nccl")
+        ranks.GROUP = dist.new_group([0, 1, 2, 3])
+        model = DDP(nn.Linear(4, 4).cuda(), device_ids=[ranks.local_rank()])
+        data = TensorDataset(torch.zeros(8, 4))
+        loader = DataLoader(data, sampler=DistributedSampler(data))  # DDP102
+        for epoch in range(10):
+            for (batch,) in loader:
+                model(batch).sum().backward()
+        dist.destroy_process_group()
+        """
+    check_marks(tmp_path, script, "DDP102")

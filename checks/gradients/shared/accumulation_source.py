@@ -9,8 +9,16 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import ContextAround, Event
-from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, ExternalObject, OneOf, options_of, tags_of
+from ddpdoctor.source.interpreter.values import (
+    NO_CONTEXT,
+    NO_SYNC,
+    ExternalObject,
+    OneOf,
+    options_of,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.queries.optimizers import steps
 from ddpdoctor.source.queries.wrapped_models import (
     ddp_objects,
@@ -27,6 +35,9 @@ from ddpdoctor.source.vocabulary import DATA_LOADER
 _CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
 """In a context manager: it may decide whether a backward synchronises."""
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
+_REDUCING_HOOKS = re.compile(
+    r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\."
+)
 _COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
 _REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)
 """A condition on how many batches were taken since the last step."""
@@ -69,15 +80,30 @@ def _accumulations(projection: Projection) -> Iterator[Accumulation]:
 def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
     """Accumulations in which nothing around the forward and the backward may leave out a synchronisation."""
     controls = [event for event in projection.of_kind("training") if event.name in _CONTROLLING_CALLS]
-    hooked = any(event.name == "ddp.register_comm_hook" for event in projection.of_kind("training"))
-    if hooked or any(event.receiver is not None and ddp_objects(event.receiver) for event in controls):
+    hooks = (event for event in projection.of_kind("training") if event.name == "ddp.register_comm_hook")
+    if not all(map(_reduces_always, hooks)) or any(
+        event.receiver is not None and ddp_objects(event.receiver) for event in controls
+    ):
         return
+    told: set[ast.AST | None] = set()
     for found in accumulations(projection):
         loop = innermost_loop(found.backward)
+        if loop in told:
+            continue  # Two arms of one loop, with a scaler and without one, accumulate for one reason.
         forwards = (event for event in projection.in_course("ddp-forward") if innermost_loop(event) is loop)
         contexts = [context for event in (found.backward, *forwards) for context in event.contexts]
         if not any(map(_may_control, contexts)) and not any(innermost_loop(event) is loop for event in controls):
+            told.add(loop)
             yield found
+
+
+def _reduces_always(hooking: Event) -> bool:
+    """Return whether a communication hook is one of torch's that reduces each bucket; one's own may leave some out."""
+    call = hooking.module.parents.get(hooking.node)
+    if not isinstance(call, ast.Call):
+        return False
+    hook = keyword(call, "hook") or (call.args[1] if len(call.args) > 1 else None)
+    return hook is not None and _REDUCING_HOOKS.match(hooking.module.resolve(hook)) is not None
 
 
 def _may_control(context: ContextAround) -> bool:

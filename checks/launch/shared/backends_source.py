@@ -145,9 +145,16 @@ def _trains_on_gpu(projection: Projection) -> bool:
     for event in projection.in_course("device", "call"):
         moves = (event.kind == "device" and event.name in {"device_ids", "set_device"}) or event.name == "cuda"
         if moves and not depends_on_mode(event):
-            only_asked = any(projection.in_course("ddp-forward")) and not any(projection.in_course("backward"))
-            return any(projection.in_course("wrap")) and not only_asked
+            return any(projection.in_course("wrap")) and not _only_asks(projection)
     return False
+
+
+def _only_asks(projection: Projection) -> bool:
+    """Return whether a job runs no backward, though it runs the model, or code that it imports could train it."""
+    if any(projection.in_course("backward")):
+        return False
+    runs = any(projection.in_course("ddp-forward"))
+    return runs or any("backward" in module.words for module in projection.machine.script.modules)
 
 
 def _may_destroy(projection: Projection, module: Module) -> bool:

@@ -168,10 +168,15 @@ def _is_preparation(event: Event) -> bool:
         return True
     for around in event.module.ancestors(event.node):
         if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return any(
-                isinstance(node, ast.Call) and _PREPARATION.search(ast.unparse(node.func)) for node in descend(around)
-            )
+            calls = (node for node in descend(around) if isinstance(node, ast.Call))
+            return any(_prepares(event.module, call) for call in calls)
     return False
+
+
+def _prepares(module: Module, call: ast.Call) -> bool:
+    """Return whether a call prepares data, by its name; torch.cuda.empty_cache does not."""
+    of_torch = module.resolve(call.func).startswith("torch.")
+    return not of_torch and _PREPARATION.search(ast.unparse(call.func)) is not None
 
 
 def _is_tried(module: Module, node: ast.AST) -> bool:

@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     OneOf,
     PerRank,
     ProjectClass,
+    ProjectModule,
     SequenceValue,
     TensorSize,
     Unknown,
@@ -95,6 +96,9 @@ def item_at(value: Value, key: object) -> Value:
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     owner = machine.evaluate(machine, target.value)
+    scope = machine.scope_modules.get(owner.name) if isinstance(owner, ProjectModule) else None
+    if scope is not None:
+        machine.assign(scope, target.attr, value)
     owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]
     for owner in owners:
         note_attribute_set(machine, target, owner, value)
