@@ -10,7 +10,16 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event, Guard
-from ddpdoctor.source.interpreter.values import Const, ExternalObject, PerRank, Unknown, Value, is_varying, options_of
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    Const,
+    ExternalObject,
+    PerRank,
+    Unknown,
+    Value,
+    is_varying,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import is_distributed
@@ -51,8 +60,9 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             continue
         if any(speaks_of_ranks(condition) for condition in event.conditions):
             continue
-        guard = _local_guard(event)
-        if not event.guards:
+        before = _guard_that_others_left_by(projection, event)
+        guard = _local_guard(event, before)
+        if not event.guards and before is None:
             found[place] = SharedSave(event, "all", use.source, None)
         elif guard is not None:
             found.setdefault(place, SharedSave(event, "local-rank", use.source, guard))
@@ -96,17 +106,30 @@ def is_one_path(path: Value) -> bool:
     return not is_varying(path)
 
 
-def _local_guard(event: Event) -> Guard | None:
+def _guard_that_others_left_by(projection: Projection, event: Event) -> Guard | None:
+    """The test behind which the other ranks left a function around the event: ``if local_rank != 0: return``."""
+    if event.ranks == ALL_RANKS:
+        return None
+    for left in reversed(projection.exits):
+        if left.ordinal < event.ordinal and left.scope in event.scopes and not left.ranks & event.ranks:
+            return left.guard
+    return None
+
+
+def _local_guard(event: Event, before: Guard | None) -> Guard | None:
     """The test that lets through the first rank of every node, and nothing else; `rank % gpus == 0` means just that."""
     if numbers_in(event.ranks) != tuple(rank for rank, local in enumerate(LOCAL_RANK) if local == 0):
         return None
-    for guard in reversed(event.guards):
+    passing = [(guard, guard.arm) for guard in reversed(event.guards)]
+    if before is not None:
+        passing.append((before, ALL_RANKS & ~before.arm))
+    for guard, arm in passing:
         divides = any(
             isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and speaks_of_ranks(ast.unparse(node.left))
             for node in descend(guard.node)
         )
-        if not divides and numbers_in(guard.arm) == numbers_in(event.ranks) and isinstance(guard.value, PerRank):
-            outside = [value for rank, value in enumerate(guard.value.values) if not guard.arm >> rank & 1]
+        if not divides and numbers_in(arm) == numbers_in(event.ranks) and isinstance(guard.value, PerRank):
+            outside = [value for rank, value in enumerate(guard.value.values) if not arm >> rank & 1]
             if all(isinstance(value, Const) for value in outside):
                 return guard
     return None
