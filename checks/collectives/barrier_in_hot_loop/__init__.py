@@ -56,16 +56,22 @@ CHECK = Check(
 _REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
 
 
+def _remedy(meeting: str) -> str:
+    return _REMEDY if meeting == "backward" else f"Remove it: {meeting} makes the ranks meet in every step."
+
+
 def in_source(script: Script) -> Iterator[Finding]:
     """Report barriers, and reductions for the log, in every training step."""
     for found in every_step(whole_projection(script)):
         event, beside = found.event, found.backward.module.location(found.backward.node)
         yield CHECK.finding(
             "source",
-            f"every training step waits in {event.name}, though backward synchronises the ranks already"
+            f"every training step waits in {event.name}, though {found.meeting} synchronises the ranks already"
             if found.is_barrier
             else f"every training step runs {event.name} for a number that is only looked at",
-            remedy=_REMEDY if found.is_barrier else "Reduce it only in the steps that log it, or once an epoch.",
+            remedy=_remedy(found.meeting)
+            if found.is_barrier
+            else "Reduce it only in the steps that log it, or once an epoch.",
             locations=(event.module.location(event.node),),
             evidence=(Fact(text="this backward runs in the same turn of the loop", basis="source", location=beside),),
             severity=None if found.is_barrier else Severity.ADVICE,

@@ -11,6 +11,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
 
 _BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
@@ -23,6 +24,8 @@ class EveryStep(msgspec.Struct, frozen=True, eq=False):
 
     event: Event
     backward: Event
+    meeting: str
+    """What brings the ranks together in the same turn: ``backward``, or another collective."""
     is_barrier: bool
     """A barrier; otherwise a reduction whose result is only looked at."""
 
@@ -38,10 +41,23 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
         if not is_barrier and not (event.name in _REDUCTIONS and _for_logging(event)):
             continue
         for backward in backwards:
-            if _as_often(event, backward):
+            meeting = _meeting_beside(projection, event, backward)
+            if _as_often(event, backward) and meeting is not None:
                 seen.add(event.node)
-                yield EveryStep(event, backward, is_barrier)
+                yield EveryStep(event, backward, meeting, is_barrier)
                 break
+
+
+def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
+    """What makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no reduction."""
+    if any(projection.of_kind("wrap")) or framework(projection.machine.script):
+        return "backward"
+    loop = backward.loops[-1].node
+    others = (
+        one for one in projection.of_kind("collective") if one.name not in _BARRIERS and one.node is not event.node
+    )
+    beside = (one for one in others if one.ranks == ALL_RANKS and any(around.node is loop for around in one.loops))
+    return next((one.name for one in beside), None)
 
 
 def _as_often(event: Event, backward: Event) -> bool:
