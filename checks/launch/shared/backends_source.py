@@ -78,7 +78,7 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
         if event.conditions or not event.complete:
             continue
         unused = not mentions_any(script, ("cuda", "gpu", "GPU", "device", "accelerator"))
-        if name == "nccl" and unused and _communicates(projection):
+        if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
             yield Mismatch(event, "nccl-without-gpu")
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
             yield Mismatch(event, "gloo-for-cuda")
@@ -105,6 +105,12 @@ def _mixed_backends(projection: Projection) -> Mismatch | None:
     if first is None or len(masks) < 2 or any(one & other for one, other in combinations(masks, 2)):
         return None
     return Mismatch(first, "mixed", tuple(asked.items()))
+
+
+def _moves_by_number(projection: Projection) -> bool:
+    """Return whether anything goes to a device that is no word: ``tensor.to(2 * local_rank)`` speaks of no GPU."""
+    moves = (event for event in projection.of_kind("device") if event.positional)
+    return any(not isinstance(constant(event.positional[0]), str) for event in moves)
 
 
 def _communicates(projection: Projection) -> bool:
