@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from typing import TypeAlias
 
 import msgspec
 
@@ -145,22 +146,26 @@ def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
     return Walk(tuple(trees), machine.raised, machine.uncertain)
 
 
-def _uncalled(machine: Machine, entry: Module) -> Iterable[ast.FunctionDef | ast.ClassDef]:
+_Root: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
+
+
+def _uncalled(machine: Machine, entry: Module) -> Iterable[_Root]:
     """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
     for statement in entry.tree.body:
-        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or statement in machine.visited:
+        roots = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        if not isinstance(statement, roots) or statement in machine.visited:
             continue
         if statement.name not in entry.words:
             yield statement
 
 
-def _call_root(machine: Machine, entry: Module, root: ast.FunctionDef | ast.ClassDef) -> None:
+def _call_root(machine: Machine, entry: Module, root: _Root) -> None:
     scope = machine.scope_modules[entry.name]
     value = machine.store.get(scope, root.name)
     machine.in_parent, machine.root = False, root.name
     machine.frames.append(CallFrame("", entry, scope, ()))
     try:
-        if isinstance(root, ast.FunctionDef):
+        if not isinstance(root, ast.ClassDef):
             if isinstance(value, Function):
                 apply(machine, root, value, [], {}, complete=False)
             return
