@@ -55,8 +55,6 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """How many the launch command starts; 0 when there was none, or it does not say."""
     steps: int = 0
     seconds: float = 0.0
-    unreached: tuple[Unreached, ...] = ()
-    """By file and line."""
     device: str = ""
     batch_size: int | None = None
     """Samples that the loaders' batches were cut to; None when they were kept."""
@@ -64,6 +62,8 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     """Some pass over a loader was ended before its last batch."""
     overlay: bool = False
     """What the ranks wrote went to an overlay, and was thrown away."""
+    unreached: tuple[Unreached, ...] = ()
+    """By file and line."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
     pretended: tuple[str, ...] = ()

@@ -66,17 +66,17 @@ class GateSection(msgspec.Struct, frozen=True, kw_only=True):
 
     against: str
     """The baseline file, or ``the revision REV``."""
-    figures: tuple[Figure, ...] = ()
+    written: bool = False
+    """The baseline was written, or made smaller."""
     known: int = 0
     """Findings that the baseline holds and that are still there."""
     gone: tuple[str, ...] = ()
     """Findings of the baseline that are there no more, as sentences."""
-    written: bool = False
-    """The baseline was written, or made smaller."""
     allowed_growth: float = 0.0
     steps: int = 0
     """Steps that the figures rest on."""
-    times: TimeComparison | None = None
     doubt: str = ""
     """Why it could not be compared, as a clause; the verdict is inconclusive then."""
+    figures: tuple[Figure, ...] = ()
+    times: TimeComparison | None = None
     notes: tuple[str, ...] = ()

@@ -103,17 +103,7 @@ def _rank_phases(snapshot: Snapshot) -> Iterator[Sample]:
 
 def _phase_seconds(phases: Phases) -> Iterator[tuple[str, float]]:
     """The phases that were measured; together they are the step."""
-    durations_ns = {
-        "data_wait": phases.data_wait_ns,
-        "forward": phases.forward_ns,
-        "backward_compute": phases.backward_compute_ns,
-        "exposed_waiting": phases.exposed_waiting_ns,
-        "exposed_transfer": phases.exposed_transfer_ns,
-        "explicit": phases.explicit_ns,
-        "optimizer": phases.optimizer_ns,
-        "other": phases.other_ns,
-    }
-    yield from ((name, ns / _SECOND_NS) for name, ns in durations_ns.items() if ns is not None)
+    yield from ((name, ns / _SECOND_NS) for name, ns in phases.parts_ns().items() if ns is not None)
 
 
 def _throttled(snapshot: Snapshot) -> Iterator[Sample]:

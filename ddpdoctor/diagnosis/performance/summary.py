@@ -43,6 +43,10 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_ns: float = 0.0
     other_ns: float = 0.0
 
+    def parts_ns(self) -> dict[str, float | None]:
+        """Return the phases by their names, without the unit, in the order of these fields."""
+        return {name.removesuffix("_ns"): ns for name, ns in msgspec.structs.asdict(self).items() if name != "step_ns"}
+
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Step times of a window of recent steps."""

@@ -13,7 +13,6 @@ from ddpdoctor import __version__
 from ddpdoctor.report.formats.json import finding_object
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.performance.summary import Phases
     from ddpdoctor.monitor.snapshot import FindingView, RankView, Snapshot
     from ddpdoctor.record.streams.measured import Gpu
 
@@ -73,7 +72,7 @@ def _rank(rank: RankView, snapshot: Snapshot) -> dict[str, Any]:
             "p50": _ms(times.p50_ns) if times is not None else None,
             "p95": _ms(times.p95_ns) if times is not None else None,
         },
-        "phases_ms": _phases(rank.phases),
+        "phases_ms": None if rank.phases is None else {name: _ms(ns) for name, ns in rank.phases.parts_ns().items()},
         "waiting_ms": _ms(rank.waiting_ns),
         "late_ms": _ms(rank.late_ns),
         "late_phase": rank.late_phase,
@@ -82,21 +81,6 @@ def _rank(rank: RankView, snapshot: Snapshot) -> dict[str, Any]:
         "collectives_per_step": rank.collectives_per_step,
         "samples_per_s": rank.samples_per_s,
         "gpu": next((_gpu(gpu) for gpu in snapshot.gpus if rank.rank in gpu.ranks), None),
-    }
-
-
-def _phases(phases: Phases | None) -> dict[str, float | None] | None:
-    if phases is None:
-        return None
-    return {
-        "data_wait": _ms(phases.data_wait_ns),
-        "forward": _ms(phases.forward_ns),
-        "backward_compute": _ms(phases.backward_compute_ns),
-        "exposed_waiting": _ms(phases.exposed_waiting_ns),
-        "exposed_transfer": _ms(phases.exposed_transfer_ns),
-        "explicit": _ms(phases.explicit_ns),
-        "optimizer": _ms(phases.optimizer_ns),
-        "other": _ms(phases.other_ns),
     }
 
 

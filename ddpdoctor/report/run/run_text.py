@@ -140,14 +140,7 @@ def _row(rank: RankView, *, is_slow: bool) -> str:
     figures = (
         times.p50_ns if times is not None else None,
         times.p95_ns if times is not None else None,
-        phases.data_wait_ns,
-        phases.forward_ns,
-        phases.backward_compute_ns,
-        phases.exposed_waiting_ns,
-        phases.exposed_transfer_ns,
-        phases.explicit_ns,
-        phases.optimizer_ns,
-        phases.other_ns,
+        *phases.parts_ns().values(),
         rank.late_ns,
     )
     cells = _cells((str(rank.rank), *map(milliseconds, figures)))
