@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.examination import Unreached
+from ddpdoctor.files.source_text import tree_of
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -37,7 +37,7 @@ def unreached(record: RunRecord) -> tuple[Unreached, ...]:
         unwatched.setdefault(row.file, set()).update(row.unwatched)
     found: set[Unreached] = set()
     for file, lines in _training_lines(record).items():
-        tree = _tree(file)
+        tree = tree_of(file)
         if tree is not None and file in run:
             found.update(gaps(tree, file, frozenset(lines), frozenset(run[file]), frozenset(unwatched[file])))
     return tuple(sorted(found))
@@ -74,13 +74,6 @@ def _training_lines(record: RunRecord) -> dict[str, set[int]]:
         for frame in record.site(site).frames:
             lines.setdefault(frame.file, set()).add(frame.line)
     return lines
-
-
-def _tree(file: str) -> ast.Module | None:
-    try:
-        return ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
 
 
 def _scopes(tree: ast.Module, training: frozenset[int]) -> Iterator[tuple[ast.Module | Function, frozenset[int]]]:

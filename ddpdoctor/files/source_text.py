@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import tokenize
 from collections.abc import Callable, Iterator
@@ -36,6 +37,14 @@ def line_of(file: str, line: int) -> str:
         return _finders[-1](file, line)
     lines = _lines(file)
     return lines[line - 1] if 0 < line <= len(lines) else ""
+
+
+def tree_of(file: str) -> ast.Module | None:
+    """Return the syntax of a file as it is on the disk; None where it cannot be read or has none."""
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def hold(file: str, content: bytes) -> None:

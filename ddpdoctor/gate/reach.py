@@ -6,11 +6,10 @@ import ast
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.files.source_text import line_of
+from ddpdoctor.files.source_text import line_of, tree_of
 from ddpdoctor.finding import Location
 from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.record.model import RunRecord
@@ -122,7 +121,7 @@ def _known(lines: Mapping[str, Mapping[str, str]], path: str) -> set[tuple[str, 
 
 def _functions(file: str) -> list[tuple[int, int, str]] | None:
     """First line, last line and qualified name of each function, inner ones later; None for what is no Python."""
-    tree = _tree(file)
+    tree = tree_of(file)
     if tree is None:
         return None
     found: list[tuple[int, int, str]] = []
@@ -141,13 +140,6 @@ def _functions(file: str) -> list[tuple[int, int, str]] | None:
     return found
 
 
-def _tree(file: str) -> ast.Module | None:
-    try:
-        return ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
-
-
 def _around(functions: Sequence[tuple[int, int, str]], number: int) -> str:
     """The innermost function around a line; empty at module level and for the line that defines it."""
     around = [entry for entry in functions if entry[0] < number <= entry[1]]
@@ -156,7 +148,7 @@ def _around(functions: Sequence[tuple[int, int, str]], number: int) -> str:
 
 def _statements(file: str) -> list[int]:
     """First lines of the statements that do something."""
-    tree = _tree(file)
+    tree = tree_of(file)
     if tree is None:
         return []
     return sorted(

@@ -93,14 +93,17 @@ def _joined(first: _Slice, second: _Slice) -> _Slice:
     worst = [value for value in (first.step_p95_ns, second.step_p95_ns) if value is not None]
     return _Slice(
         at_ns=second.at_ns,
-        step_p50_ns=_mean((first.step_p50_ns, second.step_p50_ns)),
+        step_p50_ns=mean_of_known((first.step_p50_ns, second.step_p50_ns)),
         step_p95_ns=max(worst, default=None),
-        samples_per_s=_mean((first.samples_per_s, second.samples_per_s)),
-        exposed_share=_mean((first.exposed_share, second.exposed_share)),
-        lateness_ns={rank: _mean((first.lateness_ns.get(rank), second.lateness_ns.get(rank))) for rank in ranks},
+        samples_per_s=mean_of_known((first.samples_per_s, second.samples_per_s)),
+        exposed_share=mean_of_known((first.exposed_share, second.exposed_share)),
+        lateness_ns={
+            rank: mean_of_known((first.lateness_ns.get(rank), second.lateness_ns.get(rank))) for rank in ranks
+        },
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of what is known; None where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpdoctor.monitor.series import mean_of_known
 from ddpdoctor.monitor.snapshot import RankView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, line, padded, shown
 from ddpdoctor.tui.draw.charts import heat_of
@@ -125,11 +126,6 @@ def _key(row: NodeRow) -> str:
     return str(row.worst.rank)
 
 
-def _mean_ns(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _columns(view: View) -> list[Column[NodeRow]]:
     def figure(row: NodeRow, text: str) -> Cell:
         old = view.age(row.worst.measured_at_ns)[0] in {"old", "stale"}
@@ -156,7 +152,7 @@ def _columns(view: View) -> list[Column[NodeRow]]:
         return line(Cell(f"rank {rank.rank} ", "bad" if rank.culprit else "strong"), Cell(text))
 
     def waiting_ns(row: NodeRow) -> float | None:
-        return _mean_ns([rank.waiting_ns for node in row.nodes for rank in node.ranks])
+        return mean_of_known([rank.waiting_ns for node in row.nodes for rank in node.ranks])
 
     def step_ns(row: NodeRow) -> float | None:
         return None if row.worst.step_times is None else row.worst.step_times.p50_ns

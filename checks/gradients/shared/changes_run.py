@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.checks.gradients.shared.wrap_options_run import wrap_location
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import site_location
@@ -48,7 +49,7 @@ def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
                 model=first.module_class or "the model",
                 names=folded(names),
                 parameters=len(names),
-                wrap_location=_wrap_place(record, wraps),
+                wrap_location=wrap_location(record, wraps),
                 forward_location=_forward_place(record, first, "frozen"),
             )
 
@@ -62,14 +63,10 @@ def late_batch_norms(record: RunRecord) -> Iterator[LateBatchNorms]:
                 yield LateBatchNorms(
                     model=first.module_class or "the model",
                     layers=change.late_batch_norms,
-                    wrap_location=_wrap_place(record, wraps),
+                    wrap_location=wrap_location(record, wraps),
                     forward_location=_forward_place(record, first, "late_batch_norms"),
                 )
                 break
-
-
-def _wrap_place(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | None:
-    return site_location(record.site(wraps[min(wraps)].site))
 
 
 def _forward_place(record: RunRecord, wrap: Wrap, field: str) -> Location | None:

@@ -78,7 +78,7 @@ def searches(record: RunRecord) -> Iterator[Search]:
         if on and min(made.values()) >= needed:
             yield Search(
                 model=wraps[min(wraps)].module_class or "the model",
-                location=_place(record, wraps),
+                location=wrap_location(record, wraps),
                 by_user=wraps[min(wraps)].by_user,
                 backwards=min(made.values()),
                 parameters=sum(tensor.requires_grad for tensor in wraps[min(wraps)].parameters),
@@ -102,7 +102,7 @@ def fed_batch_norms(record: RunRecord) -> Iterator[FedBatchNorm]:
         sizes = [loader.batch_size for loader in feeding if loader is not None and loader.batch_size is not None]
         if len(sizes) == len(wraps) and feeding[0] is not None:
             yield FedBatchNorm(
-                location=_place(record, wraps),
+                location=wrap_location(record, wraps),
                 layers=min(first.batch_norms or 0 for first in firsts.values()),
                 batch_size=max(sizes),
                 loader_location=site_location(record.site(feeding[0].site)),
@@ -129,8 +129,9 @@ def gradient_copies(record: RunRecord) -> Iterator[GradientCopies]:
     for wraps in replicated_wraps(record):
         wrap = wraps[min(wraps)]
         views = bool(wrap.options.get("gradient_as_bucket_view"))
-        yield GradientCopies(location=_place(record, wraps), size_bytes=0 if views else gradient_bytes(wrap))
+        yield GradientCopies(location=wrap_location(record, wraps), size_bytes=0 if views else gradient_bytes(wrap))
 
 
-def _place(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | None:
+def wrap_location(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | None:
+    """Return where the lowest of the ranks that hold a wrap made it."""
     return site_location(record.site(wraps[min(wraps)].site))

@@ -18,7 +18,7 @@ def tree_around(frame: FrameType) -> ast.AST:
 
 def covering(tree: ast.AST, line: int) -> list[ast.AST]:
     """Return the statements and expressions that a line is part of."""
-    return [node for node in ast.walk(tree) if _covers(node, line)]
+    return [node for node in ast.walk(tree) if covers(node, line)]
 
 
 @lru_cache(maxsize=TREES_KEPT)
@@ -26,6 +26,7 @@ def _parsed(text: str) -> ast.AST:
     return ast.parse(text)
 
 
-def _covers(node: ast.AST, line: int) -> bool:
+def covers(node: ast.AST, line: int) -> bool:
+    """Tell whether a line is part of a statement or an expression."""
     first = getattr(node, "lineno", None)
     return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)

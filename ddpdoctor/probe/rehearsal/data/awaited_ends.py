@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Optional
 
+from ..collectives.user_lines import covering, covers
+
 _FOR_ITER = opcode.opmap["FOR_ITER"]
 _GENERATOR = 0x20 | 0x200
 _CATCHING = frozenset({"StopIteration", "Exception", "BaseException"})
@@ -45,7 +47,7 @@ def _is_prepared(frame: FrameType, *, draws: bool) -> bool:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     except (SyntaxError, ValueError, RecursionError):
         return True
-    around = [node for node in ast.walk(tree) if _covers(node, frame.f_lineno)]
+    around = covering(tree, frame.f_lineno)
     return not around or any(
         _suppresses(node)
         or (draws and _draws_with_default(node))
@@ -54,13 +56,8 @@ def _is_prepared(frame: FrameType, *, draws: bool) -> bool:
     )
 
 
-def _covers(node: ast.AST, line: int) -> bool:
-    first = getattr(node, "lineno", None)
-    return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
-
-
 def _is_tried(node: ast.AST, line: int) -> bool:
-    return any(_covers(statement, line) for statement in getattr(node, "body", ()))
+    return any(covers(statement, line) for statement in getattr(node, "body", ()))
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:

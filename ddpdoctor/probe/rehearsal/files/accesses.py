@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from ...journal import Journal
 from ...user_code import calling_frame
-from .real_paths import UnresolvablePath, name_path, target_path
+from .real_paths import UnresolvablePath, name_path, status_of_target, target_path
 
 TOLD_AFTER = 3
 """A question asked so often, with nothing but sleep between, is a poll."""
@@ -132,7 +132,7 @@ class Accesses:
         name = target_path(text)
         if name is None or not self._is_of_interest(name):
             return
-        status = _status(name)
+        status = status_of_target(name)
         if flags & os.O_EXCL and flags & os.O_CREAT:
             self._note_access("lock", name, status is not None)
         if flags & _CHANGES:
@@ -149,7 +149,7 @@ class Accesses:
         except UnresolvablePath:
             return
         if name is not None and self._is_of_interest(name):
-            self._note_access(action, name, _status(name) is not None)
+            self._note_access(action, name, status_of_target(name) is not None)
 
     def _locked(self, given: tuple[Any, ...]) -> None:
         try:
@@ -201,13 +201,6 @@ def _beyond_the_library(frame: Optional[FrameType]) -> Optional[FrameType]:
 
 def _at(given: tuple[Any, ...], position: int) -> Any:
     return given[position] if position < len(given) else None
-
-
-def _status(name: str) -> Optional[os.stat_result]:
-    try:
-        return os.stat(name)
-    except (OSError, ValueError):
-        return None
 
 
 Listener = Callable[[tuple[Any, ...]], None]
