@@ -12,7 +12,7 @@ from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
 from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
 from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script.incomplete import take_gap
+from ddpdoctor.source.script.script import take_gap
 from ddpdoctor.source.script.text_search import mentions_any
 
 if TYPE_CHECKING:

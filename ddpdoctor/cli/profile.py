@@ -234,6 +234,6 @@ def _one_rank_samples_per_s(run: str | None) -> float | None:
     """The throughput to compare with, if a run was named."""
     if run is None:
         return None
-    from ddpdoctor.profile.baseline_run import one_rank_samples_per_s
+    from ddpdoctor.profile.recorded_run import one_rank_samples_per_s
 
     return one_rank_samples_per_s(run)

@@ -39,12 +39,10 @@ def what_if(run: str | None, settings: tuple[str, ...], output_format: str, no_c
     directory = run_directory(run)
     snapshot, record = finished_run(directory)
     answer = predict(record, asked, name=snapshot.name, directory=str(directory))
-    if output_format == "json":
-        from ddpdoctor.report.run import what_if_json
-
-        streams.write_result(what_if_json.render(answer))
-        return
     from ddpdoctor.report.run import what_if_text
 
+    if output_format == "json":
+        streams.write_result(what_if_text.as_json(answer))
+        return
     colour = streams.colours_wanted(no_color)
     streams.write_result(what_if_text.render(answer, str(Path.cwd()), streams.result_width(), colour=colour))

@@ -22,7 +22,7 @@ from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, w
 from ddpdoctor.monitor.processes.hosts import Hosts
 from ddpdoctor.monitor.processes.liveness import SILENT_AFTER_NS
 from ddpdoctor.monitor.processes.loops import LoopDetector, usual_interval_ns
-from ddpdoctor.monitor.processes.probe_logs import probe_logs
+from ddpdoctor.monitor.processes.output import probe_logs
 from ddpdoctor.monitor.processes.unseen_ranks import UnseenRanks
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
 from ddpdoctor.monitor.stuck_ranks import LONGEST_USUAL_NS, StuckRanks

@@ -14,7 +14,7 @@ from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 
 ASKS_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
-from ddpdoctor.errors import RecordError
+from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, written_ago_s
+from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, named_run, written_ago_s
 from ddpdoctor.monitor.last_standstill import raised_its_own, same_cause, tells_the_end
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
@@ -96,3 +97,29 @@ def _ended_in(shown: Snapshot, cause: Finding, now: Snapshot) -> Snapshot:
         verdict=run_verdict(RunSummary(), holding, stall=stall, ended_in=cause),
         ranks=tuple(msgspec.structs.replace(view, culprit=view.rank in culprits) for view in now.ranks),
     )
+
+
+_HOW = "`ddpdoctor profile --nproc 1 train.py` records one, and says at its end where."
+
+
+def one_rank_samples_per_s(name: str) -> float:
+    """Return the throughput of a run on one rank: a run directory, or the name of a kept run.
+
+    Raises RecordError when it cannot be read, and UsageError when it is no finished run on one rank of which enough was
+    measured.
+    """
+    directory = named_run(name)
+    if live_processes(directory):
+        raise UsageError(f"the run in {name} goes on", "Wait for its end: it would share this machine with the other.")
+    snapshot, _ = recorded(directory)
+    if (snapshot.world_size or 0) > 1:
+        raise UsageError(f"the run in {name} is one of {snapshot.world_size} ranks, and it takes one of one rank", _HOW)
+    measured = min((rank.measured_steps for rank in snapshot.ranks), default=0)
+    if measured < FEWEST_STEPS:
+        raise UsageError(f"{measured} steps of the run in {name} were measured, and it takes {FEWEST_STEPS}", _HOW)
+    if not snapshot.samples_per_s:
+        raise UsageError(
+            f"nothing tells how many samples the run in {name} trained a second",
+            "Samples are counted where batches come from a DataLoader.",
+        )
+    return snapshot.samples_per_s

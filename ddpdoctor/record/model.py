@@ -14,12 +14,10 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.collective_misuse import OutsiderCall, ReducedLoss
 from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.streams.files import Access, FileEvent
 from ddpdoctor.record.streams.incidents import LogEvidence
-from ddpdoctor.record.streams.lines import LinesExecuted
 from ddpdoctor.record.streams.machine import JobMachine, Node
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
@@ -33,8 +31,8 @@ from ddpdoctor.record.streams.measured import (
     Pulse,
     StepTrack,
 )
+from ddpdoctor.record.streams.places import LinesExecuted, StackDump
 from ddpdoctor.record.streams.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
-from ddpdoctor.record.streams.stacks import StackDump
 from ddpdoctor.record.streams.training import (
     Backward,
     BufferState,
@@ -49,7 +47,7 @@ from ddpdoctor.record.streams.training import (
     WrapChange,
     WrittenAverages,
 )
-from ddpdoctor.record.streams.waits import Wait
+from ddpdoctor.record.streams.waits import OutsiderCall, ReducedLoss, Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]

@@ -13,8 +13,8 @@ from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.finding_fields import doubt_of, place_of
 from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
-from ddpdoctor.report.stated import doubt_of
 
 EXCERPT_LINES = 4
 STACK_FRAMES = 6
@@ -55,7 +55,7 @@ def folded_advice_lines(findings: Sequence[Finding], root: str, width: int) -> l
     for finding in findings[1:]:
         doubt = doubt_of(finding) if doubt_of(finding) != doubt_of(findings[0]) else ""
         if finding.location is not None:
-            others.append(_place(finding.location, root) + (f" ({doubt})" if doubt else ""))
+            others.append(place_of(finding.location, root) + (f" ({doubt})" if doubt else ""))
     if others:
         lines += label("also", Text(", ".join(others)), width)
     return lines
@@ -84,14 +84,10 @@ def _where(finding: Finding, root: str) -> str:
     words = []
     if finding.location is not None:
         function = finding.location.function
-        words.append(_place(finding.location, root) + (f" in {one_line(function)}" if function else ""))
+        words.append(place_of(finding.location, root) + (f" in {one_line(function)}" if function else ""))
     if finding.ranks:
         words.append(named_ranks(finding.ranks))
     return ", ".join(words)
-
-
-def _place(location: Location, root: str) -> str:
-    return f"{one_line(shown_path(location.file, root))}:{location.line}"
 
 
 def _excerpt(location: Location | None, width: int) -> list[Text]:
@@ -137,8 +133,8 @@ def _aside(fact: Fact, finding: Finding, root: str) -> str:
         return f" ({' <- '.join(chain)})"
     if fact.location is None:
         return ""
-    place = _place(fact.location, root)
-    known = finding.location is not None and place == _place(finding.location, root)
+    place = place_of(fact.location, root)
+    known = finding.location is not None and place == place_of(finding.location, root)
     return "" if known or place.rpartition("/")[2] in fact.text else f" ({place})"
 
 

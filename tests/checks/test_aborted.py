@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.model import Rank, RankException, Site
 from ddpdoctor.record.streams.measured import Pulse
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 from tests.diagnosis.measured_job import MILLISECOND_NS, MeasuredJob
 
 SCRIPT = "/job/train.py"

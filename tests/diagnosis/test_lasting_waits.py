@@ -9,7 +9,7 @@ from ddpdoctor.diagnosis.live.lasting_waits import told_wait
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.measured import Pulse
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 from tests.diagnosis.jobs import SCRIPT, healthy_job
 
 LOOP = Frame(SCRIPT, 60, "train")

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.measured import Pulse
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 from ddpdoctor.record.streams.waits import Wait
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 

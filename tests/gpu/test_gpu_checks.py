@@ -8,7 +8,7 @@ from ddpdoctor.checks.speed import gpu_throttled, idle_gpu
 from ddpdoctor.diagnosis.performance.gpus import gpu_uses, mean_utilisation
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.throttling import CLOCKS_SET, HARDWARE_SLOWDOWN, POWER_LIMIT, TOO_HOT, reasons_in_words
+from ddpdoctor.record.streams.measured import CLOCKS_SET, HARDWARE_SLOWDOWN, POWER_LIMIT, TOO_HOT, reasons_in_words
 from tests.gpu.jobs import gpu, looks, record, steps
 
 

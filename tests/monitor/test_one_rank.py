@@ -16,7 +16,7 @@ from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
-from ddpdoctor.profile.baseline_run import one_rank_samples_per_s
+from ddpdoctor.profile.recorded_run import one_rank_samples_per_s
 from ddpdoctor.record import layout
 from ddpdoctor.report.run import run_json, run_text
 from tests.diagnosis.measured_job import MeasuredJob

@@ -13,7 +13,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import CollectiveTrack, Rank, Signature, Site
 from ddpdoctor.record.streams.measured import Pulse
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 
 RANKS_OF_A_NODE = 8
 HUNG_RANK = 2_003

@@ -14,9 +14,8 @@ from ddpdoctor.source.interpreter.budget import MAXIMUM_STEPS
 from ddpdoctor.source.projection import project, whole_projection
 from ddpdoctor.source.queries.start_up import starts_own_ranks, wants_cuda
 from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script.incomplete import take_gap
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import MAXIMUM_BYTES, read_script
+from ddpdoctor.source.script.script import MAXIMUM_BYTES, read_script, take_gap
 from tests.source.marked import findings_of, written
 
 

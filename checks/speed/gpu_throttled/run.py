@@ -9,8 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.thresholds import threshold
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.measured import Gpu, GpuSample
-from ddpdoctor.record.streams.throttling import HARMFUL, POWER_LIMIT
+from ddpdoctor.record.streams.measured import HARMFUL, POWER_LIMIT, Gpu, GpuSample
 
 WINDOW_NS = 120_000_000_000
 MINIMUM_SAMPLES = 10

@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RankException, RunRecord, Signature
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 from ddpdoctor.record.streams.waits import Wait
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]

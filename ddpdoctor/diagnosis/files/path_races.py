@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.files.housekeeping_files import is_incidental
 from ddpdoctor.diagnosis.files.ordering import Handover, Order
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -206,3 +205,20 @@ class _Path:
 
 def _last_words(rank: Rank) -> RankException | None:
     return min(rank.exceptions, key=lambda raised: raised.time_ns, default=None) if rank.end == "raised" else None
+
+
+_LOG_SUFFIXES = frozenset({".log", ".out", ".err", ".lock", ".pid", ".pyc", ".tmp"})
+
+
+def is_incidental(path: str) -> bool:
+    """Return whether a path is that of a log, a lock, a cache or a temporary file, by its name."""
+    parts = PurePath(path).parts
+    name = parts[-1] if parts else ""
+    hidden = any(part.startswith(".") for part in parts) or "__pycache__" in parts
+    return (
+        hidden
+        or path.startswith(("/dev/", "/proc/"))
+        or PurePath(name).suffix in _LOG_SUFFIXES
+        or "tfevents" in name
+        or "log" in PurePath(name).stem.lower().replace("-", "_").split("_")
+    )

@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord, Signature
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 
 _COLLECTIVES = frozenset(
     {

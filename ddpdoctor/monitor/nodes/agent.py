@@ -18,7 +18,7 @@ import zmq
 
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.nodes.connection import connected
+from ddpdoctor.monitor.nodes.connection import connected, without_signals
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
@@ -36,7 +36,6 @@ from ddpdoctor.monitor.nodes.messages import (
     pack_rows,
     unpack_answer,
 )
-from ddpdoctor.monitor.nodes.threads import without_signals
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import CollectiveTrack, RunRecord

@@ -1,6 +1,10 @@
-"""A connection to the head, with the keys that let one in."""
+"""A connection to the head, with the keys that let one in, and the threads that hold one, which take no signals."""
 
 from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import zmq
 
@@ -44,3 +48,13 @@ def received(own: zmq.Socket[bytes], most_frames: int) -> list[zmq.Frame]:
             frames.append(frame)
         if not own.rcvmore:
             return frames
+
+
+@contextmanager
+def without_signals() -> Iterator[None]:
+    """Threads that are started meanwhile never take a signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

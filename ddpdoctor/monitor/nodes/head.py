@@ -21,7 +21,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
-from ddpdoctor.monitor.nodes.connection import received
+from ddpdoctor.monitor.nodes.connection import received, without_signals
 from ddpdoctor.monitor.nodes.flood_guard import FloodGuard
 from ddpdoctor.monitor.nodes.held_node import HeldNode
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, own_addresses
@@ -35,7 +35,6 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_update,
 )
 from ddpdoctor.monitor.nodes.screens import Screens
-from ddpdoctor.monitor.nodes.threads import without_signals
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
 

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 
 _HEAD = re.compile(r"^Fatal Python error: (?P<what>[^\n]+)$", re.MULTILINE)
 _SIGNALS = {

@@ -63,3 +63,8 @@ def exit_statuses(directory: Path) -> dict[int, int]:
     for match in _EXIT_STATUS.finditer(tail(launcher_output(directory))):
         statuses[int(match[2])] = int(match[1])
     return statuses
+
+
+def probe_logs(directory: Path) -> list[str]:
+    """Return one text for each such process."""
+    return [path.read_text(encoding="utf-8", errors="replace").strip() for path in directory.glob("probe-*.log")]

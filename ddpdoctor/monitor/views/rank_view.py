@@ -12,7 +12,7 @@ from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, Gauge, Phase, Pulse
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 
 SHOWN_SILENT_AFTER_NS = 5_000_000_000
 """A heart that has not beaten for so long is worth a word."""

@@ -15,8 +15,7 @@ from ddpdoctor.record.assembly.completeness import Completeness
 from ddpdoctor.record.assembly.lines import LineRows
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.passes import PassRows
-from ddpdoctor.record.assembly.pre_rank_events import EarlyEvents
-from ddpdoctor.record.assembly.ranks import RankBook, exception_of, forget
+from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, exception_of, forget
 from ddpdoctor.record.assembly.restarts import second_claims
 from ddpdoctor.record.assembly.states import StateRows
 from ddpdoctor.record.assembly.stop_reasons import ending_of
@@ -38,7 +37,7 @@ from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.data import Pass
 from ddpdoctor.record.streams.files import FileAction, FileEvent
 from ddpdoctor.record.streams.measured import Gauge
-from ddpdoctor.record.streams.stacks import StackDump
+from ddpdoctor.record.streams.places import StackDump
 from ddpdoctor.record.streams.training import (
     MissingGradient,
     TrainingState,

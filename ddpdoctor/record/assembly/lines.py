@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ddpdoctor.record import events
 from ddpdoctor.record.model import StreamState
-from ddpdoctor.record.streams.lines import LinesExecuted
+from ddpdoctor.record.streams.places import LinesExecuted
 
 
 class LineRows:

@@ -1,4 +1,4 @@
-"""Waits in the store, which no collective shows."""
+"""What no track of collectives shows of the calls of ranks: waits in the store, and collectives on the wrong thing."""
 
 from __future__ import annotations
 
@@ -35,3 +35,20 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The call was given ``device_id``."""
     mentions_cuda: bool = False
     """After a failure: "cuda" occurs in the user's files that were imported by then."""
+
+
+class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that the user's collective changed in place and that a backward then started from or came through."""
+
+    rank: int
+    site: int = -1
+    """Of the collective."""
+    backward_site: int = -1
+
+
+class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that a rank called on a group which it is no member of; torch does nothing then."""
+
+    rank: int
+    operation: str
+    site: int = -1

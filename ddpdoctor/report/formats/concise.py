@@ -6,7 +6,7 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.stated import stated
+from ddpdoctor.report.finding_fields import stated
 
 
 def render(examination: Examination) -> str:

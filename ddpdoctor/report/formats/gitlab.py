@@ -11,9 +11,8 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
-from ddpdoctor.report.regions import region_of
-from ddpdoctor.report.stated import stated
 
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.ADVICE: "info"}
 

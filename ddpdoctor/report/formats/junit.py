@@ -13,8 +13,8 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.finding_fields import stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
-from ddpdoctor.report.stated import stated
 
 
 def render(examination: Examination) -> str:

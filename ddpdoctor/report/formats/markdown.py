@@ -8,8 +8,8 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import named_ranks, shown_path
 from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.finding_fields import stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
-from ddpdoctor.report.stated import stated
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@&])")
 _HEADS = {"clean": "nothing found", "findings": "findings", "inconclusive": "inconclusive"}

@@ -22,9 +22,8 @@ from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line, visible
 from ddpdoctor.report.explanation import sections, summary
+from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
-from ddpdoctor.report.regions import region_of
-from ddpdoctor.report.stated import stated
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST_DESCRIPTION = 1024

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.text import Text
 
+from ddpdoctor import __version__
 from ddpdoctor.finding import MOST_TIMES
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
@@ -137,3 +139,12 @@ def _times(value: float) -> str:
 
 def _spread(interval: Interval) -> str:
     return f"{milliseconds(interval.value)} ({milliseconds(interval.low)}-{milliseconds(interval.high)})"
+
+
+SCHEMA = 1
+
+
+def as_json(answer: WhatIf) -> str:
+    """Render as indented JSON that ends with a line feed."""
+    told = {"schema": SCHEMA, "tool": {"name": "ddpdoctor", "version": __version__}, **msgspec.to_builtins(answer)}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode("utf-8") + "\n"

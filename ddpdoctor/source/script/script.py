@@ -254,3 +254,14 @@ def _imported(module: Module) -> Iterator[str]:
             yield ".".join(parts[:length])
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
+
+
+def note_gap(script: Script, text: str) -> None:
+    """Keep, in a sentence, that what is being answered may be incomplete."""
+    script.__dict__["_gap"] = text
+
+
+def take_gap(script: Script) -> str:
+    """What was noted since the last call; empty when nothing was."""
+    gap: str = script.__dict__.pop("_gap", "")
+    return gap

@@ -11,7 +11,7 @@ from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.escape import one_line, visible
-from ddpdoctor.report.stated import doubt_of
+from ddpdoctor.report.finding_fields import doubt_of, place_of
 
 EXCERPT_LINES = 12
 FRAMES = 40
@@ -98,13 +98,9 @@ def _page(finding: Finding, root: str, anchor: str) -> FindingPage:
 def _where(finding: Finding, root: str) -> str:
     place = finding.location
     words = (
-        [] if place is None else [_place(place, root) + (f" in {one_line(place.function)}" if place.function else "")]
+        [] if place is None else [place_of(place, root) + (f" in {one_line(place.function)}" if place.function else "")]
     )
     return ", ".join([*words, *([named_ranks(finding.ranks)] if finding.ranks else [])])
-
-
-def _place(location: Location, root: str) -> str:
-    return f"{one_line(shown_path(location.file, root))}:{location.line}"
 
 
 def _excerpt(location: Location | None) -> tuple[CodeLine, ...]:
@@ -145,6 +141,6 @@ def _fact(fact: Fact, root: str) -> FactView:
     if fact.stack:
         where = " ← ".join(f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in fact.stack[:FRAMES])
     elif fact.location is not None:
-        where = _place(fact.location, root)
+        where = place_of(fact.location, root)
     text = one_line(fact.text)
     return FactView(text=text, where="" if where and where in text else where, seen=_SEEN[fact.basis])
