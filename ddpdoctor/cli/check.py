@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
-from click.core import ParameterSource
 
 from ddpdoctor.api import checked
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
@@ -21,8 +20,6 @@ from ddpdoctor.examine.one_script import ExamineRequest, unreadable
 from ddpdoctor.examine.rehearsal_variants import STRESSES
 from ddpdoctor.files.source_text import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.devices import Device
-from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FOR_PEOPLE
@@ -83,21 +80,12 @@ def check(
     static: bool,
     fix: bool,
     diff: bool,
-    nproc: int,
-    layout: Layout | None,
+    how: Mapping[str, Any],
     stress: tuple[Stress | Literal["all"], ...],
     thorough: bool,
-    batches: int,
     full: bool,
-    batch_size: int | None,
     time_limit: float | None,
     stall_after: float,
-    python: str | None,
-    device: Device,
-    overlay: bool,
-    network: bool,
-    pretend: bool,
-    allow_writes: bool,
     keep: bool,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
@@ -122,8 +110,6 @@ def check(
     Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
     line = launch_line(ctx, paths, module)
-    if layout is not None and ctx.get_parameter_source("nproc") is ParameterSource.COMMANDLINE:
-        raise UsageError("either `--layout` or `--nproc`, not both: a layout says how many ranks there are")
     if fix and diff:
         raise UsageError("either --fix or --diff, not both")
     if fix and STDIN in paths:
@@ -169,21 +155,12 @@ def check(
             launch=line.launch,
             static=static,
             hint=output_format == "full",
-            nproc=nproc,
-            layout=layout,
+            **how,
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
             thorough=thorough,
-            batches=batches,
             full=full,
-            batch_size=batch_size,
             time_limit_s=time_limit,
             stall_after_s=stall_after,
-            python=python,
-            device=device,
-            overlay=overlay,
-            network=network,
-            pretend=pretend,
-            allow_writes=allow_writes,
             keep=keep,
             select=selected,
             ignore=ignored,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option, paths_argument
@@ -21,8 +22,6 @@ from ddpdoctor.examine.run_gate import GateRequest, GateTarget, Mode, run_gate, 
 from ddpdoctor.finding import Severity
 from ddpdoctor.gate.baseline import DEFAULT_FILE
 from ddpdoctor.gate.together import together
-from ddpdoctor.launch.devices import Device
-from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 
@@ -94,16 +93,7 @@ def gate(
     pairs: int,
     allowed_growth: float | None,
     time_limit: float | None,
-    nproc: int,
-    layout: Layout | None,
-    batches: int,
-    batch_size: int | None,
-    python: str | None,
-    device: Device,
-    overlay: bool,
-    network: bool,
-    pretend: bool,
-    allow_writes: bool,
+    how: Mapping[str, Any],
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     fail_on: str | None,
@@ -127,8 +117,6 @@ def gate(
     _refuse_contradictions({"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None})
     if time_budget is not None and against is None:
         raise UsageError("`--time-budget` goes with `--against`", "Times of other machines cannot be compared.")
-    if layout is not None and ctx.get_parameter_source("nproc") is ParameterSource.COMMANDLINE:
-        raise UsageError("either `--layout` or `--nproc`, not both: a layout says how many ranks there are")
     if watch:
         ctx.exit(
             _watched(
@@ -151,16 +139,7 @@ def gate(
         targets=lines,
         how=ExamineRequest(
             target="",
-            nproc=nproc,
-            layout=layout,
-            batches=batches,
-            batch_size=batch_size,
-            python=python,
-            device=device,
-            overlay=overlay,
-            network=network,
-            pretend=pretend,
-            allow_writes=allow_writes,
+            **how,
             select=words(select),
             ignore=words(ignore),
             fail_on=Severity(fail_on) if fail_on else settings.fail_on or Severity.WARNING,

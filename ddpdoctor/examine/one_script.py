@@ -33,9 +33,9 @@ from ddpdoctor.examine.unconfirmed import Reached, reached_lines, with_confirmat
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import Confirmation, Refutation, confirmed, merge, unrefuted
-from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.layouts import Layout
-from ddpdoctor.launch.request import Launch, Progress, RehearsalRequest, Stress
+from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
+from ddpdoctor.record.model import shared_fields
 from ddpdoctor.source.script.entry_point import is_entry
 
 if TYPE_CHECKING:
@@ -47,46 +47,21 @@ _OF_GPUS = ("cuda", "accelerat", "lightning", "transformers")
 """What a script speaks of that trains on GPUs wherever there are some."""
 
 
-class ExamineRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     """What to examine, how, and what counts as bad."""
 
     target: str
     """Path of the entry script, as the user gives it, or the dotted name of a module if ``launch`` says so."""
-    arguments: tuple[str, ...] = ()
-    """The script's own."""
-    launch: Launch = Launch()
-    """How the job is started; ``ddpdoctor.launch.command.command_line`` reads it from a command."""
     static: bool = False
     """Read the source only; run nothing."""
     rehearsal_only: bool = False
     """Let the checks look at the rehearsal only; what the source alone makes suspicious is left out."""
-    nproc: int = 2
-    """Ranks of the rehearsal; fewer when the job has fewer."""
     layout: Layout | None = None
     """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
-    batches: int = 4
-    full: bool = False
-    batch_size: int | None = None
-    """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
-    time_limit_s: float | None = None
-    """None for two minutes, and longer when several ranks share a core."""
-    stall_after_s: float = 5.0
-    """A rank without any sign of life for so long, while others wait for it, is stuck."""
-    python: str | None = None
     stress: tuple[Stress, ...] = ()
     """Causes to inject, each in one more rehearsal after a clean one."""
     thorough: bool = False
     """After a clean rehearsal: one as two nodes, and one for each stress."""
-    device: Device = "auto"
-    """What the ranks run on: real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``)."""
-    overlay: bool = True
-    """What the ranks write goes to an overlay that is thrown away, where the kernel allows one."""
-    network: bool = True
-    """The ranks reach the network; without it a box is needed, or ConfigurationError is raised."""
-    pretend: bool = True
-    """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
-    allow_writes: bool = False
-    keep: bool = False
     select: tuple[str, ...] = ()
     """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
     ignore: tuple[str, ...] = ()
@@ -276,32 +251,18 @@ def _rehearsed(
     by_old_launcher = request.launch.starter == "torch.distributed.launch"
     passed = unknown_to_the_launcher(script) if by_old_launcher else ""
     rehearsal = RehearsalRequest(
+        **{**shared_fields(request, RehearsalOptions), "nproc": layout.ranks},
         script=script.path if request.launch.module else root / request.target,
         module=request.target if request.launch.module else "",
-        arguments=request.arguments,
-        launch=request.launch,
         spawns_ranks=spawns_ranks,
-        nproc=layout.ranks,
         nodes=layout.nodes,
         stress=stress,
         slurm=any("SLURM_" in module.text for module in script.modules),
-        batches=request.batches,
-        full=request.full,
-        batch_size=request.batch_size,
-        time_limit_s=request.time_limit_s,
-        stall_after_s=request.stall_after_s,
-        python=request.python,
-        device=request.device,
         local_rank_option=required_local_rank(script) or passed,
         rank_options=rank_options(script),
         asks_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,
-        overlay=request.overlay,
-        network=request.network,
-        pretend=request.pretend,
-        allow_writes=request.allow_writes,
-        keep=request.keep,
     )
 
     def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:

@@ -53,23 +53,15 @@ class LaunchLine(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch
 
 
-class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A script to rehearse, and the bounds of the rehearsal."""
+class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a script is to be rehearsed, as far as the user says so."""
 
-    script: Path
-    """Absolute path."""
-    module: str = ""
-    """Dotted name of the script when it is run as a module."""
     arguments: tuple[str, ...] = ()
+    """The script's own."""
     launch: Launch = Launch()
-    spawns_ranks: bool = False
-    """The script starts its ranks itself (``mp.spawn``), so it is run by plain Python."""
+    """How the job is started; ``ddpdoctor.launch.command.command_line`` reads it from a command."""
     nproc: int = 2
-    """Ranks of all nodes."""
-    nodes: int = 1
-    """Nodes that are pretended, with equally many ranks each."""
-    slurm: bool = False
-    """The script reads Slurm's variables, so the layout is told in them too."""
+    """Ranks of all nodes; fewer when the job has fewer."""
     batches: int = 4
     """Batches that a pass over a loader yields before it is cut."""
     full: bool = False
@@ -78,14 +70,39 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that a batch is cut to; 0 keeps batches as they are; None lets the device decide."""
     time_limit_s: float | None = None
     """None for a limit that grows with the ranks that share a core."""
-    spent_s: float = 0.0
-    """What earlier rehearsals of the same script took of the limit."""
     stall_after_s: float = 5.0
     """A rank without any sign of life for so long, while others wait for it, is stuck."""
     python: str | None = None
     """Interpreter for the ranks; None: found by ``launch.interpreter``."""
     device: Device = "auto"
-    """What the ranks run on; ``auto`` is decided by ``launch.devices``."""
+    """Real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``); ``auto`` is decided by ``launch.devices``."""
+    overlay: bool = True
+    """What the ranks write goes to an overlay, where the kernel allows one and ``allow_writes`` is not set."""
+    network: bool = True
+    """The ranks reach the network; without it they have the loopback interface of the box alone, which is needed."""
+    pretend: bool = True
+    """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
+    allow_writes: bool = False
+    """The ranks may change files that existed before."""
+    keep: bool = False
+    """Files that the ranks made stay: where they were made, or as the upper layers of the overlay."""
+
+
+class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
+    """A script to rehearse, and the bounds of the rehearsal."""
+
+    script: Path
+    """Absolute path."""
+    module: str = ""
+    """Dotted name of the script when it is run as a module."""
+    spawns_ranks: bool = False
+    """The script starts its ranks itself (``mp.spawn``), so it is run by plain Python."""
+    nodes: int = 1
+    """Nodes that are pretended, with equally many ranks each."""
+    slurm: bool = False
+    """The script reads Slurm's variables, so the layout is told in them too."""
+    spent_s: float = 0.0
+    """What earlier rehearsals of the same script took of the limit."""
     local_rank_option: str = ""
     """An option for the local rank that the script does not start without (``--local_rank``)."""
     rank_options: tuple[str, ...] = ()
@@ -98,12 +115,6 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the project says of the machines of its job."""
     stress: Stress = ""
     """A cause to inject on one rank."""
-    overlay: bool = True
-    """The ranks write to an overlay where the kernel allows one, and not where ``allow_writes`` is set."""
-    network: bool = True
-    """The ranks reach the network; without it they have the loopback interface of the box alone."""
-    pretend: bool = True
-    """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
     gpus_per_node: int = 0
     """GPUs that a pretended node has; 0 for as many as it has ranks."""
     tells_slurm: bool = False
@@ -112,10 +123,6 @@ class RehearsalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints that ``torch.load`` did not find in an earlier try, and that stand for nothing in this one."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
-    allow_writes: bool = False
-    """The ranks may change files that existed before."""
-    keep: bool = False
-    """Files that the ranks made stay: where they were made, or as the upper layers of the overlay."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -68,6 +69,16 @@ StopReason = Literal[
     "stand-in",
     "overlay",
 ]
+
+
+def shared_fields(of: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields that a struct has in common with another kind, by their names."""
+    return {name: getattr(of, name) for name in _shared_names(type(of), kind)}
+
+
+@cache
+def _shared_names(one: type[msgspec.Struct], other: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(name for name in other.__struct_fields__ if name in one.__struct_fields__)
 
 
 class StreamState(msgspec.Struct, frozen=True):

@@ -334,28 +334,7 @@ Sinks = list[list[Item]]
 
 def wider(previous: Event, event: Event) -> Event:
     """An event that happened on the ranks of a previous one, too."""
-    return Event(
-        ordinal=event.ordinal,
-        kind=event.kind,
-        name=event.name,
-        node=event.node,
-        module=event.module,
-        function=event.function,
-        chain=event.chain,
-        ranks=previous.ranks | event.ranks,
-        guards=event.guards,
-        undecided=event.undecided,
-        loops=event.loops,
-        positional=event.positional,
-        named=event.named,
-        complete=event.complete,
-        receiver=event.receiver,
-        gradients=event.gradients,
-        in_parent=event.in_parent,
-        root=event.root,
-        scopes=event.scopes,
-        contexts=event.contexts,
-    )
+    return msgspec.structs.replace(event, ranks=previous.ranks | event.ranks)
 
 
 def all_raise(sinks: Sinks, ranks: int) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.devices import DEVICES
 from ddpdoctor.launch.layouts import FEWEST_RANKS, MOST_RANKS, parse_layout
@@ -17,10 +20,23 @@ MOST_SAMPLES = 1_000_000_000
 """Of a batch, and batches of a pass."""
 
 
-def rehearsal_options(function: Decorated) -> Decorated:
-    """Return how many ranks, batches and samples, on what, and with what held back."""
-    return _all(
-        function,
+def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add how many ranks, batches and samples, on what, and with what held back.
+
+    The command takes them as one mapping, ``how``: fields of ``ExamineRequest``.
+    """
+
+    @functools.wraps(function)
+    def gathered(*arguments: Any, **given: Any) -> Any:
+        how = {name: given.pop(name) for name in names}
+        source = click.get_current_context().get_parameter_source("nproc")
+        if how["layout"] is not None and source is ParameterSource.COMMANDLINE:
+            raise UsageError("either `--layout` or `--nproc`, not both: a layout says how many ranks there are")
+        return function(*arguments, how=how, **given)
+
+    others = len(getattr(gathered, "__click_params__", ()))
+    _all(
+        gathered,
         click.option(
             "--nproc",
             type=click.IntRange(min=FEWEST_RANKS, max=MOST_RANKS),
@@ -82,6 +98,8 @@ def rehearsal_options(function: Decorated) -> Decorated:
             "--allow-writes", is_flag=True, help="Let the script change files that were there before, for real."
         ),
     )
+    names = [parameter.name for parameter in vars(gathered)["__click_params__"][others:]]
+    return gathered
 
 
 def judging_options(function: Decorated) -> Decorated:

@@ -19,7 +19,7 @@ from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot
 from ddpdoctor.monitor.views.between_steps import meanwhile, overdue_ns
 from ddpdoctor.monitor.views.bucket_views import bucket_views
 from ddpdoctor.monitor.views.rank_view import rank_views
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import RunRecord, shared_fields
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         cause=look.cause,
         history=series.history(),
         notes=look.notes,
-        **{name: getattr(summary, name) for name in JobFigures.__struct_fields__},
+        **shared_fields(summary, JobFigures),
     )
 
 

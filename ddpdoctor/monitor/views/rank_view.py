@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary
+from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import CallView, RankView
-from ddpdoctor.record.model import Rank, RunRecord
+from ddpdoctor.record.model import Rank, RunRecord, shared_fields
 from ddpdoctor.record.streams.measured import CallTrack, Gauge, Phase, Pulse
 from ddpdoctor.record.streams.places import StackDump
 
@@ -77,7 +77,10 @@ def rank_views(
             stack=without_ours(stack.frames) if stack is not None else (),
             stack_taken_at_ns=stack.time_ns if stack is not None else None,
         )
-        views.append(view if figure is None else _with_figures(view, figure))
+        if figure is not None:
+            measured = {"measured_steps": figure.steps, "measured_at_ns": figure.measured_at_ns or None}
+            view = msgspec.structs.replace(view, **shared_fields(figure, RankView) | measured)
+        views.append(view)
     return tuple(views)
 
 
@@ -128,23 +131,6 @@ def _end_of(rank: Rank) -> str:
         except ValueError:
             return f"killed by signal {rank.signal}"
     return {"finished": "finished", "left-by-exit": "exited", "raised": "failed"}.get(rank.end, "ended, cause unknown")
-
-
-def _with_figures(view: RankView, figure: RankSummary) -> RankView:
-    return msgspec.structs.replace(
-        view,
-        step_times=figure.step_times,
-        phases=figure.phases,
-        waiting_ns=figure.waiting_ns,
-        late_ns=figure.late_ns,
-        late_phase=figure.late_phase,
-        overlap_ratio=figure.overlap_ratio,
-        bytes_per_step=figure.bytes_per_step,
-        collectives_per_step=figure.collectives_per_step,
-        measured_steps=figure.steps,
-        samples_per_s=figure.samples_per_s,
-        measured_at_ns=figure.measured_at_ns or None,
-    )
 
 
 def _call_views(record: RunRecord, track: CallTrack | None) -> tuple[CallView, ...]:

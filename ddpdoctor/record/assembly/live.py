@@ -6,13 +6,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
 from ddpdoctor.record.assembly.ranks import LastSign
-from ddpdoctor.record.model import CollectiveTrack
+from ddpdoctor.record.model import CollectiveTrack, shared_fields
 from ddpdoctor.record.ring_reader import RawPulse, RingTail
 from ddpdoctor.record.streams.measured import CallTrack, Phase, Pulse, StepTrack
 
@@ -209,22 +209,14 @@ class LiveRings:
         return found
 
     def _pulse(self, pid: int, rank: int, raw: RawPulse) -> Pulse:
-        return Pulse(
-            rank=rank,
-            beat_at_ns=raw.beat_at_ns,
-            phase=cast("Phase", _PHASES[raw.phase]) if 0 <= raw.phase < len(_PHASES) else "other",
-            phase_since_ns=raw.phase_since_ns,
-            step=raw.step,
-            collective=layout.CALL_KINDS[raw.kind] if 0 <= raw.kind < len(layout.CALL_KINDS) else "",
-            sequence=max(-1, raw.sequence),
-            enqueued=raw.enqueued,
-            completed=raw.completed,
-            site=self._number_of(pid, "site", raw.site),
-            main_cpu_ns=raw.main_cpu_ns,
-            unchanged_ms=raw.unchanged_ms,
-            forwards=raw.forwards,
-            backwards=raw.backwards,
-        )
+        in_words = {
+            "rank": rank,
+            "phase": _PHASES[raw.phase] if 0 <= raw.phase < len(_PHASES) else "other",
+            "collective": layout.CALL_KINDS[raw.kind] if 0 <= raw.kind < len(layout.CALL_KINDS) else "",
+            "sequence": max(-1, raw.sequence),
+            "site": self._number_of(pid, "site", raw.site),
+        }
+        return Pulse(**shared_fields(raw, Pulse) | in_words)
 
     def _open(self, pid: int, name: str, kind: layout.RingKind, tails: dict[int, RingTail]) -> None:
         if pid in tails or pid in self.refused:

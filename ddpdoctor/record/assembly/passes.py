@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Row
+from ddpdoctor.record.model import shared_fields
 from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
 
 
@@ -55,19 +56,8 @@ class PassRows:
 
     def on_ended(self, pid: int, event: events.PassEnded) -> None:
         """Take in that a pass is over."""
-        self.rows[pid, event.number] = msgspec.structs.replace(
-            self.rows[pid, event.number],
-            ended_ns=event.time_ns,
-            yielded=event.yielded,
-            end=event.end,
-            by_length=event.by_length,
-            backwards=event.backwards,
-            averaged=event.averaged,
-            looped=event.looped,
-            index_count=event.index_count,
-            index_digest=event.index_digest,
-            indices=self._indices(event.indices),
-        )
+        told = shared_fields(event, Pass) | {"ended_ns": event.time_ns, "indices": self._indices(event.indices)}
+        self.rows[pid, event.number] = msgspec.structs.replace(self.rows[pid, event.number], **told)
 
     def on_trained(self, pid: int, event: events.PassTrained) -> None:
         """Take in a backward that came after the end of its pass."""

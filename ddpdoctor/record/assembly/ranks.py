@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Event, Row, frames_of
-from ddpdoctor.record.model import Rank, RankEnd, RankException
+from ddpdoctor.record.model import Rank, RankEnd, RankException, shared_fields
 from ddpdoctor.record.streams.machine import Node
 
 
@@ -299,16 +299,7 @@ def _exit_code(entry: ProcessEntry) -> int | None:
 
 def exception_of(event: events.Raised) -> RankException:
     """An exception as a process told it."""
-    return RankException(
-        time_ns=event.time_ns,
-        type=event.type,
-        message=event.message,
-        frames=frames_of(event.frames),
-        traceback=event.traceback,
-        communication=event.communication,
-        attribute_owner=event.attribute_owner,
-        by_signal=event.by_signal,
-    )
+    return RankException(**{**shared_fields(event, RankException), "frames": frames_of(event.frames)})
 
 
 _OF_A_RANK = (events.Sample, events.PassEnded, events.PassTrained, events.PassProgress, events.StateLoaded)

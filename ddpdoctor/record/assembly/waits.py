@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from ddpdoctor.record import events
+from ddpdoctor.record.model import shared_fields
 from ddpdoctor.record.streams.waits import Wait
 
 
@@ -27,17 +28,8 @@ class WaitRows:
 
     def on_begun(self, pid: int, event: events.WaitBegun) -> None:
         """Take in that a wait has begun."""
-        self.rows[pid, event.number] = Wait(
-            rank=_rank(self._rank_of(pid)),
-            kind=event.kind,
-            ranks=event.ranks,
-            site=self._site_of(pid, event.site),
-            started_ns=event.time_ns,
-            direct=event.direct,
-            backend=event.backend,
-            meets_elsewhere=event.meets_elsewhere,
-            named_device=event.named_device,
-        )
+        place = {"rank": _rank(self._rank_of(pid)), "site": self._site_of(pid, event.site), "started_ns": event.time_ns}
+        self.rows[pid, event.number] = Wait(**shared_fields(event, Wait) | place)
 
     def on_led(self, pid: int, event: events.Led) -> None:
         """Take in that the newest wait of a process was led elsewhere."""
