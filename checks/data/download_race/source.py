@@ -74,6 +74,8 @@ def _directory(event: Event) -> str:
 
 
 def _fetches(event: Event) -> bool:
+    if event.name == "torch.hub.load":  # It unpacks the repository beside its place and then moves it there.
+        return constant(event.argument("source", -1) or NONE) != "local"
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
     asked = event.named.get("download", NONE)
