@@ -32,6 +32,8 @@ _MOVED = (
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DATA_PARALLEL = "torch.nn.DataParallel"
+ENGINE = "deepspeed.DeepSpeedEngine"
+"""What ``deepspeed.initialize`` returns first: its ``backward`` averages the gradients of all ranks."""
 DATA_LOADER = "torch.utils.data.DataLoader"
 DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
 SPAWNERS = frozenset(

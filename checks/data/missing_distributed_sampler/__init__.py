@@ -1,8 +1,9 @@
 """A DataLoader gives every rank the same samples.
 
 What it finds
-    A map-style DataLoader that feeds the training forward of a DDP model and whose sampler does not divide the data set
-    between the ranks. In a run the whole index lists of the ranks are compared, and the data behind equal indices.
+    A map-style DataLoader that feeds the training forward of a DDP model, or of one that DeepSpeed's engine trains, and
+    whose sampler does not divide the data set between the ranks. In a run the whole index lists of the ranks are
+    compared, and the data behind equal indices.
 
 Why it is bad
     Every rank trains on the whole data set: an epoch costs as many times the work as there are ranks, and the averaged
@@ -34,7 +35,7 @@ from ddpdoctor.checks.data.missing_distributed_sampler.fix import divide
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.queries.training_loops import by_engine, division, feedings
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ CHECK = Check(
     needs=frozenset({"loaders", "passes", "forwards"}),
     triggers=("DataLoader",),
 )
+_BY_DDP = ("a DDP model", "DistributedDataParallel")
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -57,15 +59,16 @@ def in_source(script: Script) -> Iterator[Finding]:
         if not feeding.certain or any(part != "whole" for part in parts):
             continue
         loader, backward = feeding.loader, feeding.backward
+        model, through = ("a model that DeepSpeed trains", "its engine") if by_engine(backward) else _BY_DDP
         yield CHECK.finding(
             "source",
-            "this DataLoader feeds the training of a DDP model, and no sampler divides its data set between the ranks",
+            f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",
             remedy="Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
             "sampler.set_epoch(epoch) before each epoch.",
             locations=(loader.module.location(loader.node),),
             evidence=(
                 Fact(
-                    text="its batches reach this backward through DistributedDataParallel",
+                    text=f"its batches reach this backward through {through}",
                     basis="source",
                     location=backward.module.location(backward.node),
                 ),

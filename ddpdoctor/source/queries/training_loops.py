@@ -66,7 +66,7 @@ def _feedings(projection: Projection) -> Iterator[Feeding]:
     seen: set[int] = set()
     wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):
-        by_ddp = through_ddp(projection, backward)
+        by_ddp = through_ddp(projection, backward) or by_engine(backward)
         if wrapped and not by_ddp:
             continue
         for loop, numbers, certain in _sources(backward):
@@ -142,6 +142,11 @@ def through_ddp(projection: Projection, backward: Event) -> bool:
     tags = tags_of(backward.receiver) if backward.receiver is not None else frozenset()
     wraps = {number for kind, number in tags if kind == "ddp"}
     return any(event.ordinal in wraps for event in projection.of_kind("wrap"))
+
+
+def by_engine(backward: Event) -> bool:
+    """Return whether DeepSpeed's engine runs a backward."""
+    return backward.receiver is not None and any(kind == "engine" for kind, _ in tags_of(backward.receiver))
 
 
 def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], bool]]:

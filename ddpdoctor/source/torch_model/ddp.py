@@ -26,7 +26,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_training import note_wrap
-from ddpdoctor.source.vocabulary import DDP
+from ddpdoctor.source.vocabulary import DDP, ENGINE
 
 
 def wrap(
@@ -101,6 +101,8 @@ def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Val
     """A call of ``backward``: it synchronises when what it starts from went through DDP."""
     tags = frozenset(tag for loss in (*losses, receiver) for tag in tags_of(loss))
     through_ddp = any(kind == "ddp" for kind, _ in tags)
+    if isinstance(receiver, ExternalObject) and receiver.name == ENGINE:
+        tags |= {("engine", receiver.number)}
     machine.emit(
         "backward",
         "backward through the DDP model",

@@ -59,7 +59,7 @@ from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, 
 from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
-from ddpdoctor.source.torch_model.external_objects import make_dict, make_partial, make_super
+from ddpdoctor.source.torch_model.external_objects import make_dict, make_engine, make_partial, make_super
 from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of, read_attribute
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.torch_model.tensors import tensor_method
@@ -468,6 +468,7 @@ _SPECIAL: dict[str, Handler] = {
     DDP: _ddp,
     "torch.save": _save,
     "torch.load": _load,
+    "deepspeed.initialize": make_engine,
     "torch.cuda.set_device": _set_device,
     "torch.cuda.device": _set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,

@@ -1,12 +1,24 @@
-"""Calls that build a value of others: ``partial``, ``super`` and ``dict``."""
+"""Calls that build a value of others: ``partial``, ``super``, ``dict`` and ``deepspeed.initialize``."""
 
 from __future__ import annotations
 
 import ast
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import OPAQUE, BoundMethod, DictValue, Partial, SequenceValue, Value, derived
+from ddpdoctor.source.interpreter.values import (
+    NONE,
+    OPAQUE,
+    BoundMethod,
+    DictValue,
+    ExternalObject,
+    Partial,
+    SequenceValue,
+    Value,
+    constant,
+    derived,
+)
 from ddpdoctor.source.torch_model.library_calls import Named
+from ddpdoctor.source.vocabulary import ENGINE
 
 
 def make_partial(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -31,6 +43,14 @@ def make_dict(machine: Machine, node: ast.AST, positional: list[Value], named: N
     first = positional[0] if positional else None
     entries = dict(first.entries) if isinstance(first, DictValue) else {}
     return DictValue(tuple((entries | named).items()))
+
+
+def make_engine(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """``deepspeed.initialize``: the engine, and an optimizer, a loader and a scheduler."""
+    rest = derived([*positional, *named.values()])
+    parallel = constant(named.get("mpu", NONE)) is not None  # Ranks that hold parts of one model share their data.
+    engine = rest if parallel or not complete else ExternalObject(machine.object_number(node), ENGINE)
+    return SequenceValue((engine, rest, rest, rest))
 
 
 def _values_of_pairs(positional: list[Value]) -> list[Value]:
