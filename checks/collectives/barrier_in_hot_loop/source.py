@@ -50,7 +50,9 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
 
 def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
     """What makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no reduction."""
-    if any(projection.of_kind("wrap")) or framework(projection.machine.script):
+    wrappers = ("DataParallel", "fully_shard")  # Of apex, and of FSDP.
+    other = any(event.name.endswith(wrappers) for event in projection.of_kind("object", "call"))
+    if other or any(projection.of_kind("wrap")) or framework(projection.machine.script):
         return "backward"
     loop = backward.loops[-1].node
     others = (

@@ -43,7 +43,7 @@ CHECK = Check(
     stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
-    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "hub.load"),
+    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "hub.load", "torchtext"),
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 

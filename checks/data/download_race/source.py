@@ -15,6 +15,8 @@ from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.vocabulary import speaks_of_ranks
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
+_ALWAYS_FETCH = "torchtext.datasets."
+"""Data sets without ``download=``; all of them keep their files in one directory unless they are given a root."""
 _FETCHERS = frozenset(
     {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
 )
@@ -59,7 +61,8 @@ def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownloa
     found: dict[tuple[str, str, str, str], list[SharedDownload]] = {}
     for download in downloads:
         event = download.event
-        key = (str(event.module.path), event.name, download.what, _directory(event) or str(event.ordinal))
+        where = "" if event.name.startswith(_ALWAYS_FETCH) else str(event.ordinal)
+        key = (str(event.module.path), event.name, download.what, _directory(event) or where)
         found.setdefault(key, []).append(download)
     return list(found.values())
 
@@ -69,7 +72,8 @@ def _directory(event: Event) -> str:
     call = event.node
     if not isinstance(call, ast.Call):
         return ""
-    roots = [entry.value for entry in call.keywords if entry.arg == "root"] or call.args[:1]
+    first = [] if event.name.startswith(_ALWAYS_FETCH) else call.args[:1]
+    roots = [entry.value for entry in call.keywords if entry.arg == "root"] or first
     return ast.unparse(roots[0]) if roots else ""
 
 
@@ -78,6 +82,8 @@ def _fetches(event: Event) -> bool:
         return constant(event.argument("source", -1) or NONE) != "local"
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
+    if event.name.startswith(_ALWAYS_FETCH):
+        return True
     asked = event.named.get("download", NONE)
     # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.
     looks = any(kind == "files" for kind, _ in tags_of(asked))
