@@ -76,7 +76,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=first.event.chain,
                 ),
             ),
-            severity=milder if first.is_certain else Severity.WARNING,
+            severity=milder if first.is_certain else milder or Severity.WARNING,
         )
     for saves in saves_by_guard(projection):
         written = tuple(save.event.module.location(save.event.node) for save in saves)

@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
+from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.syntax_index import last_name, made_from
 from ddpdoctor.source.vocabulary import SPAWNERS
 
@@ -63,13 +64,17 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
     for event in projection.of_kind("device"):
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
+    # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
+    from_launcher = any(reads_launcher_rank(module) for module in projection.machine.script.modules)
     for event in projection.of_kind("collective"):
         if event.name in _LISTS and "group" not in event.named and _fills_for_one_node(event):
             yield RankMixUp(event, _NODE_SIZE, "the world size", f"the length of the list that {event.name} fills")
         if event.name != "init_process_group":
             continue
         if _constants(event.named.get("rank")) == LOCAL_RANK:
-            yield RankMixUp(event, "the local rank", "the global rank", "the rank in the process group")
+            yield RankMixUp(
+                event, "the local rank", "the global rank", "the rank in the process group", is_certain=from_launcher
+            )
         elif ("local-world-size", 0) in tags_of(event.named.get("world_size", PerRank(()))):
             yield RankMixUp(event, _NODE_SIZE, "the world size", "the size of the process group")
 
