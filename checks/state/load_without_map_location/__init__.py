@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.state.load_without_map_location.fix import load_to_cpu
-from ddpdoctor.checks.state.shared.loads_source import unmapped_loads
+from ddpdoctor.checks.state.shared.loads_source import is_published, unmapped_loads
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.projection import whole_projection
@@ -60,6 +60,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "every rank loads this checkpoint onto the GPU that it was saved from",
             remedy=REMEDY,
             locations=(location,),
+            severity=Severity.ADVICE if is_published(load) else None,
             evidence=(
                 Fact(
                     text="the path is the same on every rank, and map_location is not given",

@@ -46,6 +46,13 @@ def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:
             yield from event.node.args
 
 
+def is_published(load: Event) -> bool:
+    """Return whether pretrained weights of a fixed name are loaded: those that people publish are mostly the CPU's."""
+    path = constant(load.argument("f", 0) or NONE)
+    told = (str(path), *load.conditions)
+    return isinstance(path, str) and any("pretrain" in text for text in told)
+
+
 def _saves_on_cpu(save: Event) -> bool:
     """Return whether what is saved was moved to the CPU before, in the call or where its variables are assigned."""
     body = save.module.body_around(save.node)

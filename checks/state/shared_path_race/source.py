@@ -13,7 +13,13 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Value, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, writes
-from ddpdoctor.source.queries.job_kind import is_distributed, joins_in_own_course, noted, on_every_rank
+from ddpdoctor.source.queries.job_kind import (
+    is_distributed,
+    is_of_one_process,
+    joins_in_own_course,
+    noted,
+    on_every_rank,
+)
 from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.queries.sync_points import function_around
 from ddpdoctor.source.script.module import Module
@@ -103,7 +109,7 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         path = _path(event)
         if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
             continue
-        shared = _judge(event)
+        shared = _judge(event) if not is_of_one_process(projection, event) else None
         if shared is not None and not _PER_PROCESS.search(shared.path):
             seen.add(event.node)
             yield shared

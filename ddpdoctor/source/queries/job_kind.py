@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Condition, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, tags_of
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_DEFAULT, SET_VARIABLE
-from ddpdoctor.source.vocabulary import speaks_of_ranks
+from ddpdoctor.source.vocabulary import SPAWNERS, speaks_of_ranks
 
 _FRAMEWORKS = frozenset(
     {
@@ -93,6 +93,47 @@ def joins_in_own_course(projection: Projection) -> bool:
         if event.kind == "wrap" or event.name == "init_process_group" or event.name in _JOINING
     )
     return any(not event.root for event in joining)
+
+
+def is_of_one_process(projection: Projection, event: Event) -> bool:
+    """Return whether an event is in the other arm of a test than all that joins ranks, or than all that starts them.
+
+    The test may stand at another place with the same words: ``if cfg.DIST: init_process_group()``, ``else: save()``.
+    """
+    joining = [*projection.of_kind("wrap"), *initialisations(projection)]
+    starting = [other for other in projection.events if other.kind == "call" and other.name in SPAWNERS]
+    for condition in event.undecided:
+        arm, text = _arm(event, condition), condition[0].excerpt(condition[1], 1_000)
+        for others in (joining, starting) if arm is not None else ():
+            arms = [_arms(other, text) for other in others]
+            if arms and all(found and arm not in found for found in arms):
+                return True
+    return False
+
+
+def _arms(event: Event, text: str) -> set[bool]:
+    """The arms of tests with certain words that an event is in, the words being all or one part of ``a and b``."""
+    arms: set[bool] = set()
+    for module, test in event.undecided:
+        arm = _arm(event, (module, test))
+        parts = test.values if arm and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+        if arm is not None and any(module.excerpt(part, 1_000) == text for part in parts):
+            arms.add(arm)
+    return arms
+
+
+def _arm(event: Event, condition: Condition) -> bool | None:
+    """Whether the lines that lead to an event are in the body of an ``if`` (or else in its other arm)."""
+    module, test = condition
+    around = module.parents.get(test)
+    if not isinstance(around, ast.If) or around.test is not test:
+        return None
+    lines = [frame.line for frame in event.chain if frame.file == str(module.path)]
+    for arm, body in ((True, around.body), (False, around.orelse)):
+        last = (body[-1].end_lineno or body[-1].lineno) if body else 0
+        if body and any(body[0].lineno <= line <= last for line in lines):
+            return arm
+    return None
 
 
 def may_spawn(script: Script) -> bool:

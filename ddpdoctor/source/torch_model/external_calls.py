@@ -58,6 +58,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
+from ddpdoctor.source.torch_model.configurations import MERGES, merge
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import make_dict, make_engine, make_partial, make_super
 from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of, read_attribute
@@ -219,6 +220,8 @@ def _known_method(
         return NONE
     if name == "no_sync":
         return NO_SYNC
+    if name in MERGES:
+        return merge(machine, receiver)
     if name in _ARGUMENT_PARSERS:
         namespace = ExternalObject(machine.object_number(node), "argparse.Namespace")
         return namespace if name == "parse_args" else SequenceValue((namespace, UNIFORM))
