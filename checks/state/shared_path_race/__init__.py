@@ -64,6 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every rank {shared.doing} {shared.path}{failing}",
             remedy=remedy,
             locations=(event.module.location(event.node),),
+            severity=Severity.ADVICE if shared.mild else None,
             evidence=(
                 Fact(
                     text="no rank test stands around this call or around its callers",

@@ -15,6 +15,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, writes
 from ddpdoctor.source.queries.job_kind import (
     is_distributed,
+    is_of_a_mode_that_ends,
     is_of_one_process,
     joins_in_own_course,
     noted,
@@ -92,6 +93,8 @@ class SharedPath(msgspec.Struct, frozen=True, eq=False):
     """Source of the path."""
     unguarded: bool
     """The call fails when another rank was faster."""
+    mild: bool = False
+    """It belongs to something that the script does instead of training, and that takes one process."""
 
 
 def shared_paths(projection: Projection) -> Iterator[SharedPath]:
@@ -112,7 +115,7 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         shared = _judge(event) if not is_of_one_process(projection, event) else None
         if shared is not None and not _PER_PROCESS.search(shared.path):
             seen.add(event.node)
-            yield shared
+            yield msgspec.structs.replace(shared, mild=is_of_a_mode_that_ends(projection, event))
 
 
 def rewritten_files(projection: Projection) -> Iterator[FileUse]:

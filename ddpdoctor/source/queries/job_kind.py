@@ -111,6 +111,24 @@ def is_of_one_process(projection: Projection, event: Event) -> bool:
     return False
 
 
+def is_of_a_mode_that_ends(projection: Projection, event: Event) -> bool:
+    """Return whether an event is in an arm that ends the function, and in which ranks do nothing together.
+
+    ``if args.submission: write_all(); return`` is for one process, though a launcher could start several.
+    """
+    for condition in event.undecided:
+        module, test = condition
+        around, arm = module.parents.get(test), _arm(event, condition)
+        if not isinstance(around, ast.If) or arm is None:
+            continue
+        body = around.body if arm else around.orelse
+        if isinstance(body[-1], ast.Return) and not any(
+            _arm(other, condition) is arm for other in projection.of_kind("wrap", "collective", "backward")
+        ):
+            return True
+    return False
+
+
 def _arms(event: Event, text: str) -> set[bool]:
     """The arms of tests with certain words that an event is in, the words being all or one part of ``a and b``."""
     arms: set[bool] = set()
