@@ -74,6 +74,7 @@ from ddpdoctor.source.vocabulary import (
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
     NOT_FALSE,
+    PRETRAINED,
     PROCESSES,
     RUNNERS,
     SPAWNERS,
@@ -260,7 +261,7 @@ def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None
 
 
 def _is_module(value: ExternalObject) -> bool:
-    return ".nn." in value.name or value.name.startswith(MODEL_LIBRARY)
+    return ".nn." in value.name or value.name.startswith(MODEL_LIBRARY) or PRETRAINED.match(value.name) is not None
 
 
 def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value:

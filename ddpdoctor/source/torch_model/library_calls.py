@@ -35,6 +35,7 @@ from ddpdoctor.source.vocabulary import (
     MODEL_LIBRARY,
     NOT_FALSE,
     OPTIMIZER,
+    PRETRAINED,
     RANK_VARYING_CALLS,
     SAME_ITEMS,
 )
@@ -44,6 +45,7 @@ _START = INIT_PROCESS_GROUP.rpartition(".")[2]
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
+_MAKERS = frozenset({"from_pretrained", "from_config"})
 _NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
 TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
@@ -72,6 +74,9 @@ def plain_handler_of(name: str) -> Handler:
         return _uncounted
     if name.startswith("torch.") and last[:1].islower():
         return _mixture
+    owner = name.removesuffix(f".{last}")
+    if last in _MAKERS and PRETRAINED.match(owner):
+        return partial(_object, owner)
     if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
         return partial(_object, name)
     return partial(_unread, name)
