@@ -1,9 +1,9 @@
 """Every rank downloads or extracts to the same path at once.
 
 What it finds
-    A dataset with `download=True`, a call that fetches a file, a repository of torch.hub, or an archive that is
-    extracted, reached by all ranks without one of them going first. In a run: data that several ranks fetch, or write
-    where it is missing and then read, with no collective between one rank's write and what the other does.
+    A dataset with `download=True`, a call that fetches a file, or an archive that is extracted, reached by all ranks
+    without one of them going first. In a run: data that several ranks fetch, or write where it is missing and then
+    read, with no collective between one rank's write and what the other does.
 
 Why it is bad
     The ranks write over each other: a rank reads a file that another is still writing, checksums fail now and then, an
@@ -43,7 +43,7 @@ CHECK = Check(
     stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
-    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "hub.load", "torchtext"),
+    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "torchtext"),
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 

@@ -78,8 +78,6 @@ def _directory(event: Event) -> str:
 
 
 def _fetches(event: Event) -> bool:
-    if event.name == "torch.hub.load":  # It unpacks the repository beside its place and then moves it there.
-        return constant(event.argument("source", -1) or NONE) != "local"
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
     if event.name.startswith(_ALWAYS_FETCH):
