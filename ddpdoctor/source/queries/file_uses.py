@@ -17,7 +17,6 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
     "numpy.save": ("file", 0),
     "numpy.savez": ("file", 0),
-    "numpy.savez_compressed": ("file", 0),
     "numpy.savetxt": ("fname", 0),
     "joblib.dump": ("filename", 1),
     "safetensors.torch.save_file": ("filename", 1),
