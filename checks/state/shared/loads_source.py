@@ -73,7 +73,11 @@ def _is_mapped_otherwise(event: Event) -> bool:
         if not isinstance(around, ast.If) or not isinstance(event.node, ast.Call) or not event.node.args:
             continue
         path = ast.unparse(event.node.args[0])
-        for call in (node for statement in (*around.body, *around.orelse) for node in descend(statement)):
+        arms = [node for statement in (*around.body, *around.orelse) for node in descend(statement)]
+        bound = {node.id for node in arms if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        if any(isinstance(node, ast.Name) and node.id in bound for node in descend(event.node.args[0])):
+            continue  # Each arm opens a file of its own under that name.
+        for call in arms:
             if isinstance(call, ast.Call) and call.args and call is not event.node:
                 mapped = any(entry.arg == "map_location" for entry in call.keywords)
                 if mapped and module.resolve(call.func) == "torch.load" and ast.unparse(call.args[0]) == path:
