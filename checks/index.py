@@ -169,11 +169,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP105": ("DistributedDataParallel",),
     "DDP107": ("random_split", "train_test_split", "Subset", "DistributedSampler", "shuffle", "perm"),
     "DDP108": ("DistributedSampler",),
-<<<<<<< HEAD
     "DDP109": ("download", "urlretrieve", "extractall", "unpack_archive", "torchtext"),
-=======
-    "DDP109": ("download", "urlretrieve", "extractall", "unpack_archive", "hub", "torchtext"),
->>>>>>> a756d05 (download-race: its words are single ones)
     "DDP201": ("DistributedDataParallel",),
     "DDP202": ("find_unused_parameters",),
     "DDP203": ("DataParallel", "Accelerator"),

@@ -43,11 +43,7 @@ CHECK = Check(
     stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
-<<<<<<< HEAD
     triggers=("download", "urlretrieve", "extractall", "unpack_archive", "torchtext"),
-=======
-    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "hub", "torchtext"),
->>>>>>> a756d05 (download-race: its words are single ones)
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 
