@@ -19,6 +19,7 @@ from . import (
     diffusion_models,
     image_datasets,
     language_models,
+    named_files,
     picture_datasets,
     remote_texts,
     tables,
@@ -48,6 +49,12 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("requests", remote_texts.serve_requests),
     ("fsspec", remote_texts.serve_fsspec),
     ("numpy", arrays.serve_numpy),
+    ("PIL.Image", named_files.serve_pillow),
+    ("cv2", named_files.serve_opencv),
+    ("scipy.io.wavfile", named_files.serve_scipy),
+    ("soundfile", named_files.serve_soundfile),
+    ("librosa.core.audio", named_files.serve_librosa),
+    ("torchaudio", named_files.serve_torchaudio),
 )
 """The module that would serve the real thing, and what looks after it."""
 OF_TORCH: tuple[Provider, ...] = (weights.serve_hub, weights.serve_modules)
