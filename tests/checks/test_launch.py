@@ -96,6 +96,16 @@ def test_an_address_of_the_scripts_own_and_a_port_in_use_are_named() -> None:
 NO_NCCL = {"backend": "nccl", "error": "RuntimeError: Distributed package doesn't have NCCL built in"}
 
 
+@pytest.mark.parametrize(("taken", "named"), [((0, 1), "as each of ranks 0 and 1"), ((1,), "as rank 1")])
+def test_ranks_that_join_under_the_numbers_of_others_are_one_finding(taken: tuple[int, ...], named: str) -> None:
+    job = JobBuilder(2)
+    for rank in taken:
+        job.waits.append(Wait(rank=rank, kind="init_process_group", site=job.site(INIT_LINE), rank_taken=rank))
+    (finding,) = said(hard_coded_rendezvous, job)
+    assert isinstance(finding, Finding) and finding.ranks == taken
+    assert finding.title == f"several ranks join the group {named}, whatever the launcher calls them"
+
+
 def test_nccl_without_a_gpu_is_an_error_only_where_the_script_uses_none() -> None:
     (finding,) = said(backend_mismatch, joined(JobBuilder(2), **NO_NCCL))
     assert isinstance(finding, Finding) and finding.severity is Severity.ERROR

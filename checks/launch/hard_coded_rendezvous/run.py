@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.failures.named import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
+from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.setup import Setting
 from ddpdoctor.record.streams.waits import Wait
@@ -72,15 +73,20 @@ def _same(one: str, other: str) -> bool:
 
 def _taken(record: RunRecord) -> Iterator[Misled]:
     """Numbers under which several ranks of a launcher join."""
+    places: dict[int, list[Wait]] = {}
     for wait in record.waits:
         if wait.rank_taken >= 0:
-            yield Misled(
-                sentence=f"several ranks join the group as rank {wait.rank_taken}, whatever the launcher calls them",
-                location=site_location(record.site(wait.site)),
-                ranks=_ranks([wait]),
-                followed="no other rank comes for the numbers that are left: init_process_group waits for its timeout",
-                remedy='Leave rank and world_size out, or take them from the environment: int(os.environ["RANK"]).',
-            )
+            places.setdefault(wait.site, []).append(wait)
+    for site, waits in places.items():
+        numbers = sorted({wait.rank_taken for wait in waits})
+        taken = f"each of {named_ranks(numbers)}" if len(numbers) > 1 else named_ranks(numbers)
+        yield Misled(
+            sentence=f"several ranks join the group as {taken}, whatever the launcher calls them",
+            location=site_location(record.site(site)),
+            ranks=_ranks(waits),
+            followed="no other rank comes for the numbers that are left: init_process_group waits for its timeout",
+            remedy='Leave rank and world_size out, or take them from the environment: int(os.environ["RANK"]).',
+        )
 
 
 def _too_many(record: RunRecord) -> Iterator[Misled]:
