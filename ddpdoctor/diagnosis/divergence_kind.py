@@ -30,6 +30,8 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
         if _raised(divergence):
             return _named(divergence, record) or _unnamed(divergence, record)
         if _killed(divergence):
+            if record.job.stop_reason == "memory":
+                return "lacking-machine"
             return "killed" if record.job.kind != "rehearsal" else "early-exit"
         return "desync" if any(drifts(record, blocked_in_backward(divergence, record))) else "early-exit"
     if divergence.form == "stuck":

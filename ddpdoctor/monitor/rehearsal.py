@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
+from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
@@ -42,6 +44,7 @@ from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.runs.created_files import Left, remove_created
 from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, temporary_run_directory
 from ddpdoctor.monitor.processes import output
+from ddpdoctor.monitor.processes.kernel_kills import kernel_kills
 from ddpdoctor.monitor.processes.output import probe_logs
 from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
@@ -106,6 +109,7 @@ class _Rehearsal:
             self._environment.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine, not of the one that is pretended
         if device == "cpu":
             self._environment |= HIDE_GPUS | on_cpu(self._environment)
+        self._kernel_kills = kernel_kills()
         self._refusal = ""
         """Why there is no overlay where one was wanted."""
         self._box: Box | None = None
@@ -147,7 +151,7 @@ class _Rehearsal:
             reason, text = self._watch(processes)
             self._ranks.note_the_gone()
             self._assembly.poll()
-            record = self._final_record(reason, text)
+            record = self._final_record(*self._or_out_of_memory(reason, text))
             if reason in ("proof", "time-limit"):
                 # The record is taken first: a signal for stacks can wake a rank that was stuck.
                 record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
@@ -279,6 +283,13 @@ class _Rehearsal:
         record = self._ranks.record(msgspec.structs.replace(self._job, stop_reason=reason, stop_text=text))
         expected = record.job.world_size if self._request.spawns_ranks else self._request.nproc
         return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, ranks_expected=expected))
+
+    def _or_out_of_memory(self, reason: StopReason, text: str) -> tuple[StopReason, str]:
+        """The same, but where the kernel ended ranks because they need more memory than this machine has."""
+        killed = [rank.rank for rank in self._record("", "").ranks if rank.signal == signal.SIGKILL]
+        if not killed or kernel_kills() <= self._kernel_kills:
+            return reason, text
+        return "memory", f"this machine ran out of memory, and its kernel ended {named_ranks(killed)}"
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
         """The record with what is only known, or only worth knowing, at the end."""
