@@ -330,12 +330,21 @@ def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytes
         ("nyu-mll/glue", "mrpc", {"sentence1", "sentence2", "label", "idx"}),
         ("imdb", "", {"text", "label"}),
         ("json", "", {"text", "messages", "prompt", "chosen", "rejected"}),
+        ("opus_books", "en-it", {"id", "translation"}),
         ("someone/their-own", "", set()),
+        ("someone/their-own", "plain-text", set()),
     ],
 )
 def test_tables_have_the_columns_of_the_known_ones(path: str, name: str, columns: set[str]) -> None:
     found = tables.columns_of(path, name)
     assert columns <= set(found or ()) and (found is None) == (not columns)
+
+
+def test_sentences_in_two_languages_are_told_by_their_configuration() -> None:
+    datasets = SimpleNamespace(Value=str)
+    (languages,) = (kind for key, kind in (tables.columns_of("wmt14", "de-en") or {}).items() if key == "translation")
+    assert tables._feature(datasets, languages) == {"de": "string", "en": "string"}
+    assert set(tables._cell(languages, random.Random(0), 0)) == {"de", "en"}
 
 
 def test_a_column_that_the_script_describes_is_filled_by_its_kind() -> None:

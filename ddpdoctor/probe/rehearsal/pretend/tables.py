@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -54,6 +55,8 @@ KNOWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("imagenet", {"image": "image", "label": 1000}),
 )
 """Part of the name of a data set, or of its configuration, and its columns: a number is that of its classes."""
+_LANGUAGES = re.compile(r"([a-z]{2})[-_]([a-z]{2})")
+"""The configuration of a data set of sentences in two languages (``de-en`` of wmt14 and opus_books)."""
 _OF_FILES = {
     **_ORDER,
     **_TALK,
@@ -90,6 +93,9 @@ def columns_of(path: str, name: str) -> Optional[dict[str, Any]]:
     """Return the columns of a data set by its name and configuration; None for one that is not known."""
     if path in _BUILDERS:
         return {"text": "text"} if path == "text" else _OF_FILES
+    languages = _LANGUAGES.fullmatch(name)
+    if languages is not None:
+        return {"id": "text", "translation": languages.groups()}
     words = f"{short_name(path)} {name}".lower().replace("-", "_")
     return next((columns for known, columns in KNOWN if known in words), None)
 
@@ -123,6 +129,8 @@ def _answer(columns: Mapping[str, Any], features: Any, options: Mapping[str, Any
 def _feature(datasets: Any, kind: Any) -> Any:
     if isinstance(kind, int):
         return datasets.ClassLabel(names=[f"class {number}" for number in range(kind)])
+    if isinstance(kind, tuple):
+        return {language: datasets.Value("string") for language in kind}
     if kind == "image":
         return datasets.Image()
     if kind == "talk":
@@ -133,6 +141,8 @@ def _feature(datasets: Any, kind: Any) -> Any:
 def _cell(kind: Any, draw: random.Random, row: int) -> Any:
     if isinstance(kind, int):
         return draw.randrange(kind)
+    if isinstance(kind, tuple):
+        return {language: sentence(draw) for language in kind}
     if kind == "image":
         return _image(draw)
     if kind == "talk":
