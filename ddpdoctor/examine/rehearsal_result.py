@@ -43,6 +43,10 @@ _HINTS = {
     "stand-in": "Rehearse on GPUs with `--device cuda`, or without this part; `--static` reads the source only.",
     "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
     "overlay": "Rehearse in a copy of the directory that is your own, or without the overlay: `--no-overlay`.",
+    "rendezvous": (
+        "Start every rank of the job with one command on this machine, as by arguments that name one node and two GPUs;"
+        " `--static` reads the source only."
+    ),
     "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
     "launch-failed": ARGUMENTS_HINT,
 }

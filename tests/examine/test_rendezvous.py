@@ -123,3 +123,21 @@ def test_what_slurm_leaves_to_the_script_is_set_over_no_launcher(tmp_path: Path)
     rehearsal = report["rehearsal"]
     assert (rehearsal["status"], rehearsal["ranks"], rehearsal["steps"]) == ("completed", 2, 3), rehearsal
     assert "DDP504" not in dict(shown(report))
+
+
+def test_a_command_for_one_of_several_nodes_that_starts_one_rank_is_told_in_seconds(tmp_path: Path) -> None:
+    meet = "dist.init_process_group('gloo', 'tcp://127.0.0.1:29511', rank=rank, world_size=2)"
+    code, report = examined(tmp_path, meet, "mp.spawn(train, nprocs=1)")
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"], shown(report)) == (3, "stopped", []), report["findings"]
+    assert rehearsal["reason"] == "the command starts 1 of the 2 ranks that its group waits for"
+    assert rehearsal["hint"].startswith("Start every rank of the job with one command")
+
+
+def test_a_script_that_spawns_its_second_rank_and_is_the_first_itself_has_both(tmp_path: Path) -> None:
+    meet = """if rank < 0:
+        mp.spawn(train, args=(2,), nprocs=1, join=False)
+    dist.init_process_group('gloo', 'tcp://127.0.0.1:29511', rank=1 if rank == 0 else 0, world_size=2)"""
+    _, report = examined(tmp_path, meet, "train()")
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["ranks"], rehearsal["steps"]) == (2, 3), rehearsal

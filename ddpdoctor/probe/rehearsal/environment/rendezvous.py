@@ -72,7 +72,9 @@ class Rendezvous:
 
             @functools.wraps(start)
             def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
-                os.environ[SPAWNED_VARIABLE] = str(nprocs)
+                waits = options.get("join", others[0] if others else True)
+                # Who starts one and goes on may be a rank itself.
+                os.environ[SPAWNED_VARIABLE] = str(nprocs) if waits or nprocs > 1 else ""
                 try:
                     return start(fn, args, nprocs, *others, **options)
                 finally:
@@ -121,7 +123,10 @@ class Rendezvous:
         own = rank if rank >= 0 else _told(url, "rank", "RANK")
         if self._launched and own is not None:
             self._refuse_a_second(own)
-        if not started or asked is None or own is None or asked <= started or started < 2:
+        if not started or asked is None or own is None or asked <= started:
+            return None
+        if started < 2:
+            self._ending.end("rendezvous", f"the command starts 1 of the {asked} ranks that its group waits for")
             return None
         self._journal.event("led", ranks=asked)
         return own % started, started
