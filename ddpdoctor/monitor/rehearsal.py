@@ -43,8 +43,8 @@ from ddpdoctor.launch.rehearsal_plan import (
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.runs.created_files import Left, remove_created
 from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, temporary_run_directory
+from ddpdoctor.monitor.kernel_kills import kernel_kills
 from ddpdoctor.monitor.processes import output
-from ddpdoctor.monitor.processes.kernel_kills import kernel_kills
 from ddpdoctor.monitor.processes.output import probe_logs
 from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
